@@ -85,7 +85,8 @@ $(READY): pyproject.toml
 .venv-demo/ready: pyproject.toml
 	$(DEMAND_PYTHON)
 	"$(PYTHON)" -m venv .venv-demo
-	.venv-demo/bin/python -m pip install -q --disable-pip-version-check -e . 'opencv-python-headless<5' pillow pyclipper
-	.venv-demo/bin/python -m pip install -q --disable-pip-version-check --no-deps magika scikit-image \
+	.venv-demo/bin/python -m pip install -q --disable-pip-version-check --no-compile -e . \
+		'opencv-python-headless<5' pillow pyclipper
+	.venv-demo/bin/python -m pip install -q --disable-pip-version-check --no-compile --no-deps magika scikit-image \
 		"rapidocr-onnxruntime==1.4.4; python_version < '3.13'" "rapidocr==3.10.0; python_version >= '3.13'"
 	touch $@

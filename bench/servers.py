@@ -93,6 +93,11 @@ class Server:
             self._process.wait()
         self._folder.cleanup()
 
+    @property
+    def pid(self) -> int:
+        """The process, of which others may be children."""
+        return self._process.pid
+
     def cpu_seconds(self) -> float:
         """CPU time spent so far, processes of Python models included."""
         total = 0.0

@@ -87,7 +87,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def _noting(call_exception_handler: Any, faults: list[BaseException]) -> Any:
     def note(loop: Any, context: dict[str, Any]) -> None:
         fault = context.get("exception") or RuntimeError("no exception")
-        fault.add_note(f"The loop's handler got: {context['message']}")
+        # The loop may be in a thread that an earlier test left behind.
+        fault.add_note(f"The loop's handler, in thread {threading.current_thread().name}, got: {context['message']}")
         faults.append(fault)
         call_exception_handler(loop, context)
         if threading.current_thread() is threading.main_thread() and loop.is_running():

@@ -41,9 +41,10 @@ INTERNAL = {
         "server.metrics",
     }
     | {"server.ragged.batch"},
+    "server.guard": {"core", "die_with_parent", "server.metrics.metric_families"},
     "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
-    | {"server.ensembles", "server.lifecycle.loader", "server.rate_limiter.overview"},
+    | {"server.ensembles", "server.lifecycle.loader", "server.rate_limiter.overview", "server.guard.record"},
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
     "server.ragged": {"core", "config", "server.scheduling", "server.backends.api"},
     "server.execution": {"core", "config", "server.scheduling", "server.metrics", "server.machine.cores"}
@@ -77,6 +78,9 @@ INTERNAL = {
     | {"server.shared_memory.registry", "server.page"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
+    "server.front_ends": {"core", "config", "wire", "die_with_parent", "server", "server.app", "server.endpoints"}
+    | {"server.directory", "server.machine", "server.shared_memory.registry", "server.tracing.requests"}
+    | {"server.backends.python.channel_end", "server.backends.python.tensors", "server.backends.python.worker"},
     # Before there is a server: it writes the repository that the server then reads.
     "server.files": {"core", "config", "server.backends"},
     "server.doctor": {"__version__", "install_hint", "core", "config", "server.options", "server.backends.registry"}

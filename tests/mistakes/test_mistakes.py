@@ -29,6 +29,7 @@ TENSORS = (
     'input { name: "INPUT0" data_type: TYPE_FP32 dims: 16 } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 16 }'
 )
 ROW = [0.5] * 16
+FORM = "application/x-www-form-urlencoded"
 
 BODY = (
     'a body for this model: {"inputs":[{"name":"INPUT0","shape":[1,16],"datatype":"FP32","data":['
@@ -93,7 +94,9 @@ REQUESTS = [
         "input 'INPUT0' of shape [1, 15] has 15 elements, got 16",
     ),
     Mistake(
-        "text for numbers", (f"{ADD_SUB}/infer", inputs(data=["a"] * 16)), "not every element is a valid FP32 value"
+        "text for numbers",
+        (f"{ADD_SUB}/infer", inputs(data=[*ROW[1:], "a"])),
+        "data' of input 'INPUT0': expected a number (FP32), got \"a\" at index 15",
     ),
     Mistake("no data", (f"{ADD_SUB}/infer", inputs(data=None)), "Input 'INPUT0' sets 0 of them."),
     Mistake(
@@ -124,6 +127,12 @@ REQUESTS = [
         (f"{ADD_SUB}/infer", b"--x\r\n\xff\xd8", "multipart/form-data; boundary=x"),
         "expected the inputs as JSON, got a body of type 'multipart/form-data' (hint: a body for this model",
     ),
+    Mistake("a form", (f"{ADD_SUB}/infer", b"INPUT0=1&INPUT1=2", FORM), f"got a body of type '{FORM}'"),
+    Mistake(
+        "JSON that is cut off, as curl -d sends it",
+        (f"{ADD_SUB}/infer", b' {"inputs": [', FORM),
+        "unexpected end of data: line 1 column 14",
+    ),
     Mistake(
         "a picture as the body", (f"{ADD_SUB}/infer", b"\x89PNG\r\n", "image/png"), "got a body of type 'image/png'"
     ),
@@ -141,6 +150,16 @@ REQUESTS = [
         "a version that is not there",
         (f"{ADD_SUB}/versions/3/infer", inputs()),
         "'add_sub' version 3 is not found (hint: versions that are ready: 1)",
+    ),
+    Mistake(
+        "a word for a version",
+        ("/v2/models/add_sub/versions/latest/infer", inputs()),
+        "model 'add_sub': expected a number for the version, got 'latest' (hint: versions that are ready: 1)",
+    ),
+    Mistake(
+        "the path of another server",
+        ("/v1/models/add_sub:predict", {"instances": [ROW]}),
+        "there is nothing at /v1/models/add_sub:predict (hint: POST /v2/models/add_sub/infer takes tensors",
     ),
     Mistake("GET for POST", (f"{ADD_SUB}/infer", None), "method GET is not allowed here (hint: allowed: POST)"),
     Mistake(

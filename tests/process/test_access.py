@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.models import write_model
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli.main import main
@@ -49,12 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def restricted(folder: Path) -> Iterator[ServeProcess]:
+@pytest.fixture(scope="module", params=SHAPES)
+def restricted(folder: Path, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
     options = [f"--http-header-forward-pattern={PATTERN}", f"--grpc-header-forward-pattern={PATTERN}"]
     for option in ("--http-restricted-api", "--grpc-restricted-protocol"):
         options += [f"{option}=model-repository,statistics:Admin={SECRET}", f"{option}=model-config:Config=value"]
-    with ServeProcess(folder, *options) as started:
+    with ServeProcess(folder, *options, *request.param) as started:
         yield started
 
 
@@ -69,9 +69,12 @@ def made_keys(keys: Path) -> dict[str, str]:
     return {"infer": "i" * 20, "read": "r" * 20, "admin": "a" * 20}
 
 
-@pytest.fixture(scope="module")
-def keyed(folder: Path, keys: Path, made_keys: dict[str, str]) -> Iterator[ServeProcess]:
-    with ServeProcess(folder, f"--api-keys={keys}", "--model-control-mode=explicit", "--load-model=*") as started:
+@pytest.fixture(scope="module", params=SHAPES)
+def keyed(
+    folder: Path, keys: Path, made_keys: dict[str, str], request: pytest.FixtureRequest
+) -> Iterator[ServeProcess]:
+    options = (f"--api-keys={keys}", "--model-control-mode=explicit", "--load-model=*")
+    with ServeProcess(folder, *options, *request.param) as started:
         yield started
 
 

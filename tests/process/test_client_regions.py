@@ -17,7 +17,7 @@ import tritonclient.utils.shared_memory as shm
 from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, write_model
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 IDENTITY = """
@@ -69,9 +69,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServeProcess]:
-    with ServeProcess(repository, "--allow-client-shm=true", "--client-shm-byte-size=1000000") as started:
+@pytest.fixture(scope="module", params=SHAPES)
+def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+    with ServeProcess(
+        repository, "--allow-client-shm=true", "--client-shm-byte-size=1000000", *request.param
+    ) as started:
         yield started
 
 

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.models import write_model
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess
 from tests.support.sequence_models import (
     COUNTDOWN,
     RUNNING_SUM,
@@ -91,9 +91,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServeProcess]:
-    with ServeProcess(repository, "--model-control-mode=explicit", "--load-model=*") as process:
+@pytest.fixture(scope="module", params=SHAPES)
+def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+    with ServeProcess(repository, "--model-control-mode=explicit", "--load-model=*", *request.param) as process:
         yield process
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
 from tests.support import models
 from tests.support.gate import Gate, gated
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess
 from tritonclient.utils import InferenceServerException
 
 IDENTITY = """
@@ -78,10 +79,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServeProcess]:
+@pytest.fixture(scope="module", params=SHAPES)
+def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
     with ServeProcess(
-        repository, "--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"
+        repository, "--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", *request.param
     ) as started:
         yield started
 
@@ -226,8 +227,15 @@ def test_statistics_and_metrics_count_what_was_answered(server: ServeProcess) ->
     assert f'nv_inference_count{{model="identity",version="1"}} {after["inference_count"]}' in page.decode()
 
 
-def test_models_are_loaded_and_unloaded_over_both_protocols(server: ServeProcess, repository: Path) -> None:
+@pytest.fixture
+def late(repository: Path) -> Iterator[None]:
     write_identity(repository, "late")
+    yield
+    shutil.rmtree(repository / "late")
+
+
+@pytest.mark.usefixtures("late")
+def test_models_are_loaded_and_unloaded_over_both_protocols(server: ServeProcess) -> None:
     sent = np.zeros((1, 16), np.float32)
     with httpclient.InferenceServerClient(server.http) as client, grpcclient.InferenceServerClient(server.grpc) as grpc:
         client.load_model("late")

@@ -84,6 +84,20 @@ def test_a_file_that_changes_is_loaded_again(tmp_path: Path) -> None:
         assert post(server.http, "who/generate", {})["output"] == "the second"
 
 
+def test_a_function_that_is_added_to_a_service_file_is_served_and_one_that_is_removed_is_not(tmp_path: Path) -> None:
+    service = tmp_path / "service.py"
+    start = "import charonia\n\n@charonia.model\ndef one() -> int:\n    return 1\n"
+    service.write_text(start)
+
+    with ServeProcess(service, "--reload") as server:
+        service.write_text(start + "\n@charonia.model\ndef two() -> int:\n    return 2\n")
+        assert server.logs("successfully loaded 'two'")
+        assert [post(server.http, f"{name}/generate", {})["output"] for name in ("one", "two")] == [1, 2]
+        service.write_text(start.replace("one", "three"))
+        assert server.logs("successfully unloaded 'one'")
+        assert server.logs("successfully loaded 'three'")
+
+
 def test_what_no_backend_serves_ends_the_command_with_lines_to_paste(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
 

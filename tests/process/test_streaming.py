@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.models import write_model
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess
 
 COUNT = """
 import pathlib
@@ -77,9 +77,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServeProcess]:
-    with ServeProcess(repository) as process:
+@pytest.fixture(scope="module", params=SHAPES)
+def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+    with ServeProcess(repository, *request.param) as process:
         yield process
 
 

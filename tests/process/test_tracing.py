@@ -17,7 +17,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tests.support.models import write_model
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess, Shape
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli import perf
@@ -105,9 +105,12 @@ HTTP = (["HTTP_RECV_START", "HTTP_RECV_END"], ["HTTP_SEND_START", "HTTP_SEND_END
 GRPC = (["GRPC_WAITREAD_START", "GRPC_WAITREAD_END"], ["GRPC_SEND_START", "GRPC_SEND_END"])
 
 
-def test_a_file_holds_the_traces_of_both_protocols_and_of_what_models_ask_for(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_file_holds_the_traces_of_both_protocols_and_of_what_models_ask_for(
+    repository: Path, tmp_path: Path, shape: Shape
+) -> None:
     flags = [f"--trace-config=triton,file={tmp_path / 't.json'}", "--trace-config=rate=1"]
-    flags += ["--trace-config=level=TIMESTAMPS", "--trace-config=level=TENSORS"]
+    flags += ["--trace-config=level=TIMESTAMPS", "--trace-config=level=TENSORS", *shape]
     with ServeProcess(repository, *flags) as server:
         with httpclient.InferenceServerClient(server.http) as http:
             infer(http, "both", httpclient, request_id="first")
@@ -152,8 +155,12 @@ def test_every_response_of_a_stream_is_noted(repository: Path, tmp_path: Path) -
         assert [trace["names"].count(name) for name in ("INFER_RESPONSE_COMPLETE", *back)] == [3, 3, 3]
 
 
-def test_settings_are_changed_over_both_protocols_and_files_follow(repository: Path, tmp_path: Path) -> None:
-    with ServeProcess(repository, f"--trace-config=triton,file={tmp_path / 't'}", "--trace-config=rate=7") as server:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_settings_are_changed_over_both_protocols_and_files_follow(
+    repository: Path, tmp_path: Path, shape: Shape
+) -> None:
+    flags = (f"--trace-config=triton,file={tmp_path / 't'}", "--trace-config=rate=7", *shape)
+    with ServeProcess(repository, *flags) as server:
         with (
             httpclient.InferenceServerClient(server.http) as http,
             grpcclient.InferenceServerClient(server.grpc) as grpc,

@@ -187,14 +187,14 @@ class FakeEngine:
             raise not_found(f"Request for unknown model: '{name}' version {version} is not found")
         return self.models[name]
 
-    def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+    async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
         """Return the entries of `statistics` asked for."""
         found = [s for s in self.statistics if name in ("", s.name) and version in ("", s.version)]
         if name and not found:
             raise invalid(f"requested model '{name}' is not available")
         return found
 
-    def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
+    async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
         """Return `index`, or its ready entries."""
         return [entry for entry in self.index if not ready_only or entry.state is ModelState.READY]
 

@@ -12,7 +12,13 @@ from typing import Self
 from urllib.request import urlopen
 
 import psutil
+import pytest
 from tests.support.fork_server import ForkedCommand
+
+SHAPES = [pytest.param((), id="one-process"), pytest.param(("--front-ends=2",), id="front-ends-apart")]
+"""Arguments by which the same server runs in one process, and with front ends in processes of their own."""
+
+Shape = tuple[str, ...]
 
 _STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at 127\.0\.0\.1:(\d+)")
 _START_SECONDS_MAX = 120.0

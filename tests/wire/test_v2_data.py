@@ -74,23 +74,23 @@ def test_arrays_of_different_lengths_are_read_in_order() -> None:
         (DataType.FP32, [2], [1.0], "Shape does not match true shape of 'data' field: input 'x' of shape [2] has 2"),
         (DataType.FP32, [1], [1.0, 2.0], "Shape does not match true shape of 'data' field"),
         (DataType.FP32, [2], [[1.0], 2.0], "arrays and single elements are mixed"),
-        (DataType.FP32, [2], [1.0, [2.0]], "not every element is a valid FP32 value"),
-        (DataType.FP32, [1], ["1.0"], "not every element is a valid FP32 value"),
-        (DataType.FP32, [1], [True], "not every element is a valid FP32 value"),
-        (DataType.FP32, [1], [None], "not every element is a valid FP32 value"),
-        (DataType.FP64, [1], [10**400], "not every element is a valid FP64 value"),
-        (DataType.FP32, [1], {"a": 1}, "not every element is a valid FP32 value"),
-        (DataType.INT32, [1], [1.5], "not every element is a valid INT32 value"),
-        (DataType.INT32, [1], [True], "not every element is a valid INT32 value"),
-        (DataType.INT8, [1], [128], "not every element is a valid INT8 value"),
-        (DataType.UINT64, [1], [-1], "not every element is a valid UINT64 value"),
-        (DataType.UINT64, [1], [2**64], "not every element is a valid UINT64 value"),
-        (DataType.BOOL, [1], [1], "not every element is a valid BOOL value"),
-        (DataType.BYTES, [1], [1], "not every element is a valid BYTES value"),
-        (DataType.BYTES, [1], ["\ud800"], "not every element is a valid BYTES value"),
+        (DataType.FP32, [2], [1.0, [2.0]], "expected a number (FP32), got an array at index 1"),
+        (DataType.FP32, [1], ["1.0"], "Unable to parse 'data' of input 'x': expected a number (FP32), got \"1.0\""),
+        (DataType.FP32, [1], [True], "expected a number (FP32), got true"),
+        (DataType.FP32, [1], [None], "expected a number (FP32), got null"),
+        (DataType.FP64, [1], [10**400], f"expected a number (FP64), got 1{39 * '0'}…"),
+        (DataType.FP32, [1], {"a": 1}, "expected a number (FP32), got an object"),
+        (DataType.INT32, [1], [1.5], "expected an integer from -2147483648 to 2147483647 (INT32), got 1.5"),
+        (DataType.INT32, [1], [True], "(INT32), got true"),
+        (DataType.INT8, [1], [128], "expected an integer from -128 to 127 (INT8), got 128"),
+        (DataType.UINT64, [1], [-1], "expected an integer from 0 to 18446744073709551615 (UINT64), got -1"),
+        (DataType.UINT64, [1], [2**64], "(UINT64), got 18446744073709551616"),
+        (DataType.BOOL, [1], [1], "expected true or false (BOOL), got 1"),
+        (DataType.BYTES, [1], [1], "expected a string (BYTES), got 1"),
+        (DataType.BYTES, [1], ["\ud800"], 'expected a string (BYTES), got "\\ud800"'),
         (DataType.INT8, [MIB + 1], [1], "larger than the maximum of 1048576 bytes"),
         (DataType.BYTES, [MIB // 4 + 1], ["a"], "larger than the maximum of 1048576 bytes"),
-        (DataType.INT8, [1] * 100, [1], "not every element is a valid INT8 value"),
+        (DataType.INT8, [1] * 100, [1], "has too many or too large dimensions"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(datatype: DataType, shape: list[int], value: object, fragment: str) -> None:
@@ -101,12 +101,29 @@ def test_data_that_does_not_fit_is_refused(datatype: DataType, shape: list[int],
     assert fragment in caught.value.message
 
 
+@given(st.lists(st.integers(0, 255), max_size=40), st.integers(256, 300), st.lists(st.integers(0, 300)))
+def test_the_first_wrong_element_is_named(before: list[int], wrong: int, after: list[int]) -> None:
+    data = [*before, wrong, *after, 0]
+
+    with pytest.raises(ServingError) as caught:
+        decode_data("x", DataType.UINT8, [len(data)], data, MIB)
+
+    assert caught.value.message.endswith(f"got {wrong} at index {len(before)}")
+
+
+def test_a_long_string_is_cut_in_the_message() -> None:
+    with pytest.raises(ServingError) as caught:
+        decode_data("x", DataType.FP32, [1], ["a" * MIB], MIB)
+
+    assert caught.value.message.endswith(f'got "{"a" * 39}…')
+
+
 def test_arrays_nested_beyond_the_limit_are_refused() -> None:
     value: object = 1
     for _ in range(NESTING_MAX + 2):
         value = [value]
 
-    with pytest.raises(ServingError, match="not every element"):
+    with pytest.raises(ServingError, match="got an array"):
         decode_data("x", DataType.INT8, [1], value, MIB)
 
 

@@ -83,10 +83,13 @@ class ServerLogControl:
 
     def __init__(self, handler: logging.Handler, options: LogOptions) -> None:
         self._handler = handler
-        self.change(options)
+        self._apply(options)
 
-    def change(self, options: LogOptions) -> None:
+    async def change(self, options: LogOptions) -> None:
         """Change the settings, except for the file."""
+        self._apply(options)
+
+    def _apply(self, options: LogOptions) -> None:
         self.options = options
         self._handler.setFormatter(LineFormatter(options.format, escape=options.escape))
         self._handler.filters = [SeverityFilter(options)]

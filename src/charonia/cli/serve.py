@@ -6,6 +6,7 @@ unless it comes within a second: supervisors, and GNU `timeout`, signal the chil
 """
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -28,6 +29,8 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.server.files.given import Given, Unserveable, sort
+from charonia.server.guard import notify
+from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
 from charonia.server.machine.memory import give_back_idle_memory, keep_freed_memory
@@ -43,6 +46,9 @@ SAME_SIGNAL_S = 1.0
 
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 """Environment variable: 0 writes log messages as they are, without quoting."""
+
+SILENT = Notifier()
+"""The service manager of a server that has none."""
 
 _HEADINGS = ("Model", "Version", "Status")
 _GAP = "  "
@@ -114,6 +120,9 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     for note in notes:
         _log.warning("%s", note)
+    notifier = Notifier.taken_from(os.environ)
+    if notifier.limit_s:
+        faulthandler.enable()  # a service manager that misses heartbeats sends SIGABRT: the log then shows what hangs
     _allow_open_files()
     keep_freed_memory(os.environ)
     try:
@@ -126,10 +135,13 @@ def run(arguments: Sequence[str]) -> int:
             return 1
     # Imported late, so that invalid arguments are reported before backends and front ends are imported.
     from charonia.server.app import InferenceServer, new_event_loop
+    from charonia.server.front_ends.processes import ServerProcesses
 
     with TemporaryDirectory(prefix="charonia-") as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
-        make_server = partial(InferenceServer, log=log)
-        status, is_clean = runner.run(serve_given(options, given, Path(folder), make_server))
+        make_server: Callable[[ServerOptions], RunningServer] = partial(InferenceServer, log=log)
+        if options.front_ends:
+            make_server = ServerProcesses
+        status, is_clean = runner.run(serve_given(options, given, Path(folder), make_server, notifier))
         if not is_clean:
             # Threads that still compute would delay the exit.
             shutil.rmtree(folder, ignore_errors=True)
@@ -156,7 +168,11 @@ def sort_given(options: ServerOptions) -> Given:
 
 
 async def serve_given(
-    options: ServerOptions, given: Given, folder: Path, make_server: Callable[[ServerOptions], RunningServer]
+    options: ServerOptions,
+    given: Given,
+    folder: Path,
+    make_server: Callable[[ServerOptions], RunningServer],
+    notifier: Notifier = SILENT,
 ) -> tuple[int, bool]:
     """Run a server as `serve` does, with files and folders of models in a repository that is made for them.
 
@@ -165,26 +181,34 @@ async def serve_given(
         given: What to serve.
         folder: Empty folder for the repository.
         make_server: Makes the server.
+        notifier: The service manager.
     """
     if not given.needs_repository:
-        return await serve(options, make_server)
+        return await serve(options, make_server, notifier=notifier)
     # Imported late: it needs the backends.
     from charonia.server.backends.api import BackendSettings
     from charonia.server.backends.python.describe import describe
-    from charonia.server.files.repository import make_repository
+    from charonia.server.files.repository import FileRepository
 
     values = {**options.backends.get("", {}), **options.backends.get("python", {})}
+    repository = FileRepository(
+        given, options.models.files, folder, partial(describe, settings=BackendSettings(values))
+    )
     try:
-        names = await make_repository(
-            given, options.models.files, folder, partial(describe, settings=BackendSettings(values))
-        )
+        names = await repository.make()
     except ServingError as error:
         _log.error(
             "the server cannot start%s", f" ({error.hint})" if error.hint else "", extra={logs.BLOCK: error.message}
         )
         return 1, True
     models = replace(options.models, repositories=(*given.repositories, str(folder)))
-    return await serve(replace(options, models=models), make_server, show=names)
+    interval_s = models.poll_interval_secs
+    following = asyncio.create_task(repository.follow(interval_s)) if interval_s and repository.has_services else None
+    try:
+        return await serve(replace(options, models=models), make_server, show=names, notifier=notifier)
+    finally:
+        if following is not None:
+            following.cancel()
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, tuple[str, ...]]:
@@ -213,7 +237,11 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
 
 
 async def serve(
-    options: ServerOptions, make_server: Callable[[ServerOptions], RunningServer], *, show: Sequence[str] = ()
+    options: ServerOptions,
+    make_server: Callable[[ServerOptions], RunningServer],
+    *,
+    show: Sequence[str] = (),
+    notifier: Notifier = SILENT,
 ) -> tuple[int, bool]:
     """Run a server until it fails to start or a signal arrives.
 
@@ -221,6 +249,7 @@ async def serve(
         options: All options.
         make_server: Makes the server.
         show: Models to print on standard output when they are ready, with requests.
+        notifier: The service manager.
 
     Returns:
         The exit status, and whether the shutdown was clean.
@@ -231,6 +260,8 @@ async def serve(
     except ServingError as refused:
         _log.error("%s", refused)
         return 1, True
+    pings = asyncio.create_task(notifier.ping())
+    notifier.send(notify.status("loading models"))
     starting = asyncio.ensure_future(server.start())
     waiting = asyncio.ensure_future(stopped.wait())
     await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -250,11 +281,14 @@ async def serve(
         _announce(options, server)
         if show:
             print(shown_models(options, server, show), flush=True)
+        notifier.send(notify.READY, notify.status(summary(server.models())))
         giving_back = asyncio.create_task(give_back_idle_memory())
         await waiting
         giving_back.cancel()
     waiting.cancel()
+    notifier.send(notify.STOPPING, notify.status("stopping: requests in flight are finished"))
     finished = await server.shutdown()
+    pings.cancel()
     # Last, so that the messages of unloaded models do not hide it.
     if status:
         _log_failure(starting.exception())

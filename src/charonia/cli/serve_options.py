@@ -36,6 +36,7 @@ from charonia.server.machine.cores import read_policies
 from charonia.server.options import (
     BUSY_POLL_US_MAX,
     CPU_CORES_MAX,
+    FRONT_ENDS_MAX,
     GRPC_INPUT_BYTES_MAX,
     PORT_MAX,
     CompressionLevel,
@@ -175,7 +176,7 @@ MODELS = (
     ),
     Option(
         *("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N"),
-        "Cores that models may use, 0 for all that this process may use",
+        "Cores that models may use, 0 for all that this process may use, less those of front ends",
     ),
     Option(
         *("--host-policy", "host_policies", assignment, "NAME,KEY=VALUE"),
@@ -195,6 +196,10 @@ SERVER = (
     ),
     Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "Exit if a model fails to load at start"),
     Option("--strict-readiness", "strict_readiness", boolean, _BOOL, "Report ready only if all models are ready"),
+    Option(
+        *("--front-ends", "front_ends", integer(0, FRONT_ENDS_MAX), "N"),
+        "Processes that take requests, 0 for the process that runs the models",
+    ),
     Option("--api-keys", "api_keys", filled, "PATH", "File of API keys and their scopes; reloaded when it changes"),
     Option(
         "--allow-client-shm", "client_shm", boolean, _BOOL, "Allow clients to register shared memory of this machine"

@@ -22,3 +22,13 @@ class Ticket(Protocol):
         Safe at any time, even after the last outcome.
         """
         ...
+
+
+class _Answered:
+    """The ticket of a request that had its last outcome before it could be cancelled."""
+
+    def cancel(self) -> None:
+        """Do nothing: the request has its answer."""
+
+
+ANSWERED = _Answered()

@@ -2,26 +2,26 @@
 
 import asyncio
 import logging
-import ssl
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 from charonia import __version__
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
-from charonia.server.access.key_file import KeyFile
-from charonia.server.access.options import forwarded_headers, grpc_gate, http_gate
-from charonia.server.access_log import AccessLog, LogStream
 from charonia.server.backends.registry import installed_backends
+from charonia.server.endpoints import Endpoints
 from charonia.server.engine import ModelEngine
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.explain.explainer import Explainer
-from charonia.server.facade import LogControl, Services
-from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
-from charonia.server.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
+from charonia.server.explain.explanation import explanation_json
+from charonia.server.facade import Document, LogControl, Services
+from charonia.server.grpc.frontend import GrpcFrontend
+from charonia.server.guard.record import families as process_families
+from charonia.server.guard.record_file import read_record
+from charonia.server.http.frontend import HttpFrontend, MetricsFrontend
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
@@ -29,7 +29,6 @@ from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
 from charonia.server.listening import GRACE_S, check_address
-from charonia.server.log_file import LogFile
 from charonia.server.machine.cores import policy_cores, usable_cores
 from charonia.server.machine.gauges import MachineSampler
 from charonia.server.machine.gpus import GpuSampler, Nvml, visible_gpus
@@ -37,15 +36,15 @@ from charonia.server.machine.memory import BUDGET_SHARE, usable_memory
 from charonia.server.metrics.devices import PinnedMemory, gpu_families, memory_families, pinned_families
 from charonia.server.metrics.metric_families import Family
 from charonia.server.metrics.prometheus import PageView, render
-from charonia.server.options import ControlMode, EndpointTls, MetricsOptions, ModelOptions, ServerOptions
+from charonia.server.options import ControlMode, MetricsOptions, ModelOptions, ServerOptions
 from charonia.server.rate_limiter.limiter import RateLimits
-from charonia.server.rate_limiter.overview import families
+from charonia.server.rate_limiter.overview import families, view_json
 from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.response_cache.redis import RedisCache
+from charonia.server.sequences.overview import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.service import TracingService
-from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
 _log = logging.getLogger(__name__)
 
@@ -82,22 +81,48 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+class FrontEnds(Protocol):
+    """What takes the requests of clients: in this process, or in others."""
+
+    async def check(self) -> None:
+        """Check, before models are loaded, that `start` will find what it needs. Raises ServingError."""
+        ...
+
+    async def start(self, engine: ModelEngine, services: Services) -> None:
+        """Take requests. Raises ServingError."""
+        ...
+
+    def stop_accepting(self) -> None:
+        """Accept no more connections, and no more requests on open ones."""
+        ...
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for clients to receive their responses, up to a limit; return whether all did."""
+        ...
+
+    async def close(self) -> None:
+        """Close everything at once."""
+        ...
+
+
 class InferenceServer:
     """A server and its parts.
 
     Attributes:
         engine: The engine that the front ends call.
-        http: The HTTP front end, where it is on and started.
-        grpc: The gRPC front end, where it is on and started.
+        front_ends: The front ends.
         metrics: The metrics page, where it is on and started.
     """
 
-    def __init__(self, options: ServerOptions, *, log: LogControl | None = None) -> None:
+    def __init__(
+        self, options: ServerOptions, *, log: LogControl | None = None, front_ends: FrontEnds | None = None
+    ) -> None:
         """Create the parts; nothing is loaded or opened yet. To be called on the event loop.
 
         Args:
             options: All options.
             log: The log, whose settings clients may change; None where it belongs to the embedding program.
+            front_ends: What takes requests; None for endpoints of this process.
         """
         self._options = options
         self._log = log
@@ -144,15 +169,13 @@ class InferenceServer:
         self._demand = self._on_demand(models) if models.control_mode is ControlMode.AUTO else None
         self._backends.models = self.engine
         self._backends.host_cores = policy_cores(options.host_policies)
-        self.http: HttpFrontend | None = None
-        self.grpc: GrpcFrontend | None = None
+        self.front_ends: FrontEnds = front_ends if front_ends is not None else Endpoints(options)
         self.metrics: MetricsFrontend | None = None
         self._gpus: GpuSampler | None = None
-        self._files = ExitStack()
         self._poller: asyncio.Task[None] | None = None
-        self._keys = KeyFile(options.api_keys) if options.api_keys else None
-        self._key_watcher: asyncio.Task[None] | None = None
-        self._explainer = Explainer(self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores)
+        self._explainer = Explainer(
+            self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores, read_record
+        )
         self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -164,7 +187,9 @@ class InferenceServer:
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         options = self._options
-        await self._check_addresses()
+        await self.front_ends.check()
+        if options.metrics.enabled and options.metrics.port:
+            await check_address(options.metrics_address, options.metrics.port)
         self._tracing = TracingService(options.trace)
         if isinstance(self._cache, RedisCache):
             await self._cache.connect()
@@ -180,9 +205,7 @@ class InferenceServer:
                 "not every model could be loaded:\n" + "\n".join(failures),
                 hint="exit_on_error off (--exit-on-error=false) serves the rest",
             )
-        await self._open()
-        if self._keys is not None:
-            self._key_watcher = asyncio.create_task(self._keys.watch(self._keys_changed))
+        await self._open(self._tracing)
         self._marking = asyncio.create_task(self._explainer.run())
         self.engine.started()
         if options.models.poll_interval_secs:
@@ -200,30 +223,35 @@ class InferenceServer:
             self._demand.close()
         if self._poller is not None:
             self._poller.cancel()
-        if self._key_watcher is not None:
-            self._key_watcher.cancel()
         if self._marking is not None:
             self._marking.cancel()
-        front_ends = [f for f in (self.http, self.grpc) if f is not None]
-        for front_end in front_ends:
-            front_end.stop_accepting()
+        self.front_ends.stop_accepting()
         finished = await self._drain(self._options.exit_timeout_secs)
         # The last answers have to be written, too, even after the exit timeout.
         left_s = max(end_s - time.monotonic(), GRACE_S)
-        taken = await asyncio.gather(*(front_end.drain(left_s) for front_end in front_ends))
-        for endpoint in (*front_ends, self.metrics):
-            if endpoint is not None:
-                await endpoint.close()
+        taken = await self.front_ends.drain(left_s)
+        await self.front_ends.close()
+        if self.metrics is not None:
+            await self.metrics.close()
         if self._tracing is not None:
             await self._tracing.aclose()
         if finished:
             await self._backends.aclose()
-        self._files.close()
-        return finished and all(taken)
+        return finished and taken
+
+    @property
+    def http(self) -> HttpFrontend | None:
+        """The HTTP front end of this process, where it is on and started."""
+        return self.front_ends.http if isinstance(self.front_ends, Endpoints) else None
+
+    @property
+    def grpc(self) -> GrpcFrontend | None:
+        """The gRPC front end of this process, where it is on and started."""
+        return self.front_ends.grpc if isinstance(self.front_ends, Endpoints) else None
 
     def models(self) -> list[ModelIndexEntry]:
         """Return every model with the state of its versions, for the table at start."""
-        return self.engine.repository_index() if self.engine.is_live() else []
+        return self.engine.index() if self.engine.is_live() else []
 
     def model_config(self, name: str) -> ModelConfig:
         """Return the complete configuration of a model.
@@ -232,12 +260,6 @@ class InferenceServer:
             ServingError: It is not ready.
         """
         return self.engine.model_config(name)
-
-    def _keys_changed(self) -> None:
-        """End the open streams of keys that are gone."""
-        for front_end in (self.http, self.grpc):
-            if front_end is not None:
-                front_end.recheck()
 
     async def _drain(self, timeout_s: float) -> bool:
         busy = self._lifecycle.table.in_flight()
@@ -253,52 +275,9 @@ class InferenceServer:
             return False
         return True
 
-    async def _check_addresses(self) -> None:
+    async def _open(self, tracing: TracingService) -> None:
         options = self._options
-        for is_on, address, port, reuse_port in (
-            (options.grpc.enabled, options.grpc.address, options.grpc.port, options.grpc.reuse_port),
-            (options.http.enabled, options.http.address, options.http.port, options.http.reuse_port),
-            (options.metrics.enabled, options.metrics_address, options.metrics.port, False),
-        ):
-            if is_on and port:
-                await check_address(address, port, reuse_port=reuse_port)
-
-    async def _open(self) -> None:
-        options = self._options
-        access_log = self._access_log(options.log)
-        keys = self._keys.ring if self._keys is not None else None
-        services = Services(
-            tracing=self._tracing,
-            log=self._log,
-            http_gate=http_gate(options.http.access, keys),
-            grpc_gate=grpc_gate(options.grpc.access, keys),
-            http_headers=forwarded_headers(options.http.access),
-            grpc_headers=forwarded_headers(options.grpc.access),
-            regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
-            rate_limits=self._limits.view if self._limits is not None else None,
-            demand=self._demand.demand if self._demand is not None else None,
-            page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
-            sequences=self.engine.sequences,
-            explain=self._explainer.explain,
-            cors_origins=options.http.cors_origins,
-        )
-        if options.grpc.enabled:
-            self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)
-            await self.grpc.start(
-                options.grpc.address,
-                options.grpc.port,
-                ssl=tls_context(options.grpc.tls, "grpc", alpn="h2"),
-                reuse_port=options.grpc.reuse_port,
-            )
-        if options.http.enabled:
-            limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
-            self.http = HttpFrontend(self.engine, limits, access_log=access_log, services=services)
-            await self.http.start(
-                options.http.address,
-                options.http.port,
-                ssl=tls_context(options.http.tls, "http", alpn="http/1.1"),
-                reuse_port=options.http.reuse_port,
-            )
+        await self.front_ends.start(self.engine, self._services(tracing))
         if options.metrics.enabled:
             machine = MachineSampler(options.metrics.interval_ms) if options.metrics.cpu else None
             if options.metrics.gpu and (nvml := await asyncio.to_thread(Nvml.find)) is not None:
@@ -314,11 +293,34 @@ class InferenceServer:
             )
             await self.metrics.start(options.metrics_address, options.metrics.port)
 
+    def _services(self, tracing: TracingService) -> Services:
+        options, limits, demand = self._options, self._limits, self._demand
+
+        async def rate_limits() -> Document:
+            return view_json(limits.view()) if limits is not None else {}
+
+        async def sequences(name: str, version: str) -> Document:
+            return sequences_json(self.engine.sequences(name, version))
+
+        async def explain(name: str, version: str) -> Document:
+            return explanation_json(self._explainer.explain(name, version))
+
+        return Services(
+            tracing=tracing,
+            log=self._log,
+            regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
+            rate_limits=rate_limits if limits is not None else None,
+            demand=demand.demand if demand is not None else None,
+            sequences=sequences,
+            explain=explain,
+        )
+
     def _families(self) -> list[Family]:
         """Return the metrics of resources that models share."""
         shared = families(self._limits.view()) if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
         shared += self._device_families()
+        shared += process_families(read_record(), time.monotonic_ns())
         return shared + (self._demand.families() if self._demand is not None else [])
 
     def _device_families(self) -> list[Family]:
@@ -333,18 +335,6 @@ class InferenceServer:
         options = DemandOptions(budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs)
         self.engine.demand = OnDemandLoader(self._lifecycle, options, self.engine.infer_loaded)
         return self.engine.demand
-
-    def _access_log(self, log: LogOptions) -> AccessLog | None:
-        if log.access is AccessLogFormat.NONE:
-            return None
-        stream: LogStream = sys.stderr
-        if log.access_file:
-            try:
-                stream = file = LogFile(log.access_file)
-            except OSError as error:
-                raise invalid(f"--access-log-file: cannot write '{log.access_file}': {error.strerror}") from error
-            self._files.callback(file.close)
-        return AccessLog(stream, as_json=log.access is AccessLogFormat.JSON)
 
     async def _poll(self, interval_s: float) -> None:
         is_pending = False
@@ -378,24 +368,3 @@ def _page_view(metrics: MetricsOptions) -> PageView:
         metrics.summary_quantiles if metrics.summary_latencies else (),
         time.monotonic_ns(),
     )
-
-
-def tls_context(tls: EndpointTls, prefix: str, *, alpn: str) -> ssl.SSLContext | None:
-    """Return the TLS context of an endpoint, None for plain text.
-
-    Raises:
-        ServingError: INVALID_ARG when a certificate or key cannot be used.
-    """
-    if not tls.active:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(tls.certificate, tls.key)
-        if tls.root:
-            context.load_verify_locations(tls.root)
-    except (OSError, ssl.SSLError) as error:
-        raise invalid(f"--{prefix}-server-cert, --{prefix}-server-key, --{prefix}-root-cert: {error}") from error
-    if tls.mutual:
-        context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols([alpn])
-    return context

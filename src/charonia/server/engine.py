@@ -1,35 +1,31 @@
 """The implementation of `Engine` that front ends call, over the life cycle and its runners."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
-from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, invalid, not_found, unavailable
-from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
+from charonia.core.calls import ANSWERED, Reply, Ticket
+from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata
 from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
 from charonia.core.statistics import ModelStatistics
+from charonia.server.directory import (
+    Directory,
+    ModelView,
+    VersionView,
+    bad_version,
+    is_version,
+    metadata_of,
+    missing,
+    target_of,
+)
 from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.version_runner import Runner
-from charonia.server.lifecycle.entries import ambiguity, keys_of
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.sequences.models import sequences_of
 from charonia.server.sequences.overview import ModelSequences
-
-_VERSION = re.compile(r"[0-9]{1,18}")
-
-
-class _Answered:
-    """The ticket of a request that was refused before it reached a runner."""
-
-    def cancel(self) -> None:
-        """Do nothing: the request has its answer."""
-
-
-_ANSWERED = _Answered()
 
 
 class ModelEngine:
@@ -49,6 +45,7 @@ class ModelEngine:
         self.demand: OnDemandLoader | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
+        lifecycle.ensembles.infer_at_once = self.infer_at_once
         self._routes = lifecycle.table.routes
         self._models = lifecycle.table.models
         self._metadata = metadata
@@ -59,10 +56,16 @@ class ModelEngine:
     def started(self) -> None:
         """Turn ready: the models of the startup are loaded."""
         self._is_started = True
+        self._lifecycle.table.notify()
 
     def begin_exit(self) -> None:
         """Turn not ready and refuse new requests; those in flight go on."""
         self._is_exiting = True
+        self._lifecycle.table.notify()
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call a function whenever readiness, or what `directory` returns, may have changed."""
+        self._lifecycle.table.on_change = changed
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request. See `Engine.infer`."""
@@ -75,6 +78,11 @@ class ModelEngine:
                 return ticket
         return self.infer_loaded(request, reply)
 
+    def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
+        """Run a request as `Runner.run_at_once` does; None if it is to be run by `infer`."""
+        runner = self._routes.get((request.model_name, request.model_version))
+        return runner.run_at_once(request) if runner is not None and not self._is_exiting else None
+
     def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request of a model that is loaded, or answer that it is not."""
         try:
@@ -84,7 +92,7 @@ class ModelEngine:
                 raise with_request_id(unavailable(message), request)
         except ServingError as error:
             reply(error, True)
-            return _ANSWERED
+            return ANSWERED
         return runner.submit(request, reply)
 
     def is_live(self) -> bool:
@@ -110,7 +118,7 @@ class ModelEngine:
         try:
             runner = self.find(name, version)
         except ServingError:
-            if not _is_version(version) or self._lifecycle.unread:
+            if not is_version(version) or self._lifecycle.unread:
                 raise
             return not version and self.is_loadable(name) and not self._is_exiting
         loaded = next((each for each in self._lifecycle.table.loaded() if each.runner is runner), None)
@@ -122,19 +130,7 @@ class ModelEngine:
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Return a model's tensors and ready versions."""
-        runner = self.find(name, version)
-        config = runner.config
-        lead = (-1,) if config.max_batch_size > 0 else ()
-        versions = (
-            (runner.version,) if version else tuple(sorted((v for n, v in self._routes if n == name and v), key=int))
-        )
-        return ModelMetadata(
-            config.name,
-            versions,
-            config.platform or config.backend,
-            tuple(TensorMetadata(i.name, _datatype(i.data_type), lead + i.dims) for i in config.input),
-            tuple(TensorMetadata(o.name, _datatype(o.data_type), lead + o.dims) for o in config.output),
-        )
+        return metadata_of(self.find(name, version).config, name, version, self._routes)
 
     def is_loadable(self, name: str) -> bool:
         """Whether a request for a model that is not loaded waits until it is."""
@@ -144,7 +140,7 @@ class ModelEngine:
         """Return the complete configuration in use."""
         return self.find(name, version).config
 
-    def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+    async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
         """Return statistics of loaded versions."""
         runners = sorted(
             ((n, int(v), runner) for (n, v), runner in self._routes.items() if v and (name or n in self._models)),
@@ -153,8 +149,8 @@ class ModelEngine:
         self._require_repositories()
         if not name:
             return [runner.metrics.statistics for _, _, runner in runners]
-        if not _is_version(version):
-            raise _bad_version(version)
+        if not is_version(version):
+            raise bad_version(version)
         of_model = [(v, runner) for n, v, runner in runners if n == name]
         if not of_model:
             raise invalid(f"requested model '{name}' is not available")
@@ -163,11 +159,15 @@ class ModelEngine:
             raise invalid(f"requested model version is not available for model '{name}': {version}")
         return [runner.metrics.statistics for runner in chosen]
 
-    def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
+    async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
+        """Return every model in the repositories with the state of its versions."""
+        entries = self.index()
+        return [e for e in entries if e.state is ModelState.READY] if ready_only else entries
+
+    def index(self) -> list[ModelIndexEntry]:
         """Return every model in the repositories with the state of its versions."""
         self._require_repositories()
-        entries = self._lifecycle.index()
-        return [e for e in entries if e.state is ModelState.READY] if ready_only else entries
+        return self._lifecycle.index()
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model."""
@@ -200,60 +200,22 @@ class ModelEngine:
         Raises:
             ServingError: There is no such version, or it is not ready.
         """
-        if not _is_version(version):
-            raise _bad_version(version)
-        runner = self._routes.get((name, str(int(version)) if version else ""))
-        if runner is not None:
-            return runner
-        self._require_repositories()
-        model = self._models.get(name)
-        if model is None:
-            same = [key for key in keys_of(name, self._lifecycle.found) if key in self._models]
-            if len(same) > 1:
-                raise ambiguity(name, same)
-            model = self._models[same[0]] if same else None
-        if model is None:
-            known = sorted({n for n, _ in self._routes})
-            raise not_found(
-                f"Request for unknown model: '{name}' is not found",
-                hint=f"models that are ready: {', '.join(known[:10])}" if known else "",
-            )
-        if not version:
-            loading = any(v.state is ModelState.LOADING for v in model.versions.values())
-            if loading:
-                raise unavailable(f"Request for unknown model: '{name}' is not at ready state: it is being loaded")
-            versions = [f"version {n}: {v.reason or 'is being unloaded'}" for n, v in sorted(model.versions.items())]
-            raise not_found(
-                f"Request for unknown model: '{name}' has no available versions",
-                hint=model.failure or "; ".join(versions),
-            )
-        entry = model.versions.get(int(version))
-        if entry is None:
-            ready = sorted(number for number, known in model.versions.items() if known.state is ModelState.READY)
-            raise not_found(
-                f"Request for unknown model: '{name}' version {int(version)} is not found",
-                hint=f"versions that are ready: {', '.join(map(str, ready[:10]))}" if ready else "",
-            )
-        raise unavailable(
-            f"Request for unknown model: '{name}' version {int(version)} is not at ready state", hint=entry.reason
+        runner = self._routes.get(target_of(name, version))
+        if runner is None:
+            raise missing(name, version, self._routes, self._models, self._lifecycle.unread)
+        return runner
+
+    def directory(self) -> Directory:
+        """Return the models as they are now."""
+        return Directory(
+            {target: runner.config for target, runner in self._routes.items()},
+            {
+                key: ModelView(model.failure, {n: VersionView(v.state, v.reason) for n, v in model.versions.items()})
+                for key, model in self._models.items()
+            },
+            self._lifecycle.unread,
         )
 
     def _require_repositories(self) -> None:
         if self._lifecycle.unread:
             raise unavailable("Server not ready", hint=self._lifecycle.unread)
-
-
-def _is_version(version: str) -> bool:
-    return not version or _VERSION.fullmatch(version) is not None
-
-
-def _bad_version(version: str) -> ServingError:
-    return invalid(
-        f"failed to get model version from specified version string '{version}'", hint="a version is a number"
-    )
-
-
-def _datatype(datatype: DataType | None) -> DataType:
-    if datatype is None:
-        raise ValueError("a tensor has no data type: the configuration was not validated")
-    return datatype

@@ -1,8 +1,9 @@
 """The facade that front ends call. Plain records in, plain records out.
 
 `Engine` runs models; `Services` are the optional services beside it. Everything here runs on the event loop's thread.
-`Engine` is a Protocol so that a front end can be tested with a fake, and could reach an engine in another process
-through a proxy.
+`Engine` is a Protocol because a front end reaches an engine in its own process, one in another process through
+`front_ends/remote_engine.py`, or in tests a fake. What a request needs on its way is answered at once; what only the
+engine knows is awaited.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,9 +18,6 @@ from charonia.core.request import InferRequest
 from charonia.core.statistics import ModelStatistics
 from charonia.server.access.header_forward import HeaderForward
 from charonia.server.access.rules import Gate
-from charonia.server.explain.explanation import Explanation
-from charonia.server.rate_limiter.overview import RateLimitView
-from charonia.server.sequences.overview import ModelSequences
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import Tracing
 from charonia.wire.log_settings import LogOptions
@@ -29,18 +27,20 @@ NO_LOG_CONTROL = "changing log settings is not offered by this server: its log i
 
 
 class LogControl(Protocol):
-    """The server's log.
+    """The server's log."""
 
-    Attributes:
-        options: Its current options.
-    """
+    @property
+    def options(self) -> LogOptions:
+        """Its current options."""
+        ...
 
-    options: LogOptions
-
-    def change(self, options: LogOptions) -> None:
+    async def change(self, options: LogOptions) -> None:
         """Apply new options."""
         ...
 
+
+Document = Mapping[str, object]
+"""A JSON document."""
 
 EnsureLoaded = Callable[[str, str], Awaitable[None] | None]
 """Returns an awaitable that ends when a model, given by name and version, is loaded; None where it is loaded."""
@@ -58,7 +58,7 @@ class Services:
         grpc_gate: The same for gRPC.
         http_headers: Headers of HTTP requests that become request parameters.
         grpc_headers: The same for gRPC.
-        rate_limits: Returns the holders of the rate limiter's resources.
+        rate_limits: Returns the resources of the rate limiter and their holders.
         demand: Loads a model that a request names; None where models are not loaded on demand.
         explain: Explains what limits a model, given by name and version, and what to change.
         page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
@@ -73,11 +73,11 @@ class Services:
     grpc_gate: Gate | None = None
     http_headers: HeaderForward | None = None
     grpc_headers: HeaderForward | None = None
-    rate_limits: Callable[[], RateLimitView] | None = None
+    rate_limits: Callable[[], Awaitable[Document]] | None = None
     demand: EnsureLoaded | None = None
     page_scheme: str = ""
-    sequences: Callable[[str, str], ModelSequences] | None = None
-    explain: Callable[[str, str], Explanation] | None = None
+    sequences: Callable[[str, str], Awaitable[Document]] | None = None
+    explain: Callable[[str, str], Awaitable[Document]] | None = None
     cors_origins: tuple[str, ...] = ()
 
     @property
@@ -135,7 +135,7 @@ class Engine(Protocol):
         """Return the complete configuration in use. Raises as `model_metadata`."""
         ...
 
-    def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+    async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
         """Return statistics of all loaded models, of one, or of one version.
 
         Raises:
@@ -143,7 +143,7 @@ class Engine(Protocol):
         """
         ...
 
-    def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
+    async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
         """Return every model in the repositories with the state of its versions."""
         ...
 

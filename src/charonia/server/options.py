@@ -4,6 +4,7 @@ The command line creates a `ServerOptions`, and an embedding program can do so t
 fields, all at once; the text forms of values (`<backend>,<key>=<value>`, boolean words) belong to the command line.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +21,7 @@ from charonia.wire.log_settings import LogOptions
 
 PORT_MAX = 65535
 CPU_CORES_MAX = 4096
+FRONT_ENDS_MAX = 64
 GRPC_INPUT_BYTES_MAX = 2**31 - 1
 """Protobuf's limit for one message."""
 
@@ -268,7 +270,8 @@ class ServerOptions:
         rate_limit: Rate limiter.
         backends: Settings by backend name and key; the backend name "" holds those for every backend.
         backend_directory: Folder of backends written in Python, "" for none.
-        cpu_cores: Cores that models may use, 0 for those that this process may use.
+        front_ends: Processes that take requests, 0 for the process that runs the models.
+        cpu_cores: Cores that models may use, 0 for those that this process may use, less some for front ends.
         pinned_memory_bytes: Limit of memory pinned for copies to and from GPUs, in bytes.
         host_policies: Cores that instances run on, by policy.
         busy_poll_us: Longest time in us that the server busy-polls between requests of a lone client, 0 for never.
@@ -294,6 +297,7 @@ class ServerOptions:
     rate_limit: RateLimitOptions = field(default_factory=RateLimitOptions)
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     backend_directory: str = ""
+    front_ends: int = 0
     cpu_cores: int = 0
     pinned_memory_bytes: int = 256 * 1024 * 1024
     host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
@@ -304,6 +308,8 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
+        if self.front_ends and sys.platform == "win32":
+            found.append("--front-ends: this system cannot share a port among processes")
         found += [*self.trace.problems(), *self.cache.problems(), *self.rate_limit.problems(), *self._port_collisions()]
         found += self.http.access.problems("--http-restricted-api", "--http-header-forward-pattern")
         found += self.grpc.access.problems("--grpc-restricted-protocol", "--grpc-header-forward-pattern")

@@ -16,7 +16,7 @@ from struct import Struct
 import numpy as np
 
 from charonia.core.dtypes import DataType
-from charonia.core.errors import invalid
+from charonia.core.errors import ServingError, invalid
 from charonia.core.tensor import Array, Tensor
 
 Buffer = bytes | bytearray | memoryview
@@ -51,7 +51,7 @@ def decode_tensor(name: str, datatype: DataType, shape: Sequence[int], buffer: B
     try:
         return Tensor(name, datatype, np.ndarray(shape, datatype.numpy, buffer))
     except (ValueError, OverflowError) as error:
-        raise _impossible_shape(name, shape) from error
+        raise impossible_shape(name, shape) from error
 
 
 def decode_elements(name: str, buffer: Buffer) -> list[bytes]:
@@ -96,7 +96,7 @@ def bytes_array(name: str, shape: Sequence[int], elements: Sequence[bytes]) -> A
     try:
         return array.reshape(tuple(shape))
     except (ValueError, OverflowError) as error:
-        raise _impossible_shape(name, shape) from error
+        raise impossible_shape(name, shape) from error
 
 
 def encode_tensor(tensor: Tensor) -> bytes | memoryview:
@@ -134,5 +134,6 @@ def _decode_bytes(name: str, shape: Sequence[int], buffer: Buffer) -> Array:
     return bytes_array(name, shape, decode_elements(name, buffer))
 
 
-def _impossible_shape(name: str, shape: Sequence[int]) -> Exception:
+def impossible_shape(name: str, shape: Sequence[int]) -> ServingError:
+    """Return the INVALID_ARG error of an input whose shape numpy cannot have."""
     return invalid(f"input '{name}': shape {list(shape)} has too many or too large dimensions")

@@ -4,6 +4,7 @@ Every element is checked: a boolean is not a number, a number with a fraction is
 its datatype. A number too large for its floating-point datatype becomes infinity.
 """
 
+import json
 from array import array
 from collections.abc import Sequence
 from itertools import chain
@@ -15,8 +16,8 @@ import numpy as np
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.tensor import Array, Tensor
-from charonia.wire.json_text import NESTING_MAX
-from charonia.wire.tensors import bytes_array
+from charonia.wire.json_text import NESTING_MAX, kind_of
+from charonia.wire.tensors import impossible_shape
 
 ARRAY_CODES = {
     DataType.UINT8: "B",
@@ -38,6 +39,9 @@ _ELEMENT_TYPES: dict[DataType, frozenset[type]] = {
     DataType.FP32: frozenset((int, float)),
     DataType.FP64: frozenset((int, float)),
 }
+SHOWN_MAX = 40
+"""Longest text of a wrong element in a message."""
+
 _INTEGER = frozenset((int,))
 _NO_JSON_FORM = (DataType.FP16, DataType.BF16)
 
@@ -74,14 +78,14 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
             f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{name}' of shape "
             f"{list(shape)} has {count} elements, got {len(elements)}"
         )
-    if not _ELEMENT_TYPES.get(datatype, _INTEGER).issuperset(map(type, elements)):
-        raise _wrong_element(name, datatype)
     try:
-        if datatype is DataType.BYTES:
-            return Tensor(name, datatype, bytes_array(name, shape, [str.encode(e) for e in elements]))  # type: ignore[arg-type]
-        return Tensor(name, datatype, _numbers(datatype, elements).reshape(tuple(shape)))
+        flat = _array(datatype, elements)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _wrong_element(name, datatype, elements) from error
+    try:
+        return Tensor(name, datatype, flat.reshape(tuple(shape)))
     except (ValueError, OverflowError) as error:
-        raise _wrong_element(name, datatype) from error
+        raise impossible_shape(name, shape) from error
 
 
 def encode_data(tensor: Tensor) -> Array | list[str]:
@@ -117,13 +121,56 @@ def _flat(name: str, data: object) -> list[object]:
     return level
 
 
-def _numbers(datatype: DataType, elements: list[object]) -> Array:
-    if datatype is DataType.BOOL or not elements:
-        return np.array(elements, datatype.numpy)
-    # Any, because annotations cannot express the preceding check of element types.
-    numbers: list[Any] = elements
-    return np.frombuffer(array(ARRAY_CODES[datatype], numbers), datatype.numpy)
+def _array(datatype: DataType, elements: list[object]) -> Array:
+    """Return the flat array of elements; raise TypeError, ValueError or OverflowError if one is not of the datatype."""
+    if not _ELEMENT_TYPES.get(datatype, _INTEGER).issuperset(map(type, elements)):
+        raise TypeError
+    valid: list[Any] = elements
+    if datatype is DataType.BYTES:
+        strings = np.empty(len(valid), object)
+        strings[:] = [str.encode(element) for element in valid]
+        return strings
+    if datatype is DataType.BOOL or not valid:
+        return np.array(valid, datatype.numpy)
+    return np.frombuffer(array(ARRAY_CODES[datatype], valid), datatype.numpy)
 
 
-def _wrong_element(name: str, datatype: DataType) -> ServingError:
-    return invalid(f"Unable to parse 'data' of input '{name}': not every element is a valid {datatype.wire} value")
+def _wrong_element(name: str, datatype: DataType, elements: list[object]) -> ServingError:
+    """Return the error of elements of which at least one is not of the datatype; bisection finds the first."""
+    first, last = 0, len(elements) - 1
+    while first < last:
+        middle = (first + last + 1) // 2
+        if _are_valid(datatype, elements[first:middle]):
+            first = middle
+        else:
+            last = middle - 1
+    got = _shown(elements[first]) + (f" at index {first}" if len(elements) > 1 else "")
+    return invalid(f"Unable to parse 'data' of input '{name}': expected {_expected(datatype)}, got {got}")
+
+
+def _are_valid(datatype: DataType, elements: list[object]) -> bool:
+    try:
+        _array(datatype, elements)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _expected(datatype: DataType) -> str:
+    match datatype.numpy.kind:
+        case "b":
+            return "true or false (BOOL)"
+        case "O":
+            return "a string (BYTES)"
+        case "f":
+            return f"a number ({datatype.wire})"
+    limits = np.iinfo(datatype.numpy.name)
+    return f"an integer from {limits.min} to {limits.max} ({datatype.wire})"
+
+
+def _shown(element: object) -> str:
+    """Return an element for a message: itself, as JSON, or what it is."""
+    if isinstance(element, list | dict):
+        return kind_of(element)
+    text = json.dumps(element[: SHOWN_MAX + 1] if isinstance(element, str) else element)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"

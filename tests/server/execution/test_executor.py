@@ -25,14 +25,11 @@ from charonia.server.execution.executor import (
     AsyncExecutor,
     BlockingExecutor,
     ExecutableBatch,
-    has_waited,
-    switches,
+    usage,
+    used_since,
 )
 from charonia.server.execution.runner import ModelRunner
-from charonia.server.scheduling.in_place import (
-    IN_PLACE_RETRY_MAX,
-    WAITS_MAX,
-)
+from charonia.server.scheduling.in_place import WAITS_FORGOTTEN, WAITS_MAX
 from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 from charonia.server.scheduling.slots import CAPACITY_MAX, CAPACITY_MAX_BATCHED, SUPPLY_NS_MAX
@@ -323,17 +320,23 @@ def test_every_request_is_answered_and_no_more_than_the_capacity_is_ever_handed_
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count how often a thread waited")
 
 
+def test_the_cpu_time_of_a_thread_is_what_it_has_computed() -> None:
+    before = usage()
+    while used_since(before)[0] <= 2_000_000:  # ends only if computing counts
+        sum(range(10_000))
+
+
 @on_linux
 def test_a_thread_that_computes_has_not_waited_and_one_that_sleeps_has() -> None:
-    before = switches()
+    before = usage()
     sum(range(100_000))
-    assert not has_waited(before)
+    assert not used_since(before)[1]
 
     slept = False
     while not slept:  # it may be that its core was taken away as well
-        before = switches()
+        before = usage()
         time.sleep(0.002)
-        slept = has_waited(before)
+        slept = used_since(before)[1]
 
 
 class SometimesWaiting:
@@ -371,7 +374,7 @@ def test_the_loop_is_held_up_by_a_model_that_waits_a_few_times_only() -> None:
     async def scenario() -> None:
         instance = SometimesWaiting()
         executor = BlockingExecutor(instance, Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
-        while instance.executions < IN_PLACE_RETRY_MAX:
+        while instance.executions < WAITS_FORGOTTEN:
             batch = EmptyBatch()
             executor.run(cast("ExecutableBatch", batch))
             await batch.ran.wait()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome, Reply
+from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
 from charonia.core.request import InferRequest, RequestedOutput
@@ -22,7 +22,6 @@ from charonia.server.execution import ordering
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.execution.executor import AsyncExecutor
-from charonia.server.execution.in_flight import PendingRequest
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import RESPONSES_COUNTED_MAX, FailureReason
 from charonia.server.scheduling.recorded import RecordedScheduler
@@ -446,7 +445,7 @@ class Play:
         self.answers = Answers()
         self.instances = [Instance() for _ in range(instances)]
         self.runner = runner_of(cfg, *self.instances)
-        self.tickets: list[PendingRequest] = []
+        self.tickets: list[Ticket] = []
         self.open: list[tuple[BatchSink, list[int]]] = []  # batches that are done, and their requests that are not
 
     def do(self, deed: str, number: int) -> None:

@@ -9,9 +9,12 @@ import pytest
 
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, not_found
+from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import CpuTimes, Explainer, setup_of
+from charonia.server.explain.explanation import ProcessHistory
 from charonia.server.explain.rules import ModelSetup
+from charonia.server.guard.record import ProcessRecord
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.rate_limiter.limiter import Claim, RateLimits
@@ -154,6 +157,18 @@ def test_what_the_rate_limiter_holds_back_is_named_for_the_model_and_for_an_ense
 def test_who_is_not_there_is_not_explained() -> None:
     with pytest.raises(ServingError, match="no model 'x'"):
         explainer_of().explain("x")
+
+
+def test_the_servers_processes_are_part_of_it() -> None:
+    runner = OneRunner(MODEL)
+    records = (ProcessRecord("engine", 7, now_ns(), {"SIGKILL": 1, "hung": 2}, "hung"), ProcessRecord("front_end_0"))
+    explainer = Explainer(list, lambda name, version: cast("Runner", runner), cores=1, processes=lambda: records)
+
+    engine, front_end = explainer.explain("m").processes
+
+    assert (engine.name, engine.restarts, engine.last_exit) == ("engine", 3, "hung")
+    assert engine.uptime_s > 0
+    assert front_end == ProcessHistory("front_end_0", 0.0, 0, "")
 
 
 def test_a_version_that_is_gone_leaves_nothing_behind() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, invalid
 from charonia.server.files.given import Unserveable, sort
 from charonia.server.files.options import FileOptions
-from charonia.server.files.repository import make_repository
+from charonia.server.files.repository import FileRepository
 
 
 def made(
@@ -26,7 +26,7 @@ def made(
     repository = folder / "made"
     repository.mkdir()
     given = sort([str(path) for path in paths])
-    asyncio.run(make_repository(given, options or FileOptions(), repository, describe))
+    asyncio.run(FileRepository(given, options or FileOptions(), repository, describe).make())
     return {
         str(path.relative_to(repository)): str(path.readlink()) if path.is_symlink() else path.read_text()
         for path in sorted(repository.rglob("*"))
@@ -167,3 +167,38 @@ def test_a_missing_file_names_those_that_are_there(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_a_repository_that_is_reported_later() -> None:
     assert sort(["no/such/models"]).repositories == ("no/such/models",)
+
+
+def test_models_follow_a_service_file_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    service, other = file(tmp_path / "service.py", b"f g"), file(tmp_path / "taken.onnx")
+    folder = tmp_path / "made"
+    folder.mkdir()
+
+    async def describe(path: Path, start: ModelConfig) -> Mapping[str, ModelConfig]:
+        names = path.read_text().split()
+        if "(" in names:
+            raise invalid("'(' was never closed")
+        return {name: replace(start, name=name) for name in names}
+
+    async def becomes(text: str, names: set[str], *, logged: str = "") -> None:
+        service.write_text(text)
+        async with asyncio.timeout(30):
+            while {path.name for path in folder.iterdir()} != names or logged not in caplog.text:
+                await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        repository = FileRepository(sort([str(service), str(other)]), FileOptions(), folder, describe)
+        assert await repository.make() == ("f", "g", "taken")
+        following = asyncio.create_task(repository.follow(0.001))
+        await becomes("f h", {"f", "h", "taken"})
+        await becomes("f ( more", {"f", "h", "taken"}, logged="stay as they are: '(' was never closed")
+        await becomes("f h taken", {"f", "h", "taken"}, logged="stay as they are: two models would be called 'taken'")
+        service.unlink()
+        await asyncio.sleep(0.01)
+        await becomes("h last", {"h", "last", "taken"})
+        following.cancel()
+
+    asyncio.run(scenario())
+
+    assert (folder / "last" / "1" / "service.py").readlink() == service
+    assert parse((folder / "last" / "config.pbtxt").read_text()).parameters == {"SERVICE_PATH": str(service)}

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
 from tests.support.fake_engine import FakeEngine
 from tests.support.http_memory import MemoryClient, request
 from tests.support.idle_time import IdleTimeLoop
@@ -96,13 +97,30 @@ def test_an_answer_that_comes_while_the_server_stops_is_delivered_before_the_con
             reader.transport.let_through(1)
         assert not reader.transport.is_closed
 
-        frontend.now_s += LINGER_S * 2
-        reader.connection.check_time(frontend.now_s)
-        frontend.now_s += LINGER_S * 2
-        reader.connection.check_time(frontend.now_s)
-        assert reader.transport.is_closed
+        leaving = asyncio.create_task(until_closed(reader))
+        assert await frontend.drain(1000.0)
+        await leaving
 
     play(scenario)
+
+
+def test_the_sweep_leaves_it_to_the_drain_to_give_up_a_client_and_to_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def sweep(frontend: HttpFrontend, client: MemoryClient) -> None:
+        while not client.transport.is_closed:
+            await asyncio.sleep(GRACE_S * 0.3)
+            frontend.now_s += LINGER_S * 2
+            client.connection.check_time(frontend.now_s)
+
+    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+        ask(client)
+        leaving = asyncio.create_task(until_closed(client))
+        sweeping = asyncio.create_task(sweep(frontend, client))
+        assert await frontend.drain(1000.0)
+        await asyncio.gather(leaving, sweeping)
+
+    play(scenario)
+
+    assert "1 connections are closed though their clients have not taken all of their answers" in caplog.text
 
 
 def test_one_that_is_still_sending_is_waited_for_no_longer_than_before() -> None:

@@ -11,14 +11,14 @@ from charonia.core.errors import not_found
 from charonia.server.explain.activity import Activity
 from charonia.server.explain.explanation import Explanation, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup
-from charonia.server.facade import Services
+from charonia.server.facade import Document, Services
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 
 
-def explained(name: str, version: str) -> Explanation:
+async def explained(name: str, version: str) -> Document:
     if name != "m":
         raise not_found(f"no model '{name}'")
-    return Explanation.of(Facts(ModelSetup(name, version or "7"), Activity()))
+    return explanation_json(Explanation.of(Facts(ModelSetup(name, version or "7"), Activity())))
 
 
 def get(url: str, services: Services) -> Response:
@@ -38,7 +38,7 @@ def test_a_model_and_a_version_of_it_are_explained(path: str, version: str) -> N
     answer = get(path, Services(explain=explained))
 
     assert answer.status == 200
-    assert json.loads(answer.body) == explanation_json(explained("m", version))
+    assert json.loads(answer.body) == asyncio.run(explained("m", version))
 
 
 def test_who_is_not_there_is_not_explained() -> None:

@@ -201,6 +201,16 @@ def test_other_routes_and_methods_have_a_clear_status(method: str, url: str, sta
         assert response.headers["allow"] in ("GET", "POST")
 
 
+def test_a_version_that_is_no_number_is_refused_with_those_that_are_ready() -> None:
+    response = get("/v2/models/identity/versions/latest/config")
+
+    assert response.status == 404
+    assert error(response) == (
+        "model 'identity': expected a number for the version, got 'latest' (hint: versions that are ready: 1)"
+    )
+    assert error(get("/v2/models/other/versions/x")) == "model 'other': expected a number for the version, got 'x'"
+
+
 def test_the_memory_of_a_router_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "REMEMBERED_MAX", 2)
     targets: list[RouteTarget] = []

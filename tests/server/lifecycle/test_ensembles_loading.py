@@ -47,10 +47,10 @@ class Harness:
         return await asyncio.wait_for(future, 10)
 
     def states(self) -> dict[str, ModelState | None]:
-        return {entry.name: entry.state for entry in self.engine.repository_index()}
+        return {entry.name: entry.state for entry in self.engine.index()}
 
     def reason(self, model: str = "e") -> str:
-        return next(entry.reason for entry in self.engine.repository_index() if entry.name == model)
+        return next(entry.reason for entry in self.engine.index() if entry.name == model)
 
     async def settle(self) -> None:
         """Let what was unloaded go."""
@@ -113,8 +113,8 @@ def test_at_start_ensembles_wait_for_their_models_whatever_they_are_called(tmp_p
         assert set(harness.states().values()) == {READY}
         response = await harness.infer("a")
         assert response.outputs[0].array.tolist() == [0, 1, 2, 3]
-        assert [s.name for s in harness.engine.model_statistics()] == ["a", "middle", "z"]
-        assert {s.success.count for s in harness.engine.model_statistics()} == {1}
+        assert [s.name for s in await harness.engine.model_statistics()] == ["a", "middle", "z"]
+        assert {s.success.count for s in await harness.engine.model_statistics()} == {1}
         assert harness.engine.model_metadata("a").platform == "ensemble"
         await harness.close()
 
@@ -236,9 +236,11 @@ def test_an_ensemble_is_looked_at_again_when_a_model_is_reloaded(tmp_path: Path)
         await harness.infer()
 
         await harness.engine.load_model("b")
-        assert harness.engine.model_statistics("e")[0].success.count == 1
+        (counted,) = await harness.engine.model_statistics("e")
+        assert counted.success.count == 1
         await harness.infer()
-        assert harness.engine.model_statistics("e")[0].success.count == 2
+        (counted,) = await harness.engine.model_statistics("e")
+        assert counted.success.count == 2
 
         write_identity(tmp_path, "b", dims=(5,))
         await harness.engine.load_model("b")

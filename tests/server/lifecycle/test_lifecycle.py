@@ -142,10 +142,10 @@ class Harness:
         return await asyncio.wait_for(future, 10)
 
     def states(self, model: str = "m") -> dict[str, ModelState | None]:
-        return {e.version: e.state for e in self.engine.repository_index() if e.name == model}
+        return {e.version: e.state for e in self.engine.index() if e.name == model}
 
     def reason(self, model: str = "m") -> str:
-        return next(e.reason for e in self.engine.repository_index() if e.name == model)
+        return next(e.reason for e in self.engine.index() if e.name == model)
 
 
 def write_model(repository: Path, name: str = "m", *, config: str = CONFIG, **values: float) -> Path:
@@ -315,7 +315,7 @@ def test_the_version_policy_decides_what_is_served_and_the_default_is_the_newest
         assert await harness.value() == 10
         assert await harness.value(version="2") == 2
         assert harness.engine.model_metadata("m").versions == ("2", "10")
-        assert [s.version for s in harness.engine.model_statistics("m")] == ["2", "10"]
+        assert [s.version for s in await harness.engine.model_statistics("m")] == ["2", "10"]
         with pytest.raises(ServingError, match="version 1 is not found") as caught:
             await harness.value(version="1")
         assert (caught.value.code, caught.value.hint) == (Code.NOT_FOUND, "versions that are ready: 2, 10")
@@ -533,7 +533,7 @@ def test_a_server_whose_repository_is_not_there_is_not_live_until_it_is(tmp_path
         assert harness.engine.server_metadata().name == "test"
         for ask in (harness.engine.repository_index, harness.engine.model_statistics):
             with pytest.raises(ServingError, match=r"^Server not ready") as caught:
-                ask()
+                await ask()
             assert caught.value.code is Code.UNAVAILABLE
         with pytest.raises(ServingError, match=r"^Server not ready"):
             await harness.engine.model_ready("m")

@@ -152,7 +152,7 @@ class Harness:
         return outcome
 
     def ready(self) -> set[str]:
-        return {e.name for e in self.engine.repository_index() if e.state is ModelState.READY}
+        return {e.name for e in self.engine.index() if e.state is ModelState.READY}
 
 
 def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:

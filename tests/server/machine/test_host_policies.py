@@ -13,7 +13,6 @@ from charonia.core.errors import Code, ServingError
 from charonia.server.lifecycle.loader import placements
 from charonia.server.machine import cores
 from charonia.server.machine.cores import HostPolicy, bound_to, memory_nodes, policy_cores
-from charonia.server.scheduling.in_place import IN_PLACE_PROBES, InPlaceRule
 
 needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads cannot be bound here")
 
@@ -81,12 +80,3 @@ def test_what_is_started_meanwhile_stays_on_the_cores() -> None:
 
     assert seen == [{core}]
     assert os.sched_getaffinity(0) == before
-
-
-def test_an_instance_with_cores_of_its_own_never_runs_on_the_event_loop() -> None:
-    rule = InPlaceRule(is_bound=True)
-
-    for _ in range(2 * IN_PLACE_PROBES):
-        rule.ran_in_thread(1, 1)
-
-    assert not rule.in_place

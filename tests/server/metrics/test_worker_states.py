@@ -57,7 +57,7 @@ def test_a_model_is_ready_while_one_of_its_workers_is_and_says_what_happened_to_
         assert await lifecycle.load_at_start(()) == []
 
         def index() -> ModelIndexEntry:
-            (entry,) = engine.repository_index()
+            (entry,) = engine.index()
             return entry
 
         def workers() -> dict[str, WorkerState]:

@@ -90,15 +90,15 @@ def test_unregistering_takes_one_region_or_all_of_a_kind() -> None:
         asyncio.run(regions.register_system(system(name)))
     asyncio.run(regions.register_cuda(cuda()))
 
-    regions.unregister_system("none")
-    regions.unregister_system("g")
-    regions.unregister_system("a")
+    asyncio.run(regions.unregister_system("none"))
+    asyncio.run(regions.unregister_system("g"))
+    asyncio.run(regions.unregister_system("a"))
     assert [r.name for r in regions.system()] == ["b"]
-    regions.unregister_cuda("b")
-    regions.unregister_system()
+    asyncio.run(regions.unregister_cuda("b"))
+    asyncio.run(regions.unregister_system())
     assert regions.system() == []
     assert [r.name for r in regions.cuda()] == ["g"]
-    regions.unregister_cuda()
+    asyncio.run(regions.unregister_cuda())
     assert regions.cuda() == []
 
 
@@ -107,7 +107,7 @@ def test_what_a_request_uses_stays_after_its_name_has_gone() -> None:
     asyncio.run(regions.register_system(system()))
     view, place = regions.view(RegionSpan("r", 0, 4)), regions.place(RegionSpan("r", 0, 4))
 
-    regions.unregister_system("r")
+    asyncio.run(regions.unregister_system("r"))
     place.write(b"abcd")
 
     assert bytes(view) == b"abcd"

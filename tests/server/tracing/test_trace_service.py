@@ -27,11 +27,11 @@ def test_a_server_without_a_file_has_no_sampler_and_refuses_a_level() -> None:
     assert not made.can_trace
 
     with pytest.raises(ServingError) as caught:
-        made.change("", {"level": ON})
+        asyncio.run(made.change("", {"level": ON}))
 
     assert caught.value.code is Code.INVALID_ARG
     assert "Attempting to set invalid trace setting :trace file name is not given" in caught.value.message
-    assert made.settings()["trace_level"] == ["OFF"]
+    assert asyncio.run(made.settings())["trace_level"] == ["OFF"]
     asyncio.run(made.aclose())
 
 
@@ -39,11 +39,11 @@ def test_a_level_at_run_time_begins_to_trace_and_off_ends_it(tmp_path: Path) -> 
     made = TracingService(TraceOptions(file=str(tmp_path / "t")))
     assert made.sampler is None
 
-    made.change("", {"level": ON, "rate": 1})
+    asyncio.run(made.change("", {"level": ON, "rate": 1}))
     sampler = made.sampler
     assert sampler is not None
     finish(sampler.sample("m"))
-    made.change("", {"level": None})
+    asyncio.run(made.change("", {"level": None}))
 
     assert made.sampler is None
     asyncio.run(made.aclose())
@@ -52,30 +52,30 @@ def test_a_level_at_run_time_begins_to_trace_and_off_ends_it(tmp_path: Path) -> 
 
 def test_one_model_is_traced_alone(tmp_path: Path) -> None:
     made = TracingService(TraceOptions(file=str(tmp_path / "t"), rate=1))
-    made.change("m", {"level": ON})
+    asyncio.run(made.change("m", {"level": ON}))
     sampler = made.sampler
     assert sampler is not None
 
     assert sampler.sample("other") is None
     finish(sampler.sample("m"))
-    made.change("m", {"level": None})
+    asyncio.run(made.change("m", {"level": None}))
 
     assert made.sampler is None
-    assert made.settings("m") == made.settings()
+    assert asyncio.run(made.settings("m")) == asyncio.run(made.settings())
     asyncio.run(made.aclose())
 
 
 def test_a_change_of_the_server_begins_anew_for_models_that_follow_it(tmp_path: Path) -> None:
     made = TracingService(TraceOptions(file=str(tmp_path / "t"), level=ON, rate=1))
-    made.change("m", {"count": 2})
+    asyncio.run(made.change("m", {"count": 2}))
     assert made.sampler is not None
     finish(made.sampler.sample("m"))
-    assert made.settings("m")["trace_count"] == ["1"]
+    assert asyncio.run(made.settings("m"))["trace_count"] == ["1"]
 
-    made.change("", {"rate": 2})
+    asyncio.run(made.change("", {"rate": 2}))
 
-    assert made.settings("m") == {**made.settings(), "trace_count": ["2"]}
-    assert made.settings("m")["trace_rate"] == ["2"]
+    assert asyncio.run(made.settings("m")) == {**asyncio.run(made.settings()), "trace_count": ["2"]}
+    assert asyncio.run(made.settings("m"))["trace_rate"] == ["2"]
     asyncio.run(made.aclose())
 
 
@@ -86,7 +86,7 @@ def test_a_count_that_is_used_up_ends_the_sampler(tmp_path: Path) -> None:
     finish(made.sampler.sample("m"))
 
     assert made.sampler is None
-    assert made.settings()["trace_count"] == ["0"]
+    assert asyncio.run(made.settings())["trace_count"] == ["0"]
     asyncio.run(made.aclose())
     assert (tmp_path / "t.0").exists()
 
@@ -96,18 +96,18 @@ def test_a_refused_change_changes_nothing(tmp_path: Path) -> None:
     before = made.sampler
 
     with pytest.raises(ServingError, match="sample rate must be non-zero"):
-        made.change("", {"rate": 0})
+        asyncio.run(made.change("", {"rate": 0}))
 
-    assert made.settings()["trace_rate"] == ["5"]
+    assert asyncio.run(made.settings())["trace_rate"] == ["5"]
     assert made.sampler is before
     asyncio.run(made.aclose())
 
 
 def test_no_change_keeps_the_count() -> None:
     made = TracingService(TraceOptions())
-    made.change("m", {})
+    asyncio.run(made.change("m", {}))
 
-    assert made.settings("m") == made.settings()
+    assert asyncio.run(made.settings("m")) == asyncio.run(made.settings())
     asyncio.run(made.aclose())
 
 
@@ -118,7 +118,7 @@ def test_settings_of_a_collector_are_those_that_were_given() -> None:
     )
     made = TracingService(options)
 
-    assert made.settings() == {
+    assert asyncio.run(made.settings()) == {
         "trace_level": ["OFF"],
         "trace_rate": ["1000"],
         "trace_count": ["-1"],

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from charonia.server.explain.activity import Activity, Counts
-from charonia.server.explain.explanation import Explanation, explanation_json
+from charonia.server.explain.explanation import Explanation, ProcessHistory, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
@@ -65,6 +65,21 @@ def test_what_the_rate_limiter_held_back_has_a_line() -> None:
     assert line in text_of(Explanation.of(Facts(SETUP, short)))
     assert line.partition(";")[0] in text_of(Explanation.of(Facts(SETUP, replace(short, holders=()))))
     assert not any(each.startswith("Resources") for each in text_of(Explanation.of(Facts(SETUP, BUSY))))
+
+
+def test_processes_that_were_started_again_have_a_line() -> None:
+    processes = (
+        ProcessHistory("engine", 1234.5, 2, "SIGKILL"),
+        ProcessHistory("front_end_0", 1300.0, 0, ""),
+        ProcessHistory("front_end_1", 0.0, 1, "exit status 1"),
+    )
+
+    lines = text_of(replace(Explanation.of(Facts(SETUP, BUSY)), processes=processes))
+
+    assert lines[-2:] == [
+        "Processes    engine up 1,234 s, started again 2 times; its last end: SIGKILL",
+        "             front_end_1 not running, started again 1 time; its last end: exit status 1",
+    ]
 
 
 def test_lines_keep_to_the_width_of_the_terminal() -> None:

@@ -6,10 +6,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-from tests.support.runs import synthetic_run
+from tests.support.runs import FakeService, synthetic_run
 
 from charonia.core.errors import ServingError
 from charonia.install_hint import extra_hint
+from charonia.tools.report.compare import compare
+from charonia.tools.report.compare_pictures import comparison_pictures
 from charonia.tools.report.drawing import require_matplotlib
 from charonia.tools.report.pictures import pictures
 from charonia.tools.results.records import LoadLevel, LoadMode
@@ -45,3 +47,15 @@ def test_without_matplotlib_the_hint_says_what_to_install(monkeypatch: pytest.Mo
         require_matplotlib()
 
     assert extra_hint("plots") in caught.value.hint
+
+
+def test_a_comparison_has_pictures_of_its_changes_and_of_both_runs() -> None:
+    several = synthetic_run(SEVERAL[:3], seed=1), synthetic_run(SEVERAL[:4], FakeService(600_000), seed=2)
+    one = synthetic_run(SEVERAL[:1], seed=1, error_share=0.1), synthetic_run(SEVERAL[:1], seed=2)
+
+    of_several = comparison_pictures(compare(*several), several, ("a.json", "b.json"))
+    of_one = comparison_pictures(compare(*one), one, ("a.json", "b.json"))
+
+    assert list(of_several) == ["identity-changes.png", "identity-latency.png", "identity-distribution.png"]
+    assert list(of_one) == ["identity-changes.png", "identity-distribution.png"]
+    assert all(content.startswith(PNG) for content in (*of_several.values(), *of_one.values()))

@@ -1,5 +1,6 @@
 """The plan of an ensemble: the routes of tensors through its steps, prepared once and shared by all requests."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from charonia.core.names import model_key
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array
 from charonia.server.ensembles.configuration import composed, scheduling_of
+from charonia.server.ensembles.flow import Flow, StartStep
 from charonia.server.ensembles.graph import EnsembleGraph, FlowStep, Plan
 
 ROUTES_MAX = 256
@@ -82,11 +84,13 @@ class TensorRoute(NamedTuple):
         plan: Which steps run, and when.
         steps: The steps by number.
         outputs: The outputs of a response, in order.
+        order: The steps in the order in which they start if each responds at once; empty with decoupled ones.
     """
 
     plan: Plan
     steps: Mapping[int, StepRoute]
     outputs: tuple[Link, ...]
+    order: tuple[int, ...]
 
 
 class EnsemblePlan:
@@ -147,7 +151,8 @@ class EnsemblePlan:
         plan = self.graph.plan(given, wanted)
         steps = {index: self._step(index, plan) for index in plan.steps}
         dims = {output.name: output.dims for output in self.config.output}
-        return TensorRoute(plan, steps, tuple(self._link(name, name, self.batches, dims[name]) for name in wanted))
+        outputs = tuple(self._link(name, name, self.batches, dims[name]) for name in wanted)
+        return TensorRoute(plan, steps, outputs, _order(plan))
 
     def _step(self, index: int, plan: Plan) -> StepRoute:
         step, model = self._steps[index], self._models[index]
@@ -167,6 +172,20 @@ class EnsemblePlan:
 
     def _link(self, name: str, tensor: str, batches: bool, dims: tuple[int, ...]) -> Link:
         return Link(name, tensor, None if self._batches[tensor] == batches else Fit(batches, dims))
+
+
+def _order(plan: Plan) -> tuple[int, ...]:
+    if any(plan.graph.steps[step].is_decoupled for step in plan.steps):
+        return ()
+    order: list[int] = []
+    flow: Flow[None] = Flow(plan)
+    commands = deque(flow.start(dict.fromkeys(plan.inputs)))
+    while commands:
+        command = commands.popleft()
+        if isinstance(command, StartStep):
+            order.append(command.step)
+            commands.extend(flow.respond(command.branch, command.step, {}, True))
+    return tuple(order)
 
 
 def key_of(step: EnsembleStep) -> str:

@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 from charonia.config.model import ModelConfig
@@ -48,6 +49,17 @@ _log = logging.getLogger(__name__)
 
 Infer = Callable[[InferRequest, Reply], Ticket]
 """Runs a request of any model: `Engine.infer`."""
+
+InferAtOnce = Callable[[InferRequest], InferResponse | ServingError | None]
+"""Runs a request of any model to its end, where that is possible: `Engine.infer_at_once`."""
+
+
+def never_at_once(request: InferRequest) -> None:
+    """Return None: every request is run by `Infer`."""
+
+
+Read = Callable[[str], Tensor | None]
+"""Returns an ensemble tensor, None where it is absent."""
 
 Sequence = tuple[int | str, int]
 """Correlation id and flags."""
@@ -87,7 +99,8 @@ class EnsembleCall:
 
     __slots__ = (
         *("_compute_ns", "_flow", "_frame", "_inbox", "_is_busy", "_is_done", "_queue_ns", "_reply", "_route"),
-        *("_running", "_runner", "_sent", "_since_ns", "_unsent", "_plan", "arrival_ns", "batch_size", "request"),
+        *("_running", "_runner", "_sent", "_since_ns", "_unsent", "_plan", "_walked"),
+        *("arrival_ns", "batch_size", "request"),
     )
 
     def __init__(
@@ -105,17 +118,16 @@ class EnsembleCall:
         self._is_busy = False
         self._inbox: deque[tuple[StepCall, Outcome, bool]] = deque()
         self._running: set[StepCall] = set()
+        self._walked: dict[int, InferResponse | ServingError] = {}  # outcomes of steps that the flow has not seen
         self._unsent: InferResponse | None = None
         self._sent = 0
         self._since_ns = arrival_ns
 
     def start(self, route: TensorRoute) -> None:
         """Start the first steps."""
-        request = self.request
         self._route = route
-        self._frame = CallFrame(self._plan.config.name, self._runner.version, "", request.caller)
-        self._flow: Flow[Tensor] = Flow(route.plan, self._plan.branches_max)
-        self._work(self._flow.start(request.inputs))
+        self._frame = CallFrame(self._plan.config.name, self._runner.version, "", self.request.caller)
+        self._work(None)
 
     def cancel(self) -> None:
         """The caller has gone."""
@@ -136,10 +148,15 @@ class EnsembleCall:
         if not self._is_busy:
             self._work([])
 
-    def _work(self, commands: list[Command]) -> None:
-        """Carry out commands, and those that follow from steps that respond meanwhile."""
+    def _work(self, commands: list[Command] | None) -> None:
+        """Carry out commands, None for the first ones, and those that follow from steps that respond meanwhile."""
         self._is_busy = True
         try:
+            if commands is None:
+                if self._walk():
+                    return
+                self._flow: Flow[Tensor] = Flow(self._route.plan, self._plan.branches_max)
+                commands = self._flow.start(self.request.inputs)
             while True:
                 for command in commands:
                     if self._is_done:
@@ -163,7 +180,7 @@ class EnsembleCall:
         if isinstance(command, StartStep):
             self._run(command.step, command.branch)
         elif isinstance(command, Respond):
-            response = self._response(command.branch)
+            response = self._response(partial(self._flow.read, command.branch))
             if self._unsent is not None:
                 self._deliver(self._unsent, False)
             self._unsent = response
@@ -180,13 +197,62 @@ class EnsembleCall:
         else:
             assert_never(command)
 
+    def _walk(self) -> bool:
+        """Run the steps one after the other as long as each is done at once; return whether that was the whole request.
+
+        Otherwise the flow takes in what came of those that have run, and decides what happens.
+        """
+        request, steps, values = self.request, self._route.steps, dict(self.request.inputs)
+        if not self._route.order or request.trace is not None:
+            return False
+        queue_ns = compute_ns = 0
+        for number in self._route.order:
+            route = steps[number]
+            sent, _ = self._step_request(route, values.get)
+            outcome = self._runner.infer_at_once(sent)
+            if outcome is None:
+                return False
+            self._walked[number] = outcome
+            if isinstance(outcome, ServingError) or outcome.parameters:
+                return False
+            for tensor in outcome.outputs:
+                name = route.gives.get(tensor.name)
+                if name is not None:
+                    values[name] = tensor
+            record = outcome.execution
+            if record is not None:
+                queue_ns += record.queue_ns
+                compute_ns += record.compute_ns
+        self._queue_ns, self._compute_ns = queue_ns, compute_ns
+        response = self._response(values.get)
+        self._runner.succeeded(self, queue_ns, compute_ns)
+        self._end(response)
+        return True
+
     def _run(self, number: int, branch: Branch[Tensor]) -> None:
-        request, flow = self.request, self._flow
         route = self._route.steps[number]
         step = StepCall(self, number, branch, route)
+        outcome = self._walked.pop(number, None)
+        if outcome is None:
+            sent, step.sequence = self._step_request(route, partial(self._flow.read, branch))
+            outcome = self._runner.infer_at_once(sent) if sent.trace is None else None
+        if outcome is not None:
+            self._inbox.append((step, outcome, True))
+            return
+        self._running.add(step)
+        ticket = self._runner.infer(sent, step.reply)
+        if self._is_done:  # cancelled while the step was being started
+            ticket.cancel()
+        else:
+            step.ticket = ticket
+
+    def _step_request(self, route: StepRoute, read: Read) -> tuple[InferRequest, Sequence | None]:
+        """Return the request of a step, and the sequence that an earlier step has set for it."""
+        request = self.request
         inputs: dict[str, Tensor] = {}
+        sequence: Sequence | None = None
         for name, tensor, fit in route.inputs:
-            value = flow.read(branch, tensor)
+            value = read(tensor)
             if value is None:
                 continue
             if type(value) is DeviceTensor and fit is None:
@@ -195,31 +261,24 @@ class EnsembleCall:
                 array = value.array if fit is None else fit.apply(value.array)
                 inputs[name] = Tensor(name, value.datatype, array)
             if isinstance(value, _SequenceTensor):
-                step.sequence = value.sequence
-        correlation_id, flags = step.sequence or (request.correlation_id, request.flags)
-        self._running.add(step)
-        ticket = self._runner.infer(
-            InferRequest(
-                route.model_name,
-                inputs,
-                model_version=route.model_version,
-                id=request.id,
-                outputs=route.outputs,
-                parameters=request.parameters,
-                correlation_id=correlation_id,
-                flags=flags,
-                priority=request.priority,
-                timeout_us=request.timeout_us,
-                deadline_ns=request.deadline_ns,
-                caller=self._frame,
-                trace=request.trace.child() if request.trace is not None else None,
-            ),
-            step.reply,
+                sequence = value.sequence
+        correlation_id, flags = sequence or (request.correlation_id, request.flags)
+        sent = InferRequest(
+            route.model_name,
+            inputs,
+            model_version=route.model_version,
+            id=request.id,
+            outputs=route.outputs,
+            parameters=request.parameters,
+            correlation_id=correlation_id,
+            flags=flags,
+            priority=request.priority,
+            timeout_us=request.timeout_us,
+            deadline_ns=request.deadline_ns,
+            caller=self._frame,
+            trace=request.trace.child() if request.trace is not None else None,
         )
-        if self._is_done:  # cancelled while the step was being started
-            ticket.cancel()
-        else:
-            step.ticket = ticket
+        return sent, sequence
 
     def _take(self, step: StepCall, outcome: Outcome, final: bool) -> list[Command]:
         """Take in an outcome of a step and return the commands that follow."""
@@ -260,12 +319,12 @@ class EnsembleCall:
         sequence = (correlation_id, flags)
         return {key: _SequenceTensor(t.name, t.datatype, t.array, sequence) for key, t in values.items()}
 
-    def _response(self, branch: Branch[Tensor]) -> InferResponse:
+    def _response(self, read: Read) -> InferResponse:
         request, route = self.request, self._route
         sequence: Sequence = (request.correlation_id, request.flags)
         outputs: list[Tensor] = []
         for name, tensor, fit in route.outputs:
-            value = self._flow.read(branch, tensor)
+            value = read(tensor)
             if value is None:  # a model left it out
                 continue
             if isinstance(value, _SequenceTensor):
@@ -342,17 +401,22 @@ class EnsembleRunner:
         version: The version, as text.
         plan: Its steps.
         infer: Runs a step.
+        infer_at_once: Runs a step before it returns, where that is possible.
 
     Attributes:
         config: The complete configuration.
         version: The version, as text.
         metrics: Its metrics.
         infer: Runs a step.
+        infer_at_once: Runs a step before it returns, where that is possible.
     """
 
-    def __init__(self, version: str, plan: EnsemblePlan, infer: Infer) -> None:
+    def __init__(
+        self, version: str, plan: EnsemblePlan, infer: Infer, infer_at_once: InferAtOnce = never_at_once
+    ) -> None:
         self.version = version
         self.infer = infer
+        self.infer_at_once = infer_at_once
         self.metrics = ModelMetrics(plan.config.name, version, chosen_buckets(plan.config))
         self._calls: set[EnsembleCall] = set()
         self._is_stopping = False
@@ -393,6 +457,9 @@ class EnsembleRunner:
         self._calls.add(call)
         call.start(route)
         return call
+
+    def run_at_once(self, request: InferRequest) -> None:
+        """Return None: one of its steps may have to wait."""
 
     def succeeded(self, call: EnsembleCall, queue_ns: int, compute_ns: int) -> None:
         """Count a request whose final response is about to be sent."""

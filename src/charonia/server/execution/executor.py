@@ -23,28 +23,28 @@ from charonia.server.machine.cores import bind_thread
 from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule
 from charonia.server.scheduling.slots import CAPACITY_MAX
 
-Switches = tuple[int, int]
-"""Numbers of voluntary and involuntary context switches of a thread."""
+Usage = tuple[int, int, int]
+"""CPU time of a thread in ns, and the numbers of its voluntary and involuntary context switches."""
 
 if sys.platform == "linux":
     import resource
 
-    def switches() -> Switches:
-        """Return the counts of the calling thread since its start. Costs about a microsecond."""
-        usage = resource.getrusage(resource.RUSAGE_THREAD)
-        return usage.ru_nvcsw, usage.ru_nivcsw
+    def usage() -> Usage:
+        """Return those of the calling thread since its start. Costs about a microsecond."""
+        used = resource.getrusage(resource.RUSAGE_THREAD)
+        return int((used.ru_utime + used.ru_stime) * 1e9), used.ru_nvcsw, used.ru_nivcsw
 
 else:
 
-    def switches() -> Switches:
-        """Return zeros: this system does not count them by thread."""
-        return 0, 0
+    def usage() -> Usage:
+        """Return the CPU time of the calling thread, and zeros: this system does not count switches by thread."""
+        return time.thread_time_ns(), 0, 0
 
 
-def has_waited(since: Switches) -> bool:
-    """Return whether this thread has waited more often than it was pre-empted since then."""
-    waited, taken = switches()
-    return waited - since[0] > taken - since[1]
+def used_since(before: Usage) -> tuple[int, bool]:
+    """Return the CPU time of this thread since then, and whether it waited more often than it was pre-empted."""
+    cpu_ns, waited, taken = usage()
+    return cpu_ns - before[0], waited - before[1] > taken - before[2]
 
 
 class ExecutableBatch(BatchSink, Protocol):
@@ -98,23 +98,33 @@ class BlockingExecutor:
         where = "on the event loop" if self._rule.in_place else "in its thread"
         return f"<BlockingExecutor {self.placement.name} [runs {where} | {self._queue.qsize()} in line]>"
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the next batch runs in place."""
+        return self._rule.in_place
+
     def run(self, batch: ExecutableBatch) -> None:
         """Run the batch in place or hand it to the thread."""
-        rule = self._rule
-        if rule.in_place:
-            before = switches() if rule.is_watched else None
-            start = now_ns()
-            execution = execute(self._instance, batch.requests)
-            end = now_ns()
-            if before is None:
-                rule.ran_in_place(end - start)
-            else:
-                rule.ran_watched(end - start, has_waited=end - start > HELD_UP_NS and has_waited(before))
-            batch.executed(execution, start, end)
+        if self.in_place:
+            batch.executed(*self.run_in_place(batch.requests))
         else:
             if self._busy_poll is not None:
                 self._busy_poll.thread_runs()
             self._queue.put(batch)
+
+    def run_in_place(self, requests: Sequence[InferRequest]) -> tuple[Execution | ServingError, int, int]:
+        """Run a batch now; return what came of it, when it began and when it ended. To be called while `in_place`."""
+        rule = self._rule
+        before = usage() if rule.is_watched else None
+        start = now_ns()
+        execution = execute(self._instance, requests)
+        end = now_ns()
+        if before is None or end - start <= HELD_UP_NS:
+            rule.ran_in_place(end - start, 0)
+        else:
+            cpu_ns, has_waited = used_since(before)
+            rule.ran_in_place(end - start, cpu_ns, has_waited=has_waited)
+        return execution, start, end
 
     def cancel(self, batch: ExecutableBatch, index: int) -> None:
         """Do nothing: a running computation cannot be stopped."""

@@ -2,7 +2,7 @@
 
 Invariants:
 
-1. Every request gets exactly one final reply, from `answer`, and none after it. Only `_deliver` calls a reply.
+1. Every request gets exactly one final reply, from `answer`, and none after it. Only `deliver` calls a reply.
 2. A cancelled request is answered at once, while its batch goes on; later responses of the batch to it are ignored.
 3. A batch may finish and leave requests open. They stay in flight until their final reply.
 """
@@ -134,13 +134,13 @@ class InFlight:
         self.metrics.failed(reason, now_ns() - entry.arrival_ns)
         self.answer(entry, outcome)
 
-    def response(self, entry: PendingRequest, outputs: Outputs, record: ExecutionRecord) -> InferResponse:
+    def response(self, request: InferRequest, outputs: Outputs, record: ExecutionRecord) -> InferResponse:
         """Return the outputs of the model as a response.
 
         Raises:
             ServingError: The outputs do not fit the request or the configuration.
         """
-        request, config, tensors = entry.request, self._config, outputs.tensors
+        config, tensors = self._config, outputs.tensors
         if request.outputs:
             try:
                 tensors = selected(request, tensors, config, self._labels)
@@ -150,6 +150,40 @@ class InFlight:
                 _log.exception("the outputs of model '%s' are broken", config.name)
                 raise internal(f"the outputs of model '{config.name}' are broken: {type(error).__name__}") from error
         return InferResponse(config.name, self._version, request.id, tensors, outputs.parameters, record)
+
+    def ran_alone(
+        self,
+        request: InferRequest,
+        execution: Execution | ServingError,
+        record: ExecutionRecord,
+        reason: CloseReason,
+        arrival_ns: int,
+    ) -> InferResponse | ServingError:
+        """Count a request that ran at once, and so was never in flight, and return its outcome."""
+        start_ns = arrival_ns + record.queue_ns
+        input_end_ns, output_start_ns = start_ns, start_ns + record.compute_ns
+        outcome: InferResponse | ServingError
+        if isinstance(execution, ServingError):
+            outcome = execution
+        else:
+            input_end_ns, output_start_ns = execution.input_end_ns, execution.output_start_ns
+            result = execution.results[0]
+            try:
+                outcome = result if isinstance(result, ServingError) else self.response(request, result, record)
+            except ServingError as error:
+                outcome = error
+        has_failed = isinstance(outcome, ServingError)
+        if has_failed:
+            self.metrics.failed(FailureReason.BACKEND, now_ns() - arrival_ns)
+        self.metrics.batch_done(
+            arrivals_ns=() if has_failed else (arrival_ns,),
+            inferences=0 if has_failed else record.batch_size,
+            batch_size=record.batch_size,
+            reason=reason,
+            marks_ns=(start_ns, input_end_ns, output_start_ns, start_ns + record.compute_ns),
+            wall_ms=int(time.time() * 1000),
+        )
+        return outcome
 
     def stream(self, entry: PendingRequest, outcome: Outcome) -> None:
         """Send a response that is not final."""
@@ -184,15 +218,19 @@ class InFlight:
         if entry.wait is not None:
             self._deadlocks.leave(entry.wait)
 
+    def deliver(self, request: InferRequest, reply: Reply, outcome: Outcome, final: bool) -> None:
+        """Call a reply."""
+        try:
+            reply(outcome, final)
+        except Exception:  # a fault of a front end must not affect the rest of the batch
+            _log.exception("the reply to request %r of model %s failed", request.id, self._config.name)
+
     def _deliver(self, entry: PendingRequest, outcome: Outcome, final: bool) -> None:
         if final:
             is_known = self.requests.pop(entry.id, None) is not None
             if is_known and self._busy_poll is not None and entry.request.caller is None:
                 self._busy_poll.answered()
-        try:
-            entry.reply(outcome, final)
-        except Exception:  # a fault of a front end must not affect the rest of the batch
-            _log.exception("the reply to request %r of model %s failed", entry.request.id, self._config.name)
+        self.deliver(entry.request, entry.reply, outcome, final)
         if self.idle is not None and not self.requests:
             self.idle.set()
 
@@ -286,7 +324,7 @@ class RunningBatch:
             in_flight.fail(entry, result, FailureReason.BACKEND)
             return
         try:
-            response = in_flight.response(entry, result, self._record(entry, end_ns))
+            response = in_flight.response(entry.request, result, self._record(entry, end_ns))
         except ServingError as error:
             in_flight.fail(entry, error, FailureReason.BACKEND)
             return
@@ -354,7 +392,7 @@ class StreamingBatch(RunningBatch):
             outcome = result
         elif result is not None:
             try:
-                outcome = self._in_flight.response(entry, result, self._record(entry, end_ns))
+                outcome = self._in_flight.response(entry.request, result, self._record(entry, end_ns))
             except ServingError as error:
                 outcome = error
         elif not final:

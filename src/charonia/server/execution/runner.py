@@ -12,18 +12,20 @@ requests and sends their replies. Invariants:
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
-from charonia.core.calls import Reply
+from charonia.core.calls import ANSWERED, Reply, Ticket
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
+from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.trace import Trace
 from charonia.server.execution.admission import Admission, RequestCheck, with_request_id
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import WakeTimer, now_ns
 from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
-from charonia.server.execution.executor import Executor
+from charonia.server.execution.executor import BlockingExecutor, Executor
 from charonia.server.execution.in_flight import (
     DONE,
     QUEUED,
@@ -40,6 +42,7 @@ from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.scheduling.api import (
     EMPTY_ROW,
     Cancel,
+    CloseReason,
     Command,
     Drop,
     DropReason,
@@ -50,7 +53,8 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.default import FailedScheduler
+from charonia.server.scheduling.default import DefaultScheduler, FailedScheduler
+from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.scheduling.slots import SlotChange, Slots, capacity_limit
 
 _log = logging.getLogger(__name__)
@@ -88,6 +92,9 @@ class ModelRunner:
         self.version = version
         self._admission: RequestCheck = Admission(config)
         self._scheduler = scheduler
+        # Those that say whether a request would run at once; a wrapper of one has to see every event.
+        is_plain = type(scheduler) in (DefaultScheduler, DynamicBatcher) and not config.is_decoupled
+        self._plain = cast("DefaultScheduler | DynamicBatcher", scheduler) if is_plain else None
         self._executors = executors
         self._loop = loop
         self._busy_poll = busy_poll
@@ -137,10 +144,13 @@ class ModelRunner:
         """Return the request in flight with an id of the scheduler."""
         return self._in_flight.requests[id]
 
-    def submit(self, request: InferRequest, reply: Reply) -> PendingRequest:
+    def submit(self, request: InferRequest, reply: Reply) -> Ticket:
         """Take in a request; every outcome goes to `reply`."""
         if request.trace is not None:
             reply = self._traced(request, request.trace, reply)
+        elif self._plain is not None and (outcome := self.run_at_once(request)) is not None:
+            self._in_flight.deliver(request, reply, outcome, True)
+            return ANSWERED
         now = now_ns()
         entry = PendingRequest(self, request, reply, now)
         in_flight = self._in_flight
@@ -166,6 +176,44 @@ class ModelRunner:
         in_flight.requests[request_id] = entry
         self._handle(Submit(request_id, batch_size, shape_key, request.priority, request.timeout_us), now)
         return entry
+
+    def run_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
+        """Run a request that has no trace to its end before this returns, if it neither waits nor joins a batch.
+
+        Checks, statistics and outcome are those of `submit`. Nothing else can happen meanwhile, so there are no events.
+
+        Returns:
+            The outcome; None if nothing was done, and the request is to be submitted.
+        """
+        scheduler, in_flight = self._plain, self._in_flight
+        slot = scheduler.slot_at_once() if scheduler is not None else None
+        if scheduler is None or slot is None or in_flight.order is not None:
+            return None
+        executor = self._executors[slot % len(self._executors)]
+        if not isinstance(executor, BlockingExecutor) or not executor.in_place:
+            return None
+        arrival_ns = now_ns()
+        try:
+            batch_size, shape_key = self._admission.check(request)
+        except ServingError as error:
+            self.metrics.failed(FailureReason.OTHER, now_ns() - arrival_ns)
+            return error
+        if self._busy_poll is not None and request.caller is None:
+            self._busy_poll.submitted(arrival_ns)
+            self._busy_poll.answered()
+        reason = CloseReason.FULL
+        if self._gathers:
+            self._next_id += 1
+            event = Submit(self._next_id, batch_size, shape_key, request.priority, request.timeout_us)
+            (run,) = scheduler.handle(event, arrival_ns)
+            reason = cast("Run", run).reason
+            self._slots.begin(slot)
+        # Without gathering, the slot is idle again before the next event, so the scheduler need not know.
+        execution, start_ns, end_ns = executor.run_in_place((request,))
+        if self._gathers:
+            self._follow(self._slots.end(slot, end_ns - start_ns))
+        record = ExecutionRecord(executor.placement.name, batch_size, start_ns - arrival_ns, end_ns - start_ns)
+        return in_flight.ran_alone(request, execution, record, reason, arrival_ns)
 
     def cancel(self, entry: PendingRequest) -> None:
         """The caller of an unanswered request has gone."""
@@ -285,6 +333,7 @@ class ModelRunner:
         """Answer all requests in flight, and drop all later ones."""
         _log.exception("the scheduler of model '%s' failed: %s", self.config.name, repr(self))
         self._scheduler = FailedScheduler()
+        self._plain = None
         for entry in list(self._in_flight.requests.values()):
             if entry.state != DONE:
                 error = drop_error(DropReason.SCHEDULER_FAILED, entry.request, self.config.name)

@@ -6,6 +6,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
 from charonia.server.metrics.model_metrics import ModelMetrics
 
 
@@ -28,6 +29,14 @@ class Runner(Protocol):
 
     def submit(self, request: InferRequest, reply: Reply) -> Ticket:
         """Take in a request; every outcome goes to `reply`."""
+        ...
+
+    def run_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
+        """Run a request without a trace to its end before this returns, where that is possible: its only outcome.
+
+        Returns:
+            The outcome; None if nothing was done, and the request is to be submitted.
+        """
         ...
 
     async def drain(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -16,8 +16,9 @@ from charonia.server.ensembles.plan import key_of
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.activity import Activity, History
-from charonia.server.explain.explanation import Explanation
+from charonia.server.explain.explanation import Explanation, ProcessHistory
 from charonia.server.explain.rules import Facts, ModelSetup
+from charonia.server.guard.record import ProcessRecord
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.rate_limiter.overview import NO_SHORTAGE
@@ -36,14 +37,20 @@ class Explainer:
         loaded: Returns every version that answers.
         find: Returns a version by name and version ("" for any); raises where there is none.
         cores: Cores that the server may use.
+        processes: Returns what is known of the server's processes.
     """
 
     def __init__(
-        self, loaded: Callable[[], list[LoadedVersion]], find: Callable[[str, str], Runner], cores: int
+        self,
+        loaded: Callable[[], list[LoadedVersion]],
+        find: Callable[[str, str], Runner],
+        cores: int,
+        processes: Callable[[], tuple[ProcessRecord, ...]] = tuple,
     ) -> None:
         self._loaded = loaded
         self._find = find
         self._cores = cores
+        self._processes = processes
         self._histories: WeakKeyDictionary[ModelMetrics, History] = WeakKeyDictionary()
         self._times = CpuTimes.read(0.0)
         self._at_ns = now_ns()
@@ -76,7 +83,13 @@ class Explainer:
         Raises:
             ServingError: There is no such version.
         """
-        return self._explain(self._find(name, version))
+        explanation = self._explain(self._find(name, version))
+        now = now_ns()
+        processes = tuple(
+            ProcessHistory(each.name, each.uptime_s(now), sum(each.restarts.values()), each.last_exit)
+            for each in self._processes()
+        )
+        return replace(explanation, processes=processes)
 
     def _explain(self, runner: Runner) -> Explanation:
         history = self._histories.get(runner.metrics)

@@ -8,6 +8,23 @@ _QUANTILES = ((0.5, "p50"), (0.99, "p99"))
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessHistory:
+    """A process of the server.
+
+    Attributes:
+        name: Its name.
+        uptime_s: How long it has been running, in seconds; 0 while it does not run.
+        restarts: How often it was started again.
+        last_exit: Why it ended the last time, "" if it has never ended.
+    """
+
+    name: str
+    uptime_s: float
+    restarts: int
+    last_exit: str
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """An explained model version.
 
@@ -15,11 +32,13 @@ class Explanation:
         facts: The facts that the rules judged.
         findings: The findings, the strongest limit first.
         steps: The explanations of the models of an ensemble.
+        processes: The processes of the server; none for a server of one process.
     """
 
     facts: Facts
     findings: tuple[Finding, ...]
     steps: tuple["Explanation", ...] = ()
+    processes: tuple[ProcessHistory, ...] = ()
 
     @classmethod
     def of(cls, facts: Facts, steps: tuple["Explanation", ...] = ()) -> "Explanation":
@@ -82,6 +101,15 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
             "preferred_batch_size": list(setup.preferred),
         },
         "steps": [explanation_json(step) for step in explanation.steps],
+        "processes": [
+            {
+                "name": each.name,
+                "uptime_seconds": round(each.uptime_s, 1),
+                "restarts": each.restarts,
+                "last_exit": each.last_exit,
+            }
+            for each in explanation.processes
+        ],
     }
 
 

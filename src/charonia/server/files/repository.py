@@ -1,18 +1,23 @@
 """Makes the repository that serves files: a folder of links to them, with a configuration for each model."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.pbtxt import render
-from charonia.core.errors import invalid
+from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
 from charonia.server.files.forms import model_name
 from charonia.server.files.given import Given
 from charonia.server.files.options import FileOptions
+
+_log = logging.getLogger(__name__)
 
 WATCHED_MAX = 1000
 """Files beside a service file that are watched."""
@@ -21,77 +26,163 @@ Describe = Callable[[Path, ModelConfig], Awaitable[Mapping[str, ModelConfig]]]
 """Returns the models that a Python file defines, by name, given what their configurations begin with."""
 
 
-async def make_repository(given: Given, options: FileOptions, folder: Path, describe: Describe) -> tuple[str, ...]:
-    """Write the repository that serves files and folders of models, and return the names of its models.
+class FileRepository:
+    """The repository that serves files and folders of models.
 
     Args:
         given: What to serve.
         options: How.
         folder: The repository's folder, which is empty.
         describe: Asks Python files for their models.
-
-    Raises:
-        ServingError: Two models have one name, an option does not apply, or a Python file cannot be imported.
     """
-    if options.name and len(given.files) != 1:
-        raise invalid(f"--name: expected one file that it is the name of, got {len(given.files)}")
-    start = ModelConfig(max_batch_size=options.max_batch_size)
-    if options.workers:
-        start = replace(start, instance_group=(InstanceGroup(count=options.workers),))
-    names: list[str] = []
-    for path in given.models:
-        _claim(path.name, names)
-        (folder / path.name).symlink_to(path)
-    for path, form in given.files:
-        name = options.name or model_name(path.name)
-        if form.filename == "model.py":
-            await _add_python(path, options, start, folder, names, describe)
-            continue
-        config = replace(start, name=_claim(name, names))
-        if _has_weights_beside(path):
-            # The whole folder: ONNX Runtime refuses weights that are links.
-            version = _add(replace(config, default_model_filename=path.name), folder)
-            version.rmdir()
-            version.symlink_to(path.parent)
-        else:
-            (_add(config, folder) / form.filename).symlink_to(path)
-    return tuple(names)
 
+    def __init__(self, given: Given, options: FileOptions, folder: Path, describe: Describe) -> None:
+        self._given = given
+        self._options = options
+        self._folder = folder
+        self._describe = describe
+        self._start = ModelConfig(max_batch_size=options.max_batch_size)
+        if options.workers:
+            self._start = replace(self._start, instance_group=(InstanceGroup(count=options.workers),))
+        self._names: list[str] = []
+        self._services: dict[Path, _Service] = {}
 
-async def _add_python(
-    path: Path, options: FileOptions, start: ModelConfig, folder: Path, names: list[str], describe: Describe
-) -> None:
-    """Add the models that a service file defines, or the one that it is."""
-    start = replace(start, backend="python", parameters={SERVICE_PATH: str(path)})
-    defined = list(await describe(path, replace(start, max_batch_size=0)))
-    if defined and options.max_batch_size:
-        raise invalid(
-            f"--max-batch-size: {path.name} says it itself", hint="write @charonia.model(max_batch_size=...) there"
-        )
-    if options.name and len(defined) > 1:
-        raise invalid(f"--name: {path.name} has {len(defined)} models, which have names: {', '.join(defined)}")
-    if options.name or not defined:
-        defined = [options.name or model_name(path.name)]
-    for each in defined:
-        version = _add(replace(start, name=_claim(each, names)), folder)
+    @property
+    def has_services(self) -> bool:
+        """Whether a Python file is served."""
+        return bool(self._services)
+
+    async def make(self) -> tuple[str, ...]:
+        """Write the repository, and return the names of its models.
+
+        Raises:
+            ServingError: Two models have one name, an option does not apply, or a Python file cannot be imported.
+        """
+        options = self._options
+        if options.name and len(self._given.files) != 1:
+            raise invalid(f"--name: expected one file that it is the name of, got {len(self._given.files)}")
+        for path in self._given.models:
+            self._claim(path.name)
+            (self._folder / path.name).symlink_to(path)
+        for path, form in self._given.files:
+            if form.filename == "model.py":
+                state = _state(path)
+                self._services[path] = _Service(state, state, await self._defined(path))
+                for name in self._services[path].models:
+                    self._claim(name)
+                    self._add_service(path, name)
+                continue
+            name = options.name or model_name(path.name)
+            self._claim(name)
+            config = replace(self._start, name=name)
+            if _has_weights_beside(path):
+                # The whole folder: ONNX Runtime refuses weights that are links.
+                version = _add(replace(config, default_model_filename=path.name), self._folder / name)
+                version.rmdir()
+                version.symlink_to(path.parent)
+            else:
+                (_add(config, self._folder / name) / form.filename).symlink_to(path)
+        return tuple(self._names)
+
+    async def follow(self, interval_s: float) -> None:
+        """Add the models that a Python file defines after a change, and remove those that it no longer does.
+
+        Returns never. A model whose function changes is reloaded by the server, which watches the files themselves.
+        """
+        while True:
+            await asyncio.sleep(interval_s)
+            for path, service in self._services.items():
+                state = await asyncio.to_thread(_state, path)
+                is_settled, service.last = state == service.last, state
+                if state is None or not is_settled or state == service.acted:
+                    continue
+                service.acted = state
+                try:
+                    self._change(path, service, await self._defined(path))
+                except ServingError as error:
+                    _log.error("'%s' has changed, but its models stay as they are: %s", path.name, error)
+                except Exception:  # a bug: it must not end the others
+                    _log.exception("'%s' has changed, but its models stay as they are", path.name)
+
+    def _change(self, path: Path, service: "_Service", models: tuple[str, ...]) -> None:
+        others = [name for name in self._names if name not in service.models]
+        for name in models:
+            _check_free(name, others)
+        for name in set(service.models) - set(models):
+            hidden = (self._folder / name).rename(self._folder / f".{name}")
+            shutil.rmtree(hidden)
+        for name in models:
+            if name not in service.models:
+                self._add_service(path, name)
+        service.models = models
+        self._names = [*others, *models]
+
+    async def _defined(self, path: Path) -> tuple[str, ...]:
+        """Return the names of the models that a Python file defines, or of the one that it is."""
+        options = self._options
+        defined = tuple(await self._describe(path, replace(self._python(path), max_batch_size=0)))
+        if defined and options.max_batch_size:
+            raise invalid(
+                f"--max-batch-size: {path.name} says it itself", hint="write @charonia.model(max_batch_size=...) there"
+            )
+        if options.name and len(defined) > 1:
+            raise invalid(f"--name: {path.name} has {len(defined)} models, which have names: {', '.join(defined)}")
+        return defined if defined and not options.name else (options.name or model_name(path.name),)
+
+    def _python(self, path: Path) -> ModelConfig:
+        return replace(self._start, backend="python", parameters={SERVICE_PATH: str(path)})
+
+    def _add_service(self, path: Path, name: str) -> None:
+        hidden = self._folder / f".{name}"  # until it is complete
+        version = _add(replace(self._python(path), name=name), hidden)
         # Only to be watched: the file is imported from where it is.
         for beside in islice(sorted(path.parent.glob("*.py")), WATCHED_MAX):
             (version / beside.name).symlink_to(beside)
+        hidden.rename(self._folder / name)
+
+    def _claim(self, name: str) -> None:
+        _check_free(name, self._names)
+        self._names.append(name)
+
+
+@dataclass(slots=True)
+class _Service:
+    """A Python file that is served.
+
+    Attributes:
+        acted: Its state when it was last described.
+        last: Its state at the last look; a file that is still being written differs between looks.
+        models: Names of its models.
+    """
+
+    acted: "_State | None"
+    last: "_State | None"
+    models: tuple[str, ...]
+
+
+_State = tuple[int, int, int]
+
+
+def _state(path: Path) -> _State | None:
+    """Return what changes when a file does, None for one that is missing. Blocks on the disk."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _add(config: ModelConfig, folder: Path) -> Path:
-    """Add a model, and return the folder of its version."""
-    version = folder / config.name / "1"
+    """Make a model's folder, and return that of its version."""
+    version = folder / "1"
     version.mkdir(parents=True)
-    (version.parent / "config.pbtxt").write_text(render(config), encoding="utf-8")
+    (folder / "config.pbtxt").write_text(render(config), encoding="utf-8")
     return version
 
 
-def _claim(name: str, names: list[str]) -> str:
+def _check_free(name: str, names: Sequence[str]) -> None:
     if name in names:
         raise invalid(f"two models would be called '{name}'", hint="serve one of them alone with --name, or rename it")
-    names.append(name)
-    return name
 
 
 def _has_weights_beside(path: Path) -> bool:

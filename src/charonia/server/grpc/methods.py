@@ -54,8 +54,6 @@ def method_table() -> dict[bytes, Method]:
         "ServerLive": _server_live,
         "ServerReady": _server_ready,
         "ServerMetadata": _server_metadata,
-        "ModelStatistics": _model_statistics,
-        "RepositoryIndex": _repository_index,
     }
     for name, answer in answers.items():
         _add(table, _SERVICE, Method(name, run=_answering(answer, _engine)))
@@ -63,6 +61,8 @@ def method_table() -> dict[bytes, Method]:
         _add(table, _SERVICE, Method(name, run=_when_loaded(f"{name}Request", answer)))
     works: dict[str, Work] = {
         "ModelReady": _model_ready,
+        "ModelStatistics": _model_statistics,
+        "RepositoryIndex": _repository_index,
         "RepositoryModelLoad": _load,
         "RepositoryModelUnload": _unload,
     }
@@ -71,18 +71,19 @@ def method_table() -> dict[bytes, Method]:
     region_answers: dict[str, Callable[[Services, Buffer], bytes]] = {
         "SystemSharedMemoryStatus": _system_status,
         "CudaSharedMemoryStatus": _cuda_status,
-        "SystemSharedMemoryUnregister": _system_unregister,
-        "CudaSharedMemoryUnregister": _cuda_unregister,
     }
     for name, region_answer in region_answers.items():
         _add(table, _SERVICE, Method(name, run=_answering(region_answer, _services)))
-    for name, registration in (
-        ("SystemSharedMemoryRegister", _system_register),
-        ("CudaSharedMemoryRegister", _cuda_register),
-    ):
-        _add(table, _SERVICE, Method(name, run=_working(registration, _services)))
-    _add(table, _SERVICE, Method("TraceSetting", run=_trace_setting))
-    _add(table, _SERVICE, Method("LogSettings", run=_log_setting))
+    changes: dict[str, Callable[[Services, Buffer], Awaitable[bytes]]] = {
+        "SystemSharedMemoryRegister": _system_register,
+        "CudaSharedMemoryRegister": _cuda_register,
+        "SystemSharedMemoryUnregister": _system_unregister,
+        "CudaSharedMemoryUnregister": _cuda_unregister,
+        "LogSettings": _log_setting,
+    }
+    for name, change in changes.items():
+        _add(table, _SERVICE, Method(name, run=_working(change, _services)))
+    _add(table, _SERVICE, Method("TraceSetting", run=_working(_trace_setting, _service)))
     _add(table, _SERVICE, Method("ModelInfer", run=UnaryCall.infer))
     _add(table, _SERVICE, Method("ModelStreamInfer", converse=InferStream))
     _add(table, "grpc.health.v1.Health", Method("Check", run=_answering(_health, _engine)))
@@ -197,13 +198,13 @@ def _model_config(engine: Engine, message: Buffer) -> bytes:
     return grpc_messages.encode_model_config(engine.model_config(name, version))
 
 
-def _model_statistics(engine: Engine, message: Buffer) -> bytes:
+async def _model_statistics(engine: Engine, message: Buffer) -> bytes:
     name, version = grpc_messages.decode_model_reference("ModelStatisticsRequest", message)
-    return grpc_messages.encode_statistics(engine.model_statistics(name, version))
+    return grpc_messages.encode_statistics(await engine.model_statistics(name, version))
 
 
-def _repository_index(engine: Engine, message: Buffer) -> bytes:
-    return grpc_messages.encode_index(engine.repository_index(grpc_messages.decode_index_request(message)))
+async def _repository_index(engine: Engine, message: Buffer) -> bytes:
+    return grpc_messages.encode_index(await engine.repository_index(grpc_messages.decode_index_request(message)))
 
 
 def _health(engine: Engine, message: Buffer) -> bytes:
@@ -233,15 +234,15 @@ def _cuda_status(services: Services, message: Buffer) -> bytes:
     return grpc_messages.encode_cuda_status(_regions(services).cuda(name)) if name or services.regions else b""
 
 
-def _system_unregister(services: Services, message: Buffer) -> bytes:
-    _regions(services).unregister_system(
-        grpc_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", message)
-    )
+async def _system_unregister(services: Services, message: Buffer) -> bytes:
+    name = grpc_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", message)
+    await _regions(services).unregister_system(name)
     return b""
 
 
-def _cuda_unregister(services: Services, message: Buffer) -> bytes:
-    _regions(services).unregister_cuda(grpc_messages.decode_region_name("CudaSharedMemoryUnregisterRequest", message))
+async def _cuda_unregister(services: Services, message: Buffer) -> bytes:
+    name = grpc_messages.decode_region_name("CudaSharedMemoryUnregisterRequest", message)
+    await _regions(services).unregister_cuda(name)
     return b""
 
 
@@ -261,20 +262,19 @@ def _regions(services: Services) -> RegionRegistry:
     return services.regions
 
 
-def _trace_setting(call: UnaryCall, message: Buffer) -> None:
-    service = call.table.service
+async def _trace_setting(service: Service, message: Buffer) -> bytes:
     tracing = service.services.tracing
     if tracing is None:
         raise unsupported(NO_TRACING)
     model, change = trace_settings.decode_message(message)
     known_model(service.engine, model)
-    tracing.change(model, change)
-    call.answer(trace_settings.encode_message(tracing.settings(model)))
+    await tracing.change(model, change)
+    return trace_settings.encode_message(await tracing.settings(model))
 
 
-def _log_setting(call: UnaryCall, message: Buffer) -> None:
-    control = call.table.service.services.log
+async def _log_setting(services: Services, message: Buffer) -> bytes:
+    control = services.log
     if control is None:
         raise unsupported(NO_LOG_CONTROL, hint="change the settings of `logging` there")
-    control.change(log_settings.decode_message(message, control.options))
-    call.answer(log_settings.encode_message(control.options))
+    await control.change(log_settings.decode_message(message, control.options))
+    return log_settings.encode_message(control.options)

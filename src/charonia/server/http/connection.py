@@ -370,6 +370,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport, limits, parser = self._transport, self._limits, self._parser
         if transport is None:
             return
+        if self._phase is Phase.LINGERING and self._host.is_closing:
+            return  # `drain` gives it up, and says so
         waited_s = now_s - self._since_s
         if self._writing_paused or self._phase is Phase.LINGERING:
             unsent = unsent_bytes(transport)

@@ -1,15 +1,12 @@
 """Routes for the state of the server and its models, and for changes at run time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from charonia.config.json_form import to_json
 from charonia.core.errors import invalid, not_found, unavailable, unsupported
-from charonia.server.explain.explanation import explanation_json
-from charonia.server.facade import NO_LOG_CONTROL, Engine, LogControl, Services, known_model
+from charonia.server.facade import NO_LOG_CONTROL, Document, Engine, LogControl, Services, known_model
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.routes import Handler, Route, RouteTarget
-from charonia.server.rate_limiter.overview import view_json
-from charonia.server.sequences.overview import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire import log_settings, trace_settings, v2_control
@@ -27,7 +24,7 @@ _REPOSITORY = "/v2/repository/models/{model}"
 _NAMED_REPOSITORY = "/v2/repository/{repository}"
 
 Describe = Callable[[RegionRegistry, str], Sequence[object]]
-Unregister = Callable[[RegionRegistry, str], None]
+Unregister = Callable[[RegionRegistry, str], Awaitable[None]]
 
 
 class StatusHandlers:
@@ -89,22 +86,31 @@ class StatusHandlers:
         _json(exchange, to_json(self._engine.model_config(*target)))
 
     def _statistics(self, exchange: Exchange, target: RouteTarget) -> None:
-        _json(exchange, v2_control.statistics(self._engine.model_statistics(*target)))
+        async def answer() -> None:
+            _json(exchange, v2_control.statistics(await self._engine.model_statistics(*target)))
+
+        self._tasks.start(exchange, answer())
 
     def _sequences(self, exchange: Exchange, target: RouteTarget) -> None:
         if self._services.sequences is None:
             raise not_found("sequences are not shown here")
-        _json(exchange, sequences_json(self._services.sequences(*target)))
+        self._document(exchange, self._services.sequences(*target))
 
     def _explain(self, exchange: Exchange, target: RouteTarget) -> None:
         if self._services.explain is None:
             raise not_found("models are not explained here")
-        _json(exchange, explanation_json(self._services.explain(*target)))
+        self._document(exchange, self._services.explain(*target))
 
     def _rate_limits(self, exchange: Exchange, target: RouteTarget) -> None:
         if self._services.rate_limits is None:
             raise unavailable("the rate limiter is off", hint="start the server with --rate-limit=execution_count")
-        _json(exchange, view_json(self._services.rate_limits()))
+        self._document(exchange, self._services.rate_limits())
+
+    def _document(self, exchange: Exchange, document: Awaitable[Document]) -> None:
+        async def answer() -> None:
+            _json(exchange, await document)
+
+        self._tasks.start(exchange, answer())
 
 
 class ControlHandlers:
@@ -140,7 +146,7 @@ class ControlHandlers:
     def _index(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             ready_only = v2_control.decode_index(await self._tasks.body(exchange.request))
-            _json(exchange, v2_control.index(self._engine.repository_index(ready_only)))
+            _json(exchange, v2_control.index(await self._engine.repository_index(ready_only)))
 
         self._tasks.start(exchange, answer())
 
@@ -165,13 +171,17 @@ class ControlHandlers:
     def _trace(self, exchange: Exchange, target: RouteTarget) -> None:
         tracing = self._tracing()
         known_model(self._engine, target.model)
-        _json(exchange, trace_settings.describe(tracing.settings(target.model)))
+
+        async def answer() -> None:
+            _json(exchange, trace_settings.describe(await tracing.settings(target.model)))
+
+        self._tasks.start(exchange, answer())
 
     def _change_trace(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             tracing = self._tracing()
             known_model(self._engine, target.model)
-            tracing.change(target.model, trace_settings.decode_json(await self._tasks.body(exchange.request)))
+            await tracing.change(target.model, trace_settings.decode_json(await self._tasks.body(exchange.request)))
             self._trace(exchange, target)
 
         self._tasks.start(exchange, answer())
@@ -182,7 +192,8 @@ class ControlHandlers:
     def _change_log(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             control = self._log_control()
-            control.change(log_settings.decode_json(await self._tasks.body(exchange.request), control.options))
+            body = await self._tasks.body(exchange.request)
+            await control.change(log_settings.decode_json(body, control.options))
             self._log(exchange, target)
 
         self._tasks.start(exchange, answer())
@@ -218,13 +229,13 @@ class SharedMemoryHandlers:
                 "/v2/systemsharedmemory",
                 self._status(lambda regions, name: describe_system(regions.system(name))),
                 self._register_system,
-                self._unregister(RegionRegistry.unregister_system),
+                self._unregister(lambda regions, name: regions.unregister_system(name)),
             ),
             *_kind_routes(
                 "/v2/cudasharedmemory",
                 self._status(lambda regions, name: describe_cuda(regions.cuda(name))),
                 self._register_cuda,
-                self._unregister(RegionRegistry.unregister_cuda),
+                self._unregister(lambda regions, name: regions.unregister_cuda(name)),
             ),
         ]
 
@@ -238,8 +249,13 @@ class SharedMemoryHandlers:
 
     def _unregister(self, unregister: Unregister) -> Handler:
         def handler(exchange: Exchange, target: RouteTarget) -> None:
-            unregister(self._offered(), target.model)
-            exchange.respond(200, [])
+            regions = self._offered()
+
+            async def answer() -> None:
+                await unregister(regions, target.model)
+                exchange.respond(200, [])
+
+            self._tasks.start(exchange, answer())
 
         return handler
 

@@ -5,7 +5,9 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Sequence, Set
+from functools import partial
 
+from charonia.core.errors import ServingError
 from charonia.core.response import InferResponse
 from charonia.server.access.rules import Gate
 from charonia.server.access_log import AccessEntry, AccessLog
@@ -18,7 +20,8 @@ from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.page import PageHandlers
 from charonia.server.http.parser import JSON_SIZE
-from charonia.server.http.routes import Route, Router, RouteTarget, on_demand
+from charonia.server.http.route_hints import route_hint
+from charonia.server.http.routes import Route, Router, RouteTarget, none_ready, on_demand
 from charonia.server.listening import cannot_listen, drain
 
 __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend", "protocol_routes"]
@@ -56,7 +59,8 @@ class HttpEndpoint:
         routes: Sequence[Route],
         limits: HttpLimits,
         *,
-        hint: str,
+        hint: Callable[[str], str],
+        versions: Callable[[str], Sequence[str]] = none_ready,
         gate: Gate | None = None,
         access_log: AccessLog | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
@@ -66,7 +70,8 @@ class HttpEndpoint:
         Args:
             routes: The routes.
             limits: Limits of requests and connections.
-            hint: Hint in the error for an unknown path.
+            hint: Returns the hint in the error for an unknown path.
+            versions: Returns the versions of a model that are ready.
             gate: Authorizes calls; None to allow all.
             access_log: The access log, None for none.
             is_exiting: Whether requests are refused because the server is shutting down.
@@ -79,7 +84,7 @@ class HttpEndpoint:
         self.is_traced = False
         self.keeps_names = False
         self.singular: Set[bytes] = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
-        self._router = Router(routes, hint, gate=gate, is_exiting=is_exiting)
+        self._router = Router(routes, hint, versions=versions, gate=gate, is_exiting=is_exiting)
         self.handle = self._router.handle
         self.call_soon: Callable[[Callable[[], None]], object] = _call_soon
         self.port = 0
@@ -205,7 +210,8 @@ class HttpFrontend(HttpEndpoint):
         super().__init__(
             protocol_routes(engine, limits, services),
             limits,
-            hint="GET /v2 describes the server; metrics have a port of their own",
+            hint=route_hint,
+            versions=partial(_ready_versions, engine),
             gate=services.http_gate,
             access_log=access_log,
             is_exiting=engine.is_exiting,
@@ -214,6 +220,13 @@ class HttpFrontend(HttpEndpoint):
             self.handle = CrossOrigin(services.cors_origins, self.handle).handle
         self.is_traced = services.tracer is not None
         self.keeps_names = services.http_headers is not None
+
+
+def _ready_versions(engine: Engine, model: str) -> Sequence[str]:
+    try:
+        return engine.model_metadata(model).versions
+    except ServingError:  # no version is
+        return ()
 
 
 def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_SERVICES) -> list[Route]:
@@ -242,4 +255,7 @@ class MetricsFrontend(HttpEndpoint):
         def page(exchange: Exchange, target: RouteTarget) -> None:
             exchange.respond(200, [render()], METRICS_TYPE)
 
-        super().__init__([Route("/metrics", {b"GET": page})], HttpLimits(), hint="GET /metrics has the metrics")
+        def hint(path: str) -> str:
+            return "GET /metrics has the metrics"
+
+        super().__init__([Route("/metrics", {b"GET": page})], HttpLimits(), hint=hint)

@@ -49,6 +49,9 @@ SERVER_TIMING = b"server-timing"
 FOREIGN_TYPES = ("multipart/", "application/x-www-form-urlencoded", "image/", "audio/", "video/", "text/html")
 """Beginnings of content types that are never a request."""
 
+_START_BYTES = 64
+"""Bytes of a body in which a JSON document begins."""
+
 TRACED = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
 
 _NOT_ONE = unsupported(
@@ -118,21 +121,24 @@ class InferenceHandlers:
                     self._decoder.decode(target.model, target.version, body, size) if size else self._raw(target, body)
                 )
         except ServingError as error:
-            raise self._unreadable(exchange, target, error) from error
+            raise self._unreadable(exchange, target, body, error) from error
         accepted = headers.get(b"accept")
         if accepted is not None and EVENT_STREAM in accepted:
             self._infer_stream(exchange, call)
         else:
             self._submit(exchange, call.request, partial(self._reply, exchange, call))
 
-    def _unreadable(self, exchange: Exchange, target: RouteTarget, error: ServingError) -> ServingError:
+    def _unreadable(
+        self, exchange: Exchange, target: RouteTarget, body: bytes | memoryview, error: ServingError
+    ) -> ServingError:
         """Return the error of a body that cannot be read, with one that can be as its hint."""
         first = first_error(self._engine, self._services, *target, error)
         if first is not error or error.hint or error.code is not Code.INVALID_ARG:
             return first
         kind = exchange.request.headers.get(b"content-type", b"").partition(b";")[0].strip().decode("latin-1")
         message = error.message
-        if kind.startswith(FOREIGN_TYPES):
+        # curl and others call what they send a form, whatever it is.
+        if kind.startswith(FOREIGN_TYPES) and not bytes(body[:_START_BYTES]).lstrip().startswith((b"{", b"[")):
             message = f"expected the inputs as JSON, got a body of type '{kind}'"
         hint = ""
         with suppress(ServingError):  # the model may be one that is loaded by its first request

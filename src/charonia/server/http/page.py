@@ -93,10 +93,10 @@ class PageHandlers:
 
     def _openapi(self, exchange: Exchange, target: RouteTarget) -> None:
         self._offered(exchange)
-        server, models, url = self._engine.server_metadata(), self._models(), self._url(exchange)
-        has_keys = self._has_keys
+        server, url, has_keys = self._engine.server_metadata(), self._url(exchange), self._has_keys
 
         async def answer() -> None:
+            models = await self._models()
             document = await asyncio.to_thread(openapi_document, server, models, url=url, has_keys=has_keys)
             exchange.respond(200, [dump(document)])
 
@@ -120,10 +120,10 @@ class PageHandlers:
 
         self._tasks.start(exchange, answer())
 
-    def _models(self) -> list[ServedModel]:
+    async def _models(self) -> list[ServedModel]:
         """Return the models that are ready."""
         found = []
-        for name in dict.fromkeys(entry.name for entry in self._engine.repository_index(ready_only=True)):
+        for name in dict.fromkeys(entry.name for entry in await self._engine.repository_index(ready_only=True)):
             try:
                 metadata = self._engine.model_metadata(name)
                 found.append(ServedModel(self._engine.model_config(name), metadata.versions, metadata.platform))

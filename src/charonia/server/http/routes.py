@@ -28,7 +28,7 @@ REMEMBERED_BYTES_MAX = 512
 """Longest URL whose match is cached."""
 
 _VERSION = re.compile(r"[0-9]+", re.ASCII)
-"""A version in a path; a path with anything else there does not exist."""
+"""A version in a path."""
 
 _NOT_LOADING = ("/ready", "/stats", "/load", "/unload", "/trace/setting")
 """Ends of paths that do not load the model on demand."""
@@ -73,14 +73,24 @@ class Match(NamedTuple):
     target: RouteTarget
 
 
+def none_ready(model: str) -> Sequence[str]:
+    """Return no versions: where there are no models."""
+    return ()
+
+
+def _no_hint(path: str) -> str:
+    return ""
+
+
 class Router:
     """Answers exchanges by a table of routes."""
 
     def __init__(
         self,
         routes: Sequence[Route],
-        hint: str = "",
+        hint: Callable[[str], str] = _no_hint,
         *,
+        versions: Callable[[str], Sequence[str]] = none_ready,
         gate: Gate | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -88,11 +98,13 @@ class Router:
 
         Args:
             routes: The table.
-            hint: Hint in the error for an unknown path.
+            hint: Returns the hint in the error for an unknown path.
+            versions: Returns the versions of a model that are ready.
             gate: Authorizes calls; None to allow all.
             is_exiting: Whether requests are refused because the server is shutting down.
         """
         self._hint = hint
+        self._versions = versions
         self._gate = gate
         self._is_exiting = is_exiting
         self._routes = [
@@ -148,19 +160,27 @@ class Router:
             raise invalid("the URL contains a NUL character (%00), which no name does")
         match = next(
             (
-                Match(handlers, operation, target)
+                Match(handlers if _is_served(target) else dict.fromkeys(handlers, self._no_version), operation, target)
                 for pattern, handlers, operation in self._routes
                 if (target := _target(pattern, segments)) is not None
             ),
             None,
         )
         if match is None:
-            raise not_found(f"there is nothing at {path[:REMEMBERED_BYTES_MAX].decode('latin-1')}", hint=self._hint)
+            shown = path[:REMEMBERED_BYTES_MAX].decode("latin-1")
+            raise not_found(f"there is nothing at {shown}", hint=self._hint(shown))
         if len(url) <= REMEMBERED_BYTES_MAX:
             if len(self._matches) >= REMEMBERED_MAX:
                 self._matches.clear()
             self._matches[url] = match
         return match
+
+    def _no_version(self, exchange: Exchange, target: RouteTarget) -> None:
+        ready = self._versions(target.model)
+        raise not_found(
+            f"model '{target.model}': expected a number for the version, got '{target.version:.40}'",
+            hint=f"versions that are ready: {', '.join(ready[:10])}" if ready else "",
+        )
 
 
 def on_demand(routes: Sequence[Route], demand: EnsureLoaded, tasks: Tasks) -> list[Route]:
@@ -206,6 +226,10 @@ def _refuse_method(exchange: Exchange, allowed: bytes) -> None:
     exchange.respond(405, [encode_error(error)], extra=b"Allow: %b\r\n" % allowed)
 
 
+def _is_served(target: RouteTarget) -> bool:
+    return not target.version or _VERSION.fullmatch(target.version) is not None
+
+
 def _target(pattern: Sequence[str], segments: Sequence[str]) -> RouteTarget | None:
     if len(pattern) != len(segments):
         return None
@@ -219,7 +243,5 @@ def _target(pattern: Sequence[str], segments: Sequence[str]) -> RouteTarget | No
         elif expected in ("{model}", "{region}"):
             model = segment
         elif expected == "{version}":
-            if not _VERSION.fullmatch(segment):
-                return None
             version = segment
     return RouteTarget(model, version)

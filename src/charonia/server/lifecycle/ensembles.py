@@ -7,7 +7,7 @@ from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelState
 from charonia.core.request import InferRequest
 from charonia.server.ensembles.plan import EnsemblePlan
-from charonia.server.ensembles.runner import EnsembleRunner, Infer
+from charonia.server.ensembles.runner import EnsembleRunner, Infer, InferAtOnce, never_at_once
 from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, wire
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
 from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_namespace
@@ -31,10 +31,12 @@ class Ensembles:
 
     Attributes:
         infer: Runs the request of a step; set by the engine.
+        infer_at_once: Runs it before it returns, where that is possible; set by the engine.
     """
 
     def __init__(self, table: ModelTable, cache: ResponseCache | None = None) -> None:
         self.infer: Infer = _no_engine
+        self.infer_at_once: InferAtOnce = never_at_once
         self._table = table
         self._models = table.models
         self._cache = cache
@@ -111,7 +113,9 @@ class Ensembles:
         self._table.route(model)
 
     def _load(self, version: int, wiring: EnsemblePlan, namespace: bytes) -> LoadedVersion:
-        runner = behind_cache(EnsembleRunner(str(version), wiring, self.infer), self._cache, namespace)
+        runner = behind_cache(
+            EnsembleRunner(str(version), wiring, self.infer, self.infer_at_once), self._cache, namespace
+        )
         return LoadedVersion(runner, None, wiring.labels, cache_namespace=namespace)
 
     def _namespace(self, composition: Composition) -> bytes:

@@ -5,11 +5,10 @@ reaches its model without the repository; a step of an ensemble means the model 
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from charonia.config.model import ModelConfig
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import invalid
 from charonia.core.metadata import ModelState
 from charonia.core.names import model_key, name_of, namespace_of
 from charonia.server.lifecycle.ensemble_dependencies import Composition
@@ -138,15 +137,6 @@ def keys_of(name: str, found: Scan) -> list[str]:
     if name in found.models or name in found.ambiguous:
         return [name]
     return [key for key in found.models if name_of(key) == name]
-
-
-def ambiguity(name: str, keys: Sequence[str]) -> ServingError:
-    """Return the error for a request by a name that several models have."""
-    places = ", ".join(map(namespace_of, keys))
-    return invalid(
-        f"There are {len(keys)} models named '{name}', in {places}: a request by name alone could mean any of them",
-        hint=f"name the repository, too: '{keys[0]}'",
-    )
 
 
 def with_namespaces(config: ModelConfig, namespace: str, found: Scan) -> ModelConfig:

@@ -247,7 +247,9 @@ class Lifecycle:
 
     async def _look(self, *, fingerprints: bool = True) -> Scan:
         self.found = await asyncio.to_thread(self.sources.look, fingerprints=fingerprints)
-        self.unread = ""
+        if self.unread:
+            self.unread = ""
+            self.table.notify()
         return self.found
 
     async def _load_all(
@@ -375,6 +377,7 @@ class Lifecycle:
         is_new = entry.loaded is None
         if is_new:
             entry.state, entry.reason = ModelState.LOADING, ""
+            self.table.notify()
         _log.info("loading: %s:%d", model.name, version)
         try:
             if model.composition is not None:
@@ -404,6 +407,7 @@ class Lifecycle:
         def done(task: "asyncio.Task[None]") -> None:
             if self._loads.get(name) is task:
                 del self._loads[name]
+            self.table.notify()
             error = None if task.cancelled() else task.exception()
             if error is not None:  # the caller has it too, and ensembles find it in the model's entry
                 logged(error)
@@ -445,6 +449,7 @@ class Lifecycle:
             model.composition = None
             retirements = self.table.unload(model, set(model.versions))
             model.failure = failure
+            self.table.notify()
         self.ensembles.follow(model.name)
         return retirements
 

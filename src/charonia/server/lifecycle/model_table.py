@@ -6,6 +6,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelState
@@ -31,11 +32,13 @@ class ModelTable:
     Attributes:
         models: The models by key.
         routes: Where requests go. Read by the request path, which holds this very object.
+        on_change: Called when models or routes may have changed; None for no callback.
     """
 
     def __init__(self, *, summarizes: bool = False) -> None:
         self.models: dict[str, ModelEntry] = {}
         self.routes: Routes = {}
+        self.on_change: Callable[[], None] | None = None
         self._summarizes = summarizes
         self._retirements: set[asyncio.Task[None]] = set()
         self._retiring: set[Runner] = set()
@@ -83,6 +86,12 @@ class ModelTable:
         hand_over(self.routes, routes)
         self.routes.clear()
         self.routes.update(routes)
+        self.notify()
+
+    def notify(self) -> None:
+        """Report that models may have changed."""
+        if self.on_change is not None:
+            self.on_change()
 
     def unload(self, model: ModelEntry, versions: set[int]) -> "list[asyncio.Task[None]]":
         """Take versions of a model out of service, and return their retirements."""
@@ -147,6 +156,7 @@ class ModelTable:
         entry = model.versions[version]
         if entry.state is ModelState.UNLOADING:
             entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
+            self.notify()
         _log.info("successfully unloaded '%s' version %d", model.name, version)
         if model.provided is not None and not model.is_loaded and not model.lock.locked():
             provided, model.provided = model.provided, None

@@ -144,6 +144,14 @@ def usable_cores(process: Path = Path("/proc/self"), groups: Path = Path("/sys/f
     return max(1, int(min([float(cores), *quotas])))
 
 
+def cores_beside(cores: int, front_ends: int) -> int:
+    """Return the cores that models may use beside front ends in processes of their own.
+
+    A front end keeps up to one core busy, so each takes one from the models, of whose cores at least half stay theirs.
+    """
+    return max(1, cores - front_ends, cores // 2)
+
+
 def share(cores: int, instances: int) -> int:
     """Return the threads that each of `instances` may use so that all together do not exceed `cores`; at least 1."""
     return max(1, cores // max(1, instances))

@@ -53,6 +53,10 @@ class DefaultScheduler:
         """Return the time of the next queue timeout, or None."""
         return self._queue.next_deadline_ns() if self._queue.deadlines else None
 
+    def slot_at_once(self) -> int | None:
+        """Return the slot on which a request would run if it were submitted now, None if it would not."""
+        return self._idle.next() if self._idle.by_instance and not self._stopping else None
+
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
         self._now_ns = now_ns

@@ -155,6 +155,12 @@ class DynamicBatcher:
             return deadline_ns
         return self._due_ns
 
+    def slot_at_once(self) -> int | None:
+        """Return the slot on which a request would run alone if it were submitted now, None if it would not."""
+        if self._queue.entries or self._policy.delay_ns or self._strategy is not None or self._stopping:
+            return None
+        return self._idle.next() if self._idle.by_instance else None
+
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
         self._now_ns = now_ns

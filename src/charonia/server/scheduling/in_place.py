@@ -1,106 +1,131 @@
-"""Decides from measured times whether executions of a blocking instance run in place, on the event loop. Pure."""
+"""Decides from measured times whether executions of a blocking instance run in place, on the event loop. Pure.
+
+In place, an execution saves the cost of handing it to a thread and back, and holds up the loop while it lasts. The rule
+keeps an account: a long execution adds its time to what the model *owes*, and a short one makes up for
+`IN_PLACE_NS_MAX` of that. A model begins to run in place when it owes nothing, and goes back to the thread when it owes
+more than `OWED_NS_TOLERATED`; in between it stays where it is. So a single outlier changes nothing, and a model that
+has become slow leaves soon.
+
+1. In the thread, the CPU time counts: an execution waits there for the GIL whenever the loop holds it. One execution
+   must be short in wall-clock time, too: a model that waits, for a GPU for example, has little CPU time.
+2. In place, an execution may take long because the system has pre-empted the thread, which the model cannot help. So
+   executions are *watched*: their CPU time counts, unless the thread waited. Watching has its price, and ends after
+   `WATCHED` executions without a long one. The next long one is unexplained: it is free, but watching begins again.
+3. A model that waits only sometimes passes the test in the thread. When it has waited `WAITS_MAX` times while it was
+   watched, it runs in place only after `WAITS_FORGOTTEN` executions in which it computed more than it waited.
+"""
 
 IN_PLACE_NS_MAX = 100_000
-"""Longest execution that may run on the event loop: about the cost of handing it to a thread and back."""
+"""Longest execution in the thread that is short: about the cost of handing it over and back."""
 
-IN_PLACE_PROBES = 8
-"""Executions in a row that must be that short before they run in place."""
+HELD_UP_NS = 2 * IN_PLACE_NS_MAX
+"""The same in place: more than in the thread, so that a model between the two stays where it is."""
 
-IN_PLACE_RETRY_MAX = 4096
-"""Most executions in the thread after one blocked the loop, before the next attempt in place."""
+PROBES = 8
+"""Short executions with which a new model begins to run in place."""
 
-FORGIVEN_AFTER = 1000
-"""Short executions in place after which a long one is blamed on the operating system, which has pre-empted the thread,
-and not on the model."""
+OWED_NS_TOLERATED = 20_000_000
+"""A model that owes more runs in the thread."""
 
-FORGIVEN_NS_MAX = 10_000_000
-"""A longer execution is never forgiven."""
+OWED_NS_MAX = 2 * OWED_NS_TOLERATED
+"""No model owes more, so that some hundred short executions always make up for what was."""
+
+WATCHED = 1000
+"""Executions in place without a long one after which they are no longer watched."""
+
+UNEXPLAINED_NS_MAX = 100_000_000
+"""An execution that was not watched and took longer counts in full, whatever the reason."""
+
+WAIT_NS_MIN = 1_000_000
+"""A shorter execution that waited has perhaps waited for the GIL only."""
 
 WAITS_MAX = 2
-"""Executions that blocked the loop because the model waited, each within `FORGIVEN_AFTER` executions in place. After
-them, the model runs in place only after `IN_PLACE_RETRY_MAX` executions in which it computed more than it waited."""
+"""Executions that waited in place, while watched, after which the model is one that waits."""
 
-HELD_UP_NS = 10 * IN_PLACE_NS_MAX
-"""A longer execution in place counts as blocking the loop."""
+WAITS_FORGOTTEN = 4096
+"""Executions in the thread over which a model that waits is judged."""
 
 
 class InPlaceRule:
-    """Decides from measured times whether the next execution runs in place.
-
-    In the thread, an execution waits for the GIL whenever the loop holds it. So the CPU time counts there,
-    and one execution must be as short in wall-clock time: a model that waits, for a GPU for example, has none.
-
-    A model that waits only sometimes passes. While `is_watched`, until `FORGIVEN_AFTER` executions in place in a row
-    were short, the rule distinguishes executions in which the model waited from those in which the thread was
-    pre-empted. A model that waits more than it computes thus blocks the loop `WAITS_MAX` times and stays in the thread.
+    """Decides whether the next execution runs in place.
 
     Args:
         is_bound: Whether the instance is bound to cores other than the loop's, so that it never runs in place.
 
     Attributes:
         in_place: Whether the next execution runs in place.
-        is_watched: Whether executions in place are reported to `ran_watched`.
+        is_watched: Whether the CPU time of executions in place is to be measured, and whether they waited.
     """
 
     __slots__ = (
-        "_balance_ns",
-        "_is_bound",
-        "_least_ns",
-        "_ran",
-        "_short",
-        "_waits",
-        "_wanted",
-        "in_place",
-        "is_watched",
+        *("_balance_ns", "_is_bound", "_judged", "_least_ns", "_owed_ns", "_quiet", "_waits"),
+        *("in_place", "is_watched"),
     )
 
     def __init__(self, *, is_bound: bool = False) -> None:
         self.in_place = False
+        self.is_watched = True
         self._is_bound = is_bound
-        self._short = 0  # executions in a row with a short CPU time
-        self._least_ns = HELD_UP_NS  # the shortest wall-clock time of them
-        self._wanted = IN_PLACE_PROBES
-        self._ran = 0  # executions in place since the last that blocked the loop
-        self._waits = 0  # executions that blocked the loop because the model waited
-        self._balance_ns = 0  # CPU time of executions in a row, less the waiting time of long ones
-        self.is_watched = True
+        self._owed_ns = PROBES * IN_PLACE_NS_MAX
+        self._least_ns = HELD_UP_NS  # the shortest wall-clock time in the thread
+        self._quiet = 0  # executions in place since the last long one
+        self._waits = 0  # executions in place that waited
+        self._judged = 0  # executions in the thread of a model that waits,
+        self._balance_ns = 0  # and their CPU time less their waiting time
 
-    def ran_in_place(self, duration_ns: int) -> None:
-        """Take in the duration of an execution in place."""
-        self._ran += 1
+    def ran_in_place(self, duration_ns: int, cpu_ns: int, *, has_waited: bool = False) -> None:
+        """Take in an execution in place.
+
+        Args:
+            duration_ns: Its wall-clock time.
+            cpu_ns: Its CPU time, if it was watched.
+            has_waited: Whether it waited, if it was watched.
+        """
         if duration_ns <= HELD_UP_NS:
+            self._owed_ns = max(self._owed_ns - IN_PLACE_NS_MAX, 0)
+            if self.is_watched:
+                self._quiet += 1
+                if self._quiet >= WATCHED:
+                    self.is_watched = False
+                    self._waits = 0
             return
-        if self._ran > FORGIVEN_AFTER and duration_ns <= FORGIVEN_NS_MAX:
-            self._wanted = IN_PLACE_PROBES
+        self._quiet = 0
+        if self.is_watched:
+            if has_waited and duration_ns >= WAIT_NS_MIN:
+                self._waits += 1
+            took_ns = duration_ns if has_waited else cpu_ns
         else:
+            took_ns = duration_ns if duration_ns > UNEXPLAINED_NS_MAX else 0
+            self.is_watched = True
+        if took_ns > HELD_UP_NS:
+            self._owed_ns = min(self._owed_ns + took_ns, OWED_NS_MAX)
+        if self._owed_ns > OWED_NS_TOLERATED or self._waits >= WAITS_MAX:
             self.in_place = False
-            self._wanted = min(2 * self._wanted, IN_PLACE_RETRY_MAX)
-        self._ran = 0
-        self.is_watched = True
-
-    def ran_watched(self, duration_ns: int, *, has_waited: bool) -> None:
-        """Take in the duration of an execution in place, and whether the thread waited during it."""
-        self.ran_in_place(duration_ns)
-        if self._ran >= FORGIVEN_AFTER:
-            self.is_watched = False
-            self._waits = 0
-        elif has_waited and duration_ns > HELD_UP_NS:
-            self._waits += 1
-            if self._waits >= WAITS_MAX:
-                self._wanted = IN_PLACE_RETRY_MAX
+            self._least_ns = HELD_UP_NS
+            self._judged = self._balance_ns = 0
 
     def ran_in_thread(self, duration_ns: int, cpu_ns: int) -> None:
         """Take in the wall-clock time and the CPU time of an execution in the thread."""
-        if cpu_ns > IN_PLACE_NS_MAX:
-            self._begin_count()
-            return
-        self._short += 1
         self._least_ns = min(self._least_ns, duration_ns)
-        self._balance_ns += cpu_ns if duration_ns <= HELD_UP_NS else 2 * cpu_ns - duration_ns
-        if self._short < self._wanted or self._least_ns > IN_PLACE_NS_MAX or self._is_bound:
+        if cpu_ns > IN_PLACE_NS_MAX:
+            self._owed_ns = min(self._owed_ns + cpu_ns, OWED_NS_MAX)
+        else:
+            self._owed_ns = max(self._owed_ns - IN_PLACE_NS_MAX, 0)
+        if self._waits >= WAITS_MAX and not self._waits_no_longer(duration_ns, cpu_ns):
             return
-        self.in_place = self._waits < WAITS_MAX or self._balance_ns >= 0
-        self._begin_count()
+        if not self._owed_ns and self._least_ns <= IN_PLACE_NS_MAX and not self._is_bound:
+            self.in_place = True
+            self._quiet = 0
+            self.is_watched = True
 
-    def _begin_count(self) -> None:
-        self._short, self._least_ns, self._balance_ns = 0, HELD_UP_NS, 0
+    def _waits_no_longer(self, duration_ns: int, cpu_ns: int) -> bool:
+        """Judge a model that waits by so many executions in a row."""
+        self._judged += 1
+        self._balance_ns += cpu_ns if duration_ns < WAIT_NS_MIN else 2 * cpu_ns - duration_ns
+        if self._judged < WAITS_FORGOTTEN:
+            return False
+        has_computed = self._balance_ns >= 0
+        self._judged = self._balance_ns = 0
+        if has_computed:
+            self._waits = WAITS_MAX - 1
+        return has_computed

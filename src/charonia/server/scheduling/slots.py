@@ -229,19 +229,27 @@ class IdleSlots:
                     del self.by_instance[instance]
                 return
 
+    def next(self) -> int:
+        """Return the slot for the next batch; there must be one."""
+        idle = self.by_instance
+        return next(reversed(idle[self._instance() if len(idle) > 1 else next(iter(idle))]))
+
     def take(self) -> int:
         """Take the slot for the next batch; there must be one."""
-        idle = self.by_instance
-        instance = next(reversed(idle))
-        if len(idle) > 1 and self._busy:
-            busy = list(self._busy.values())
-            instance = min(reversed(idle), key=busy.count)
-        slots = idle[instance]
+        instance = self._instance()
+        slots = self.by_instance[instance]
         slot, _ = slots.popitem()
         if not slots:
-            del idle[instance]
+            del self.by_instance[instance]
         self._busy[slot] = instance
         return slot
+
+    def _instance(self) -> int:
+        idle = self.by_instance
+        if len(idle) > 1 and self._busy:
+            busy = list(self._busy.values())
+            return min(reversed(idle), key=busy.count)
+        return next(reversed(idle))
 
     def check_invariants(self) -> None:
         """Raise an AssertionError where a slot is idle and busy, or an instance is listed without an idle slot."""

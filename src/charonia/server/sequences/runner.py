@@ -13,7 +13,7 @@ from functools import partial
 from charonia.config.kinds import ControlKind
 from charonia.config.model import ModelConfig
 from charonia.config.sequence_tensors import control_type, controls
-from charonia.core.calls import Outcome, Reply
+from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
@@ -194,7 +194,7 @@ class SequenceRunner(ModelRunner):
         self._is_followed = False
         self._is_closed = False
 
-    def submit(self, request: InferRequest, reply: Reply) -> PendingRequest:
+    def submit(self, request: InferRequest, reply: Reply) -> Ticket:
         """Take in a request, or forward it to the runner where its sequence started."""
         if self._predecessors and not request.flags & SEQUENCE_START:
             for runner in self._predecessors:

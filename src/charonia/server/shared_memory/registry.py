@@ -84,11 +84,11 @@ class RegionRegistry:
         """Register a region of a GPU's memory. Raises as `register_system`, with `CudaMemory` for `SystemMemory`."""
         await self._register(region, lambda: self._open_cuda(region))
 
-    def unregister_system(self, name: str = "") -> None:
+    async def unregister_system(self, name: str = "") -> None:
         """Forget one region of system shared memory, or all; an unknown one is no error."""
         self._unregister(SystemRegion, name)
 
-    def unregister_cuda(self, name: str = "") -> None:
+    async def unregister_cuda(self, name: str = "") -> None:
         """Forget one region of a GPU's memory, or all; an unknown one is no error."""
         self._unregister(CudaRegion, name)
 

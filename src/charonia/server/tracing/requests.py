@@ -36,11 +36,11 @@ class Tracing(Protocol):
         """The sampler, None while it would pick no request."""
         ...
 
-    def settings(self, model: str = "") -> dict[str, list[str]]:
+    async def settings(self, model: str = "") -> dict[str, list[str]]:
         """Return the settings of a model, or with "" those of the server, by name in the protocol."""
         ...
 
-    def change(self, model: str, change: Change) -> None:
+    async def change(self, model: str, change: Change) -> None:
         """Change the settings of a model, or with "" of the server.
 
         Raises:

@@ -66,7 +66,7 @@ class TracingService:
         """Traces that were dropped because the writer could not keep up."""
         return self._writer.dropped if self._writer is not None else 0
 
-    def settings(self, model: str = "") -> dict[str, list[str]]:
+    async def settings(self, model: str = "") -> dict[str, list[str]]:
         """Return the settings of a model, or with "" those of the server, by name in the protocol."""
         settings = self._table.of_model(model) if model else self._table.of_server()
         sampling = self._samplings.get(model, self._samplings[""])
@@ -84,7 +84,7 @@ class TracingService:
             shown["trace_mode"] = [TraceMode.TRITON.value]
         return shown
 
-    def change(self, model: str, change: Change) -> None:
+    async def change(self, model: str, change: Change) -> None:
         """Change the settings of a model, or with "" of the server.
 
         Raises:

@@ -26,6 +26,8 @@ MILLISECOND = 1e6
 _INCHES, _DOTS_AN_INCH = (9.0, 5.0), 150
 _NAME_LENGTH_MAX = 40
 
+_NINES = ("0", "90", "99", "99.9", "99.99", "99.999", "99.9999", "99.99999")
+
 _COLOR = re.compile(r"--([\w-]+): (#[0-9a-f]{6});")
 
 Draw = Callable[["Figure"], None]
@@ -149,3 +151,9 @@ def finish(axes: "Axes", title: str, x: str, y: str) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
+
+
+def nines(axes: "Axes", last: float) -> None:
+    """Name the places of an axis of quantiles `1 - 10 ** -x`, up to the last."""
+    count = min(len(_NINES), 1 + int(last))
+    axes.set_xticks(range(count), [f"{text} %" for text in _NINES[:count]])

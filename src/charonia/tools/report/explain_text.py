@@ -39,6 +39,7 @@ def explain_text(document: Mapping[str, Any], columns: int = COLUMNS_MAX) -> str
     lines += [] if document["steps"] else ["", *_place(document)]
     if document["steps"]:
         lines += ["", *_steps(document["steps"])]
+    lines += _processes(document.get("processes", []))
     return "\n".join(lines)
 
 
@@ -130,6 +131,17 @@ def _steps(steps: list[Mapping[str, Any]]) -> Iterator[str]:
             f"  {step['model_name']:<{width}}  busy {instances['busy']:>4.0%} of {instances['count']} instances, "
             f"{_time(times['request'])} a request, {_time(times['queue'])} of it in the queue"
         )
+
+
+def _processes(processes: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the processes that were started again or are about to be."""
+    label = "Processes"
+    for each in processes:
+        if each["last_exit"]:
+            times = f"{each['restarts']} time{'' if each['restarts'] == 1 else 's'}"
+            state = f"up {each['uptime_seconds']:,.0f} s" if each["uptime_seconds"] else "not running"
+            yield _line(label, f"{each['name']} {state}, started again {times}; its last end: {each['last_exit']}")
+            label = ""
 
 
 def _count(number: int) -> str:

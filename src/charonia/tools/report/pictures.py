@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from charonia.tools.report.drawing import MILLISECOND, Draw, breakdown, colors, finish, png_files
+from charonia.tools.report.drawing import MILLISECOND, Draw, breakdown, colors, finish, nines, png_files
 from charonia.tools.report.plot_data import TITLES, plot_data
 from charonia.tools.results.records import PerfRun
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 _CURVES_MAX = 6
 _SECOND = 1e3
-_NINES = ("0", "90", "99", "99.9", "99.99", "99.999", "99.9999", "99.99999")
 
 
 def pictures(run: PerfRun) -> dict[str, bytes]:
@@ -68,8 +67,7 @@ def _distribution(figure: "Figure", levels: Sequence[Mapping[str, Any]], title: 
     if any(level["curve"]["service"] for level in levels):
         axes.plot([], [], "--", color=colors()["soft"], label="service time")
     finish(axes, title, "Percentile", "Latency in ms")
-    nines = min(len(_NINES), 1 + int(max(levels[place]["curve"]["x"][-1] for place in shown)))
-    axes.set_xticks(range(nines), [f"{text} %" for text in _NINES[:nines]])
+    nines(axes, max(levels[place]["curve"]["x"][-1] for place in shown))
 
 
 def _spread(count: int, best: int) -> list[int]:

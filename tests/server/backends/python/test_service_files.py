@@ -179,6 +179,21 @@ def test_annotations_say_datatype_and_dims(tmp_path: Path, annotation: str, data
 
 
 @pytest.mark.parametrize(
+    ("annotation", "options"),
+    [("Vector", ""), ("list[Vector]", "(max_batch_size=2)"), ("Vectors", "(max_batch_size=2)")],
+)
+def test_an_alias_means_what_it_stands_for(tmp_path: Path, annotation: str, options: str) -> None:
+    code = (
+        "from typing_extensions import TypeAliasType\n"  # what a `type` statement makes, in Python 3.12
+        "Vector = TypeAliasType('Vector', NDArray[np.float32] | None)\n"
+        "Vectors = TypeAliasType('Vectors', list[Vector])\n"
+        f"@model{options}\ndef f(x: {annotation} = None) -> {annotation}:\n    return x\n"
+    )
+
+    assert Service(tmp_path, code).signature() == {"x": ("FP32", [-1]), "output": ("FP32", [-1])}
+
+
+@pytest.mark.parametrize(
     ("code", "reason"),
     [
         ("@model\ndef f(x) -> int: ...", "parameter 'x' has no type"),

@@ -1,24 +1,20 @@
 """Encoding of requests, responses, errors and log lines between the server and a model."""
 
 import logging
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import orjson
 
 from charonia.core.calls import Outcome
-from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.tensor import Array, DeviceTensor, Tensor
+from charonia.core.tensor import DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Rescheduled, Result
 from charonia.server.backends.python.cuda_ipc import exported_place, imported_tensor
+from charonia.server.backends.python.tensors import found, placed
 from charonia.server.backends.python.worker.channel import PLACE_LENGTH, Incoming, Outgoing
 from charonia.server.backends.python.worker.errors import RESCHEDULED
-from charonia.wire.tensors import decode_tensor, encode_tensor
 
 _CODES = (
     Code.UNKNOWN,
@@ -199,9 +195,7 @@ def log_of_model(instance: str, level: int, text: str, file: str, line: int) -> 
 
 def _placed(tensors: Iterable[Tensor], outgoing: Outgoing, on_gpu: bool) -> list[tuple[object, ...]]:
     return [
-        (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
-        if type(tensor) is not DeviceTensor
-        else _placed_on_device(tensor, outgoing, on_gpu)
+        placed(tensor, outgoing) if type(tensor) is not DeviceTensor else _placed_on_device(tensor, outgoing, on_gpu)
         for tensor in tensors
     ]
 
@@ -213,30 +207,17 @@ def _placed_on_device(tensor: DeviceTensor, outgoing: Outgoing, on_gpu: bool) ->
         exported = exported_place(tensor, outgoing) if on_gpu else None
         if exported is not None:
             return (name, wire, tensor.shape, exported)
-        return (name, wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
+        return placed(tensor, outgoing)
     except ServingError as error:
         return (name, wire, (), encode_error(error))
 
 
 def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, references: RegionReferences) -> list[Tensor]:
-    found: list[Tensor] = []
-    for name, datatype, shape, place in tensors:
-        if len(place) != PLACE_LENGTH:
-            found.append(imported_tensor((name, datatype, shape, place), message, references.release_handle))
-            continue
-        tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
-        if place[0] > 0:  # our own regions count their references themselves
-            tensor.array = _counted(tensor.array, partial(references.release, place[0]))
-        found.append(tensor)
-    return found
-
-
-def _counted(array: Array, release: Callable[[], None]) -> Array:
-    """Return the same elements in an array that calls `release` when it and all views of it are gone."""
-    if array.dtype.kind == "O":  # its elements were copied already
-        release()
-        return array
-    # An array over a memoryview of its own: views of the array keep the array, and numpy does not look through it.
-    holder = np.asarray(array.view(np.uint8).reshape(-1).data)
-    weakref.finalize(holder, release).atexit = False
-    return holder.view(array.dtype).reshape(array.shape)
+    return [
+        found(described, message, references.release)
+        if len(described[3]) == PLACE_LENGTH
+        else imported_tensor(
+            (described[0], described[1], described[2], described[3]), message, references.release_handle
+        )
+        for described in tensors
+    ]

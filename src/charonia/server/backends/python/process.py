@@ -21,19 +21,12 @@ from typing import IO
 
 import psutil
 
+from charonia.server.backends.python.channel_end import SOCKET_BYTES, ChannelEnd, TensorLink
 from charonia.server.backends.python.codec import log_of_model
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment
 from charonia.server.backends.python.reaper import reaper
-from charonia.server.backends.python.worker.channel import (
-    FDS_MAX,
-    Incoming,
-    Outgoing,
-    Receiver,
-    receive,
-    remaining,
-    send_some,
-)
-from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
+from charonia.server.backends.python.worker.regions import RegionPool
 from charonia.server.machine.cores import bound_to
 
 _log = logging.getLogger(__name__)
@@ -47,9 +40,6 @@ OUTPUT_LINE_BYTES_MAX = 8192
 TAIL_CHARS_MAX = 16 * 1024
 """Error messages contain at most this much, the end of the output."""
 
-SOCKET_BYTES = 1024 * 1024
-"""Socket buffer in each direction: holds a batch of small tensors."""
-
 KILL_WAIT_S = 5.0
 """Time limit for a killed process to exit."""
 
@@ -58,9 +48,6 @@ DISCONNECTED_S_MAX = 1.0
 
 LAST_READS_MAX = 64
 """Reads of the remaining data of an ended process: more than the socket's buffers hold."""
-
-RELEASES_HELD_MAX = 8
-"""Dropped references to the worker's regions that may wait for the next message; with more, one is sent at once."""
 
 _SCRIPT = Path(__file__).parent / "worker" / "script.py"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -91,15 +78,9 @@ class WorkerProcess:
         on_end: Callable[[str], None],
     ) -> None:
         self.name = name
-        self.pool = RegionPool(forwards=True)
-        self.pool.exports_gpu = takes_gpu
         self._on_message = on_message
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._mappings = Mappings(forwards=True)
-        self._receiver = Receiver(self._mappings, self.pool)
-        self._unsent: list[bytes | bytearray | memoryview] = []
-        self._unsent_fds: list[int] = []
         self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
         self._partial = b""
         self._is_ended = False
@@ -114,7 +95,6 @@ class WorkerProcess:
                 end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
         ours.setblocking(False)
         our_input.setblocking(False)
-        self._sending, self._receiving = ours, our_input
         variables = {**dict.fromkeys(_THREAD_VARIABLES, str(threads)), **environment.variables(os.environ)}
         variables["PYTHONUNBUFFERED"] = "1"
         arguments = (str(_SCRIPT), str(their_input.fileno()), str(theirs.fileno()), str(os.getpid()))
@@ -138,7 +118,10 @@ class WorkerProcess:
             raise RuntimeError("the worker process has no output pipe")
         self._output: IO[bytes] = output
         os.set_blocking(self._output.fileno(), False)
-        self._loop.add_reader(self._receiving.fileno(), self._readable)
+        self._channel = ChannelEnd(
+            name, ours, our_input, on_message=self._take, on_broken=self.kill, on_end=self._disconnected
+        )
+        self.pool.exports_gpu = takes_gpu
         self._loop.add_reader(self._output.fileno(), self._output_readable)
         self._pidfd = _open_pidfd(self._process.pid)
         if self._pidfd is not None:
@@ -147,7 +130,7 @@ class WorkerProcess:
     def __repr__(self) -> str:
         """Return e.g. `<WorkerProcess 'm_0_0' pid=4711 running unsent=0>`."""
         state = "ended" if self._is_ended else "running"
-        return f"<WorkerProcess '{self.name}' pid={self.pid} {state} unsent={len(self._unsent)}>"
+        return f"<WorkerProcess '{self.name}' pid={self.pid} {state} unsent={self.unsent}>"
 
     @property
     def pid(self) -> int:
@@ -157,7 +140,12 @@ class WorkerProcess:
     @property
     def unsent(self) -> int:
         """Number of buffers that wait for the worker to read."""
-        return len(self._unsent)
+        return len(self._channel.unsent)
+
+    @property
+    def pool(self) -> RegionPool:
+        """The server's regions that the worker may have."""
+        return self._channel.pool
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the process."""
@@ -175,25 +163,8 @@ class WorkerProcess:
             return 0.0
 
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
-        """Send a message, together with others of the same iteration of the event loop.
-
-        Args:
-            header: Kind and content.
-            outgoing: Its tensors.
-            at_once: Send it now, with all waiting messages.
-
-        Raises:
-            ChannelError: It is too large.
-        """
-        outgoing = outgoing or Outgoing(self.pool)
-        buffers = outgoing.frame(header)
-        if not (at_once or self._unsent):
-            self._loop.call_soon(self._write)
-        self._unsent += buffers
-        # A descriptor may arrive before its message, never after it.
-        self._unsent_fds += outgoing.fds
-        if at_once:
-            self._write()
+        """Send a message. See `ChannelEnd.send`."""
+        self._channel.send(header, outgoing, at_once=at_once)
 
     def soon(self, action: Callable[[], None]) -> None:
         """Run an action on the event loop's thread. Thread-safe, even when the loop is closed."""
@@ -202,7 +173,7 @@ class WorkerProcess:
 
     def drop(self, regions: list[int]) -> None:
         """Unmap regions that the worker has freed."""
-        self._mappings.drop(regions)
+        self._channel.drop(regions)
 
     def kill(self, reason: str) -> None:
         """Kill the process; `on_end` gets this reason."""
@@ -229,63 +200,22 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _write(self) -> None:
-        if self._is_ended:
-            return
-        try:
-            while self._unsent:
-                sent = send_some(self._sending, self._unsent, self._unsent_fds)
-                self._unsent_fds = self._unsent_fds[FDS_MAX:]
-                self._unsent = remaining(self._unsent, sent)
-        except BlockingIOError:
-            self._loop.add_writer(self._sending.fileno(), self._writable)
-        except (BrokenPipeError, ConnectionResetError):  # the worker has ended; reading finds out why
-            self._unsent.clear()
-        except OSError as error:
-            self._unsent.clear()
-            self.kill(f"a batch cannot be sent to it: {error}")
+    def _take(self, message: Incoming) -> None:
+        if message.header[0] == "log":
+            log_of_model(self.name, *message.header[1:])
+        else:
+            self._on_message(message)
 
-    def _writable(self) -> None:
-        self._loop.remove_writer(self._sending.fileno())
-        self._write()
-
-    def _readable(self) -> None:
-        if self._read() is False:
-            self._loop.remove_reader(self._receiving.fileno())
-            self._loop.call_later(DISCONNECTED_S_MAX, self._kill_group)
-            if self._pidfd is None:
-                self._waiter = self._loop.create_task(self._wait())
-
-    def _read(self) -> bool | None:
-        """Handle data that can be read now; return None when there is none, False at the end of the connection."""
-        try:
-            data, fds = receive(self._receiving)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return False
-        if not data:
-            return False
-        try:
-            for message in self._receiver.feed(data, fds):
-                if message.header[0] == "log":
-                    log_of_model(self.name, *message.header[1:])
-                else:
-                    self._on_message(message)
-        except ChannelError as error:
-            self.kill(f"it sent something that cannot be read: {error}")
-            return False
-        except Exception as error:  # a bug: requests would wait forever
-            _log.exception("a message of the worker process of '%s' cannot be handled", self.name)
-            self.kill(f"the server met a fault of its own with one of its messages: {type(error).__name__}: {error}")
-            return False
-        return True
+    def _disconnected(self) -> None:
+        self._loop.call_later(DISCONNECTED_S_MAX, self._kill_group)
+        if self._pidfd is None:
+            self._waiter = self._loop.create_task(self._wait())
 
     def _exited(self) -> None:
         """The process has exited and is not reaped yet."""
         self._kill_group()
         for _ in range(LAST_READS_MAX):  # its last message may be an answer
-            if not self._read():
+            if not self._channel.read():
                 break
         self._reaped(self._process.wait())
 
@@ -313,18 +243,12 @@ class WorkerProcess:
         if self._process.returncode is not None:
             reaper.forget(self._process.pid)
         self._gone.set_result(None)
-        for fd in (self._receiving.fileno(), self._output.fileno()):
-            self._loop.remove_reader(fd)
-        self._loop.remove_writer(self._sending.fileno())
+        self._loop.remove_reader(self._output.fileno())
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
-        self._sending.close()
-        self._receiving.close()
         self._output.close()
-        self._receiver.close()
-        self._mappings.close()
-        self.pool.close()
+        self._channel.close()
 
     def _output_readable(self) -> None:
         try:
@@ -346,7 +270,7 @@ class WorkerProcess:
             _log.info("[%s] %s", self.name, text)
 
 
-class WorkerLink:
+class WorkerLink(TensorLink):
     """Sends messages to one worker process, with the dropped references to shared memory.
 
     Attributes:
@@ -354,62 +278,22 @@ class WorkerLink:
         is_open: Whether it is still the current worker.
     """
 
-    __slots__ = ("_freed", "_released", "is_open", "process")
+    __slots__ = ("process",)
 
     def __init__(self, process: WorkerProcess) -> None:
+        super().__init__(process)
         self.process = process
-        self.is_open = True
-        self._released: list[int] = []  # regions and handles of the worker without references here
-        self._freed: list[int] = []  # our own regions
-
-    def outgoing(self) -> Outgoing:
-        """Return an empty message to place tensors in."""
-        return Outgoing(self.process.pool)
-
-    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
-        """Send a message that ends with the dropped references.
-
-        Args:
-            header: Kind and content.
-            outgoing: Its tensors.
-            at_once: Whether to send it now, since others are unlikely to follow in this iteration of the event loop.
-
-        Raises:
-            ChannelError: It cannot be encoded.
-        """
-        released, freed = self._released.copy(), self._freed
-        self.process.send((*header, released, freed), outgoing, at_once=at_once)
-        # In place: finalizers of arrays in any thread append to this list.
-        del self._released[: len(released)]
-        self._freed = []
-
-    def release(self, region: int) -> None:
-        """Drop the reference to a region of the worker. Thread-safe."""
-        self._released.append(region)
 
     def release_handle(self, export_id: int) -> None:
         """Drop the reference to a GPU tensor that the worker has exported. Thread-safe.
 
         The worker is notified soon, not with the next message: GPU memory is scarce, and the worker may stay idle.
         """
-        self._released.append(export_id)
+        self.release(export_id)
         self.process.soon(self._release)
 
     def _release(self) -> None:
         if self.is_open and self._released:
-            self.send(("release",))
-
-    def note(self, released: list[int], freed: list[int]) -> None:
-        """Handle the lists in a message: dropped references to our regions, and regions that the worker has freed.
-
-        Call this after the message's own tensors have been decoded.
-        """
-        self._freed += self.process.pool.release(released)
-        self.process.drop(freed)
-
-    def flush(self) -> None:
-        """Send dropped references if there are many; a worker that only sends would otherwise never reuse memory."""
-        if len(self._released) >= RELEASES_HELD_MAX:
             self.send(("release",))
 
 

@@ -72,6 +72,18 @@ def built(annotation: Any, value: Any) -> Any:
         raise BadRequest(str(error)) from None
 
 
+def expanded(annotation: Any) -> Any:
+    """Return what an alias stands for: one of a `type` statement, as `NDArray` is in newer versions of numpy."""
+    while True:
+        origin = typing.get_origin(annotation)
+        if hasattr(origin, "__value__"):
+            annotation = origin.__value__[typing.get_args(annotation)]
+        elif hasattr(annotation, "__value__"):
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
 def without_none(annotation: Any) -> tuple[Any, bool]:
     """Return a type without `| None`, and whether it had that."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

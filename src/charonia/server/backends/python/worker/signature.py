@@ -21,7 +21,7 @@ import numpy as np
 
 from . import datatypes
 from .kinds import OBJECT, ArrayKind, BytesKind, FlatKind, ImageKind, JsonKind, Kind, ListKind, ScalarKind, TextKind
-from .records import fields_of, hints_of, is_record, without_none
+from .records import expanded, fields_of, hints_of, is_record, without_none
 from .service import Shape
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ def _missing(name: str, what: str) -> str:
 
 def _item(annotation: Any, what: str, name: str) -> Any:
     """Return the type of one item of a batch that is annotated as a list."""
+    annotation = expanded(annotation)
     if typing.get_origin(annotation) is list:
         return typing.get_args(annotation)[0]
     return None
@@ -139,6 +140,7 @@ def _item(annotation: Any, what: str, name: str) -> Any:
 
 def _batch_kind(annotation: Any, what: str, name: str) -> Kind:
     """Return the kind of one item of a batch: of a list, or of an array whose first dimension is the batch."""
+    annotation = expanded(annotation)
     item = _item(annotation, what, name)
     if item is not None:
         return _kind(item, what, name)
@@ -163,8 +165,9 @@ def _has_shape(annotation: Any) -> bool:
 
 
 def _kind(annotation: Any, what: str, name: str) -> Kind:
+    annotation = expanded(annotation)
     shape = next((extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Shape)), None)
-    plain = without_none(annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation)[0]
+    plain = expanded(without_none(annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation)[0])
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin is np.ndarray:
         element = typing.get_args(arguments[1])[0]

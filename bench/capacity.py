@@ -1,0 +1,217 @@
+"""How many inferences a second a machine answers: a discrete-event simulation over measured costs.
+
+python -m bench.capacity --front-end-us 60 --engine-us 15 --model-us 20 --clients 256
+
+A request passes a front end, the engine, a thread of the model, the engine again and the front end again. Front ends
+and the engine are processes with one thread each; a model has threads of its own. Each works on one request at a time,
+in the order of arrival, and needs a core for that; cores are given in the order in which they are asked for. Clients
+are on other machines and send the next request when they have the answer. What the simulation leaves out (caches, the
+network's interrupts, memory bandwidth) makes real machines slower, so its figures are upper bounds.
+"""
+
+import argparse
+import heapq
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+CORES = (4, 8, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """CPU time of an inference.
+
+    Attributes:
+        front_end_us: In the front end, before and after the engine together.
+        engine_us: In the engine, before and after the model together.
+        model_us: In a thread of the model.
+    """
+
+    front_end_us: float
+    engine_us: float
+    model_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A server.
+
+    Attributes:
+        cores: Cores of its machine.
+        front_ends: Front-end processes; 0 for none, when the engine's process does their work.
+        model_threads: Threads that run the model.
+    """
+
+    cores: int
+    front_ends: int
+    model_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What came of it.
+
+    Attributes:
+        rate_per_s: Inferences a second.
+        p99_us: 99th percentile of the latency in us.
+        busiest: What is busy for the largest share of the time: "front ends", "engine", "model" or "cores".
+        busy_share: That share.
+    """
+
+    rate_per_s: float
+    p99_us: float
+    busiest: str
+    busy_share: float
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """Something that works on one request at a time."""
+
+    waiting: deque[tuple["_Request", float]] = field(default_factory=deque)
+    is_busy: bool = False
+    busy_us: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    begin_us: float
+    way: Iterator[tuple[_Worker, float]]
+
+
+class _Machine:
+    """Workers on cores. Times are in us."""
+
+    def __init__(self, cores: int) -> None:
+        self.now_us = 0.0
+        self.latencies_us: list[float] = []
+        self.free_cores = cores
+        self._ready: deque[_Worker] = deque()  # have work and wait for a core
+        self._ends: list[tuple[float, int, _Worker, _Request]] = []
+        self._number = count()
+
+    def move(self, request: _Request) -> bool:
+        """Bring a request to its next worker; return whether there is one."""
+        step = next(request.way, None)
+        if step is None:
+            self.latencies_us.append(self.now_us - request.begin_us)
+            return False
+        worker, cost_us = step
+        worker.waiting.append((request, cost_us))
+        if not worker.is_busy and len(worker.waiting) == 1:
+            self._ready.append(worker)
+        return True
+
+    def begin_work(self) -> None:
+        """Give free cores to workers."""
+        while self.free_cores and self._ready:
+            worker = self._ready.popleft()
+            request, cost_us = worker.waiting.popleft()
+            worker.is_busy = True
+            worker.busy_us += cost_us
+            self.free_cores -= 1
+            heapq.heappush(self._ends, (self.now_us + cost_us, next(self._number), worker, request))
+
+    def end_work(self) -> _Request:
+        """Pass the time until a worker has finished; return its request."""
+        self.now_us, _, worker, request = heapq.heappop(self._ends)
+        worker.is_busy = False
+        self.free_cores += 1
+        if worker.waiting:
+            self._ready.append(worker)
+        return request
+
+
+def simulate(costs: Costs, shape: Shape, clients: int, requests: int = 20_000, seed: int = 1) -> Figures:
+    """Return what a server does under a closed loop of clients.
+
+    Args:
+        costs: Mean CPU times; each single one varies by a quarter.
+        shape: The server.
+        clients: Requests in flight.
+        requests: Length of the simulation.
+        seed: Of the random numbers.
+    """
+    chance = random.Random(seed)
+    machine = _Machine(shape.cores)
+    engine = _Worker()
+    front_ends = [_Worker() for _ in range(shape.front_ends)] or [engine]
+    threads = [_Worker() for _ in range(shape.model_threads)]
+
+    def varied(mean_us: float) -> float:
+        return mean_us * chance.uniform(0.75, 1.25)
+
+    def way(front_end: _Worker) -> Iterator[tuple[_Worker, float]]:
+        yield front_end, varied(costs.front_end_us / 2)
+        yield engine, varied(costs.engine_us / 2)
+        yield min(threads, key=lambda thread: len(thread.waiting) + thread.is_busy), varied(costs.model_us)
+        yield engine, varied(costs.engine_us / 2)
+        yield front_end, varied(costs.front_end_us / 2)
+
+    client_of: dict[_Request, int] = {}
+
+    def send(client: int) -> None:
+        request = _Request(machine.now_us, way(front_ends[client % len(front_ends)]))
+        client_of[request] = client
+        machine.move(request)
+
+    for client in range(clients):
+        send(client)
+    while len(machine.latencies_us) < requests:
+        machine.begin_work()
+        request = machine.end_work()
+        if not machine.move(request):
+            send(client_of.pop(request))
+    busy = {
+        "front ends": sum(each.busy_us for each in front_ends) / len(front_ends) if shape.front_ends else 0.0,
+        "engine": engine.busy_us,
+        "model": sum(each.busy_us for each in threads) / len(threads),
+        "cores": sum(each.busy_us for each in {*front_ends, engine, *threads}) / shape.cores,
+    }
+    busiest = max(busy, key=lambda name: busy[name])
+    settled = sorted(machine.latencies_us[requests // 10 :])
+    return Figures(
+        len(machine.latencies_us) / machine.now_us * 1e6,
+        settled[len(settled) * 99 // 100],
+        busiest,
+        min(1.0, busy[busiest] / machine.now_us),
+    )
+
+
+def best(costs: Costs, cores: int, clients: int, requests: int = 20_000) -> tuple[Shape, Figures]:
+    """Return the number of front ends and threads of the model that answers most requests on so many cores."""
+    total_us = costs.front_end_us + costs.engine_us + costs.model_us
+    found = []
+    for front_ends in sorted(
+        {0, 1, max(1, round(cores * costs.front_end_us / total_us)), cores // 2, cores - 1, cores}
+    ):
+        for threads in sorted({1, max(1, round(cores * costs.model_us / total_us)), max(1, cores // 2)}):
+            shape = Shape(cores, front_ends, threads)
+            found.append((shape, simulate(costs, shape, clients, requests)))
+    return max(found, key=lambda each: each[1].rate_per_s)
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--front-end-us", type=float, required=True)
+    parser.add_argument("--engine-us", type=float, required=True)
+    parser.add_argument("--model-us", type=float, required=True)
+    parser.add_argument("--clients", type=int, default=256)
+    parser.add_argument("--cores", type=int, nargs="+", default=list(CORES))
+    given = parser.parse_args()
+    costs = Costs(given.front_end_us, given.engine_us, given.model_us)
+    print("cores | front ends, model threads | infer/s | p99 us | limit")
+    for cores in given.cores:
+        shape, figures = best(costs, cores, given.clients)
+        print(
+            f"{cores:5} | {shape.front_ends:3}, {shape.model_threads:3} | {figures.rate_per_s:9,.0f} | "
+            f"{figures.p99_us:7.0f} | {figures.busiest} ({figures.busy_share:.0%})"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Tensors in the messages of a channel: how they are described, and how they are found again."""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from charonia.core.dtypes import BY_WIRE
+from charonia.core.tensor import Array, Tensor
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
+from charonia.wire.tensors import decode_tensor, encode_tensor
+
+
+def placed(tensor: Tensor, outgoing: Outgoing) -> tuple[object, ...]:
+    """Place a tensor in a message and return its description: name, datatype, shape, place.
+
+    Raises:
+        ServingError: It lies in GPU memory and is lost.
+    """
+    return (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
+
+
+def found(described: tuple[Any, ...], message: Incoming, release: Callable[[int], None]) -> Tensor:
+    """Return the next tensor of a message.
+
+    Args:
+        described: As by `placed` at the other end.
+        message: The message.
+        release: Drops the reference to a region of the other end; called when nothing refers to the tensor any more.
+
+    Raises:
+        ChannelError: The message does not hold what the description says.
+        ServingError: The tensor is not what the description says.
+    """
+    name, datatype, shape, place = described
+    tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
+    if place[0] > 0:  # our own regions count their references themselves
+        tensor.array = _counted(tensor.array, partial(release, place[0]))
+    return tensor
+
+
+def _counted(array: Array, release: Callable[[], None]) -> Array:
+    """Return the same elements in an array that calls `release` when it and all views of it are gone."""
+    if array.dtype.kind == "O":  # its elements were copied already
+        release()
+        return array
+    # An array over a memoryview of its own: views of the array keep the array, and numpy does not look through it.
+    holder = np.asarray(array.view(np.uint8).reshape(-1).data)
+    weakref.finalize(holder, release).atexit = False
+    return holder.view(array.dtype).reshape(array.shape)

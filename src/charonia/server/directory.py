@@ -1,0 +1,199 @@
+"""The models that answer, by name and version, and why others do not. Pure.
+
+The engine asks it about its own table; a front end in another process asks it about the copy that the engine sends.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from charonia.config.model import ModelConfig
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, invalid, not_found, unavailable
+from charonia.core.metadata import ModelMetadata, ModelState, TensorMetadata
+from charonia.core.names import name_of, namespace_of
+
+Target = tuple[str, str]
+"""Name and version of a model, "" for the highest version that is ready."""
+
+NAMES_SHOWN = 10
+"""Most models or versions that a hint lists."""
+
+_VERSION = re.compile(r"[0-9]{1,18}")
+
+
+class KnownVersion(Protocol):
+    """The state of a version of a model, and the reason for it."""
+
+    @property
+    def state(self) -> ModelState:
+        """Its state."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it does not answer, "" where it does."""
+        ...
+
+
+class KnownModel(Protocol):
+    """The state of a model that was ever requested."""
+
+    @property
+    def failure(self) -> str:
+        """Why the model as a whole could not be loaded, "" when it could."""
+        ...
+
+    @property
+    def versions(self) -> Mapping[int, KnownVersion]:
+        """Its versions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VersionView:
+    """A `KnownVersion` as a record."""
+
+    state: ModelState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """A `KnownModel` as a record."""
+
+    failure: str
+    versions: Mapping[int, VersionView]
+
+
+@dataclass(slots=True)
+class Directory:
+    """The models of a server.
+
+    Attributes:
+        configs: Configuration of each version that answers.
+        models: Every model that was ever requested, by key.
+        unread: Why the repositories could not be read, "" when they could.
+    """
+
+    configs: dict[Target, ModelConfig] = field(default_factory=dict)
+    models: dict[str, ModelView] = field(default_factory=dict)
+    unread: str = ""
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """Return a model's complete configuration. Raises as `Engine.model_metadata`."""
+        config = self.configs.get(target_of(name, version))
+        if config is None:
+            raise missing(name, version, self.configs, self.models, self.unread)
+        return config
+
+    def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
+        """Return a model's tensors and ready versions. Raises as `Engine.model_metadata`."""
+        return metadata_of(self.model_config(name, version), name, version, self.configs)
+
+
+def is_version(version: str) -> bool:
+    """Whether a text is a version's number, or empty."""
+    return not version or _VERSION.fullmatch(version) is not None
+
+
+def target_of(name: str, version: str) -> Target:
+    """Return where a request goes.
+
+    Raises:
+        ServingError: INVALID_ARG for a version that is not a number.
+    """
+    if not version:
+        return name, ""
+    if not is_version(version):
+        raise bad_version(version)
+    return name, str(int(version))
+
+
+def bad_version(version: str) -> ServingError:
+    """Return the error for a version that is not a number."""
+    return invalid(
+        f"failed to get model version from specified version string '{version}'", hint="a version is a number"
+    )
+
+
+def ambiguity(name: str, keys: list[str]) -> ServingError:
+    """Return the error for a request by a name that several models have."""
+    places = ", ".join(map(namespace_of, keys))
+    return invalid(
+        f"There are {len(keys)} models named '{name}', in {places}: a request by name alone could mean any of them",
+        hint=f"name the repository, too: '{keys[0]}'",
+    )
+
+
+def missing(
+    name: str, version: str, ready: Iterable[Target], models: Mapping[str, KnownModel], unread: str
+) -> ServingError:
+    """Return why a version of a model does not answer.
+
+    Args:
+        name: Name of the model.
+        version: Its version, a number as text, "" for any.
+        ready: Every version that answers.
+        models: Every model that was ever requested.
+        unread: Why the repositories could not be read, "" when they could.
+    """
+    if unread:
+        return unavailable("Server not ready", hint=unread)
+    model = models.get(name)
+    if model is None:
+        same = [key for key in models if name_of(key) == name]
+        if len(same) > 1:
+            return ambiguity(name, same)
+        model = models[same[0]] if same else None
+    if model is None:
+        known = sorted({n for n, _ in ready})
+        return not_found(
+            f"Request for unknown model: '{name}' is not found",
+            hint=f"models that are ready: {', '.join(known[:NAMES_SHOWN])}" if known else "",
+        )
+    if not version:
+        if any(v.state is ModelState.LOADING for v in model.versions.values()):
+            return unavailable(f"Request for unknown model: '{name}' is not at ready state: it is being loaded")
+        versions = [f"version {n}: {v.reason or 'is being unloaded'}" for n, v in sorted(model.versions.items())]
+        return not_found(
+            f"Request for unknown model: '{name}' has no available versions",
+            hint=model.failure or "; ".join(versions),
+        )
+    entry = model.versions.get(int(version))
+    if entry is None:
+        numbers = sorted(number for number, known in model.versions.items() if known.state is ModelState.READY)
+        return not_found(
+            f"Request for unknown model: '{name}' version {int(version)} is not found",
+            hint=f"versions that are ready: {', '.join(map(str, numbers[:NAMES_SHOWN]))}" if numbers else "",
+        )
+    return unavailable(
+        f"Request for unknown model: '{name}' version {int(version)} is not at ready state", hint=entry.reason
+    )
+
+
+def metadata_of(config: ModelConfig, name: str, version: str, ready: Iterable[Target]) -> ModelMetadata:
+    """Return the metadata of a model.
+
+    Args:
+        config: Its configuration.
+        name: The name that was asked for.
+        version: The version that was asked for, "" for all.
+        ready: Every version that answers.
+    """
+    lead = (-1,) if config.max_batch_size > 0 else ()
+    versions = (str(int(version)),) if version else tuple(sorted((v for n, v in ready if n == name and v), key=int))
+    return ModelMetadata(
+        config.name,
+        versions,
+        config.platform or config.backend,
+        tuple(TensorMetadata(i.name, _datatype(i.data_type), lead + i.dims) for i in config.input),
+        tuple(TensorMetadata(o.name, _datatype(o.data_type), lead + o.dims) for o in config.output),
+    )
+
+
+def _datatype(datatype: DataType | None) -> DataType:
+    if datatype is None:
+        raise ValueError("a tensor has no data type: the configuration was not validated")
+    return datatype

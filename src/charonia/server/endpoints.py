@@ -1,0 +1,151 @@
+"""The HTTP and gRPC endpoints of one process, with what they need beside an engine: keys, gates, TLS, access log."""
+
+import asyncio
+import ssl
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+
+from charonia.core.errors import invalid
+from charonia.server.access.key_file import KeyFile
+from charonia.server.access.options import forwarded_headers, grpc_gate, http_gate
+from charonia.server.access_log import AccessLog, LogStream
+from charonia.server.facade import Engine, Services
+from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
+from charonia.server.http.frontend import HttpFrontend, HttpLimits
+from charonia.server.listening import check_address
+from charonia.server.log_file import LogFile
+from charonia.server.options import EndpointTls, ServerOptions
+from charonia.wire.log_settings import AccessLogFormat, LogOptions
+
+
+class Endpoints:
+    """The endpoints of this process.
+
+    Attributes:
+        http: The HTTP front end, where it is on and started.
+        grpc: The gRPC front end, where it is on and started.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        """Read the keys.
+
+        Args:
+            options: The server's options.
+
+        Raises:
+            ServingError: INVALID_ARG when the keys cannot be read.
+        """
+        self.http: HttpFrontend | None = None
+        self.grpc: GrpcFrontend | None = None
+        self._options = options
+        self._files = ExitStack()
+        self._keys = KeyFile(options.api_keys) if options.api_keys else None
+        self._key_watcher: asyncio.Task[None] | None = None
+
+    async def check(self) -> None:
+        """Check that the addresses are free. Raises as `start`."""
+        for endpoint in (self._options.grpc, self._options.http):
+            if endpoint.enabled and endpoint.port:
+                await check_address(endpoint.address, endpoint.port, reuse_port=endpoint.reuse_port)
+
+    async def start(self, engine: Engine, services: Services) -> None:
+        """Listen.
+
+        Args:
+            engine: The engine.
+            services: The services of the engine's side.
+
+        Raises:
+            ServingError: An endpoint cannot be opened, or the access log not be written.
+        """
+        options = self._options
+        access_log = self._access_log(options.log)
+        keys = self._keys.ring if self._keys is not None else None
+        services = replace(
+            services,
+            http_gate=http_gate(options.http.access, keys),
+            grpc_gate=grpc_gate(options.grpc.access, keys),
+            http_headers=forwarded_headers(options.http.access),
+            grpc_headers=forwarded_headers(options.grpc.access),
+            page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
+            cors_origins=options.http.cors_origins,
+        )
+        if options.grpc.enabled:
+            self.grpc = GrpcFrontend(engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)
+            await self.grpc.start(
+                options.grpc.address,
+                options.grpc.port,
+                ssl=tls_context(options.grpc.tls, "grpc", alpn="h2"),
+                reuse_port=options.grpc.reuse_port,
+            )
+        if options.http.enabled:
+            limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
+            self.http = HttpFrontend(engine, limits, access_log=access_log, services=services)
+            await self.http.start(
+                options.http.address,
+                options.http.port,
+                ssl=tls_context(options.http.tls, "http", alpn="http/1.1"),
+                reuse_port=options.http.reuse_port,
+            )
+        if self._keys is not None:
+            self._key_watcher = asyncio.create_task(self._keys.watch(self._keys_changed))
+
+    def stop_accepting(self) -> None:
+        """Accept no more connections, and no more requests on open ones."""
+        if self._key_watcher is not None:
+            self._key_watcher.cancel()
+        for front_end in self._front_ends():
+            front_end.stop_accepting()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for clients to receive their responses, up to a limit; return whether all did."""
+        return all(await asyncio.gather(*(front_end.drain(timeout_s) for front_end in self._front_ends())))
+
+    async def close(self) -> None:
+        """Close everything at once."""
+        self.stop_accepting()
+        for front_end in self._front_ends():
+            await front_end.close()
+        self._files.close()
+
+    def _front_ends(self) -> list[HttpFrontend | GrpcFrontend]:
+        return [front_end for front_end in (self.http, self.grpc) if front_end is not None]
+
+    def _keys_changed(self) -> None:
+        """End the open streams of keys that are gone."""
+        for front_end in self._front_ends():
+            front_end.recheck()
+
+    def _access_log(self, log: LogOptions) -> AccessLog | None:
+        if log.access is AccessLogFormat.NONE:
+            return None
+        stream: LogStream = sys.stderr
+        if log.access_file:
+            try:
+                stream = file = LogFile(log.access_file)
+            except OSError as error:
+                raise invalid(f"--access-log-file: cannot write '{log.access_file}': {error.strerror}") from error
+            self._files.callback(file.close)
+        return AccessLog(stream, as_json=log.access is AccessLogFormat.JSON)
+
+
+def tls_context(tls: EndpointTls, prefix: str, *, alpn: str) -> ssl.SSLContext | None:
+    """Return the TLS context of an endpoint, None for plain text.
+
+    Raises:
+        ServingError: INVALID_ARG when a certificate or key cannot be used.
+    """
+    if not tls.active:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.root:
+            context.load_verify_locations(tls.root)
+    except (OSError, ssl.SSLError) as error:
+        raise invalid(f"--{prefix}-server-cert, --{prefix}-server-key, --{prefix}-root-cert: {error}") from error
+    if tls.mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols([alpn])
+    return context

@@ -1,0 +1,1 @@
+"""Front ends in processes of their own, over one engine."""

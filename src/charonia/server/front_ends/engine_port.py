@@ -1,0 +1,407 @@
+"""Where front ends in other processes reach the engine: a Unix socket in a private folder.
+
+Each front end has a link. Its requests run as those of a front end in this process would; one that goes away cancels
+them. A change that must hold everywhere, such as a registered region, is made here, then in all front ends, and only
+then answered.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from charonia.core.calls import Outcome, Ticket
+from charonia.core.errors import ServingError, internal, unavailable, unsupported
+from charonia.core.trace import TraceTree
+from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.directory import Directory
+from charonia.server.facade import Engine, Services
+from charonia.server.front_ends.link import Link
+from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
+from charonia.server.front_ends.records import plain, record
+from charonia.server.front_ends.state import EngineState, Readiness
+from charonia.server.tracing.requests import NO_TRACING, Tracing
+from charonia.wire.log_settings import LogOptions
+from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
+
+_log = logging.getLogger(__name__)
+
+SOCKET_NAME = "engine.sock"
+
+BACKLOG = 64
+"""Front ends that may wait to be accepted."""
+
+CHANGE_S_MAX = 10.0
+"""Time in which a front end confirms a change; one that does not is cut off, since it would answer from the past."""
+
+
+class ServedEngine(Engine, Protocol):
+    """An engine whose models other processes know."""
+
+    def directory(self) -> Directory:
+        """Return the models as they are now."""
+        ...
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call a function whenever readiness, or what `directory` returns, may have changed."""
+        ...
+
+
+class EnginePort:
+    """Takes the requests of front ends in other processes. It fulfils `charonia.server.app.FrontEnds`.
+
+    Args:
+        folder: Private folder for the socket.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SOCKET_NAME
+        self._loop = asyncio.get_running_loop()
+        self._listener: socket.socket | None = None
+        self._peers: set[_Peer] = set()
+        self._is_due = False
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
+        self._engine: ServedEngine
+        self._services: Services
+
+    async def check(self) -> None:
+        """Do nothing: the ports are those of the front ends."""
+
+    async def start(self, engine: ServedEngine, services: Services) -> None:
+        """Accept front ends.
+
+        Raises:
+            ServingError: UNAVAILABLE when the socket cannot be made.
+        """
+        self._engine, self._services = engine, services
+        engine.on_change(self._changed)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            self._listener.listen(BACKLOG)
+        except OSError as error:
+            raise unavailable(
+                f"front ends: the socket {self._path} cannot be made: {error}", hint="TMPDIR names another folder"
+            ) from error
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def connect(self, sock: socket.socket) -> None:
+        """Take in a front end."""
+        self._peers.add(_Peer(self, sock))
+
+    def stop_accepting(self) -> None:
+        """Let no front end accept more connections, or more requests on open ones."""
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+            self._path.unlink(missing_ok=True)
+            self.spawn(self._tell_all("stop"))
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for clients to receive their responses, up to a limit; return whether all did."""
+        async with self._changing:
+            answers = await asyncio.gather(*(peer.ask("drain", timeout_s) for peer in self._peers))
+        return all(answer is not False for answer in answers)
+
+    async def close(self) -> None:
+        """Leave all front ends."""
+        self.stop_accepting()
+        for peer in list(self._peers):
+            peer.close()
+        for task in list(self._tasks):
+            task.cancel()
+
+    # Called by peers.
+
+    @property
+    def engine(self) -> ServedEngine:
+        """The engine."""
+        return self._engine
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """Traces of requests."""
+        return self._services.tracing
+
+    def gone(self, peer: "_Peer", reason: str) -> None:
+        """A front end has gone."""
+        self._peers.discard(peer)
+        if not self._engine.is_exiting():
+            _log.info("a front end has gone: %s", reason)
+
+    def spawn(self, work: Coroutine[object, object, object]) -> "asyncio.Task[object]":
+        """Run something beside the event loop's other work; the loop itself holds tasks weakly."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
+        """Answer a question of a front end. Raises ServingError."""
+        engine = self._engine
+        match question:
+            case "hello":
+                return await self._welcome(peer)
+            case "model_ready":
+                return await engine.model_ready(*arguments)
+            case "statistics":
+                return plain(await engine.model_statistics(*arguments))
+            case "index":
+                return plain(await engine.repository_index(*arguments))
+            case "load":
+                name, config, names = arguments
+                files = None if names is None else dict(zip(names, blobs, strict=True))
+                await self._then_published(engine.load_model(name, config, files))
+            case "unload":
+                await self._then_published(engine.unload_model(*arguments))
+            case _:
+                return await self._answer_of_services(question, arguments)
+        return None
+
+    async def _answer_of_services(self, question: str, arguments: list[Any]) -> object:
+        services = self._services
+        match question:
+            case "demand" if services.demand is not None:
+                await self._then_published(services.demand(*arguments))
+            case "rate_limits" if services.rate_limits is not None:
+                return await services.rate_limits()
+            case "sequences" if services.sequences is not None:
+                return await services.sequences(*arguments)
+            case "explain" if services.explain is not None:
+                return await services.explain(*arguments)
+            case "trace_settings" | "change_trace":
+                return await self._trace(question, arguments)
+            case "log" if services.log is not None:
+                async with self._changing:
+                    await services.log.change(record(LogOptions, arguments[0]))
+                    await self._tell_all("log", arguments[0])
+            case "register_system" | "register_cuda" | "unregister_system" | "unregister_cuda":
+                async with self._changing:
+                    await self._change_regions(question, arguments)
+            case _:
+                raise unsupported(f"'{question}' is not offered by this server")
+        return None
+
+    # Inside.
+
+    async def _welcome(self, peer: "_Peer") -> object:
+        services, tracing = self._services, self._services.tracing
+        offered = {
+            "tracing": tracing is not None,
+            "traces": tracing is not None and tracing.can_trace,
+            "demand": services.demand is not None,
+            "rate_limits": services.rate_limits is not None,
+            "sequences": services.sequences is not None,
+            "explain": services.explain is not None,
+        }
+        async with self._changing:
+            peer.is_welcome = True
+            await peer.publish(self._state())
+            if services.log is not None:
+                await peer.ask("log", plain(services.log.options))
+            if services.regions is not None:
+                known: list[tuple[str, SystemRegion | CudaRegion]]
+                known = [("register_system", region) for region in services.regions.system()]
+                known += [("register_cuda", region) for region in services.regions.cuda()]
+                for change, region in known:
+                    try:
+                        await peer.ask(change, *region)
+                    except ServingError as error:  # its owner may have removed it meanwhile
+                        _log.warning("a new front end cannot use shared memory region '%s': %s", region.name, error)
+        return [plain(self._engine.server_metadata()), [name for name, is_there in offered.items() if is_there]]
+
+    async def _then_published(self, work: Awaitable[None] | None) -> None:
+        """Wait for a change of the models, and until all front ends know of it, even if it failed."""
+        try:
+            if work is not None:
+                await work
+        finally:
+            await self._publish()
+
+    async def _trace(self, question: str, arguments: list[Any]) -> object:
+        tracing = self._services.tracing
+        if tracing is None:
+            raise unsupported(NO_TRACING)
+        if question == "trace_settings":
+            return await tracing.settings(*arguments)
+        await self._then_published(tracing.change(*arguments))
+        return None
+
+    async def _change_regions(self, question: str, arguments: list[Any]) -> None:
+        regions = self._services.regions
+        if regions is None:
+            raise disabled()
+        match question:
+            case "unregister_system":
+                await regions.unregister_system(*arguments)
+            case "unregister_cuda":
+                await regions.unregister_cuda(*arguments)
+            case "register_system":
+                await regions.register_system(SystemRegion(*arguments))
+            case _:
+                await regions.register_cuda(CudaRegion(*arguments))
+        try:
+            await self._tell_all(question, *arguments)
+        except ServingError:
+            undo = question.replace("register", "unregister")
+            if question != undo and not question.startswith("un"):
+                await self._change_regions(undo, arguments[:1])
+            raise
+
+    def _state(self) -> EngineState:
+        engine, tracing = self._engine, self._services.tracing
+        is_tracing = tracing is not None and tracing.sampler is not None
+        return EngineState(
+            Readiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing), engine.directory()
+        )
+
+    def _changed(self) -> None:
+        """Tell all front ends at the end of this iteration of the event loop."""
+        if not self._is_due and self._peers:
+            self._is_due = True
+            self._loop.call_soon(self._publish_soon)
+
+    def _publish_soon(self) -> None:
+        self._is_due = False
+        self.spawn(self._publish())
+
+    async def _publish(self) -> None:
+        """Return when all front ends know the present state."""
+        state = self._state()
+        await asyncio.gather(*(peer.publish(state) for peer in self._peers if peer.is_welcome))
+
+    async def _tell_all(self, question: str, *arguments: object) -> None:
+        """Tell all front ends; return when all have confirmed it. Raises the first refusal."""
+        told = (peer.ask(question, *arguments) for peer in self._peers if peer.is_welcome)
+        refusals = [r for r in await asyncio.gather(*told, return_exceptions=True) if isinstance(r, BaseException)]
+        if refusals:
+            raise refusals[0]
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            self.connect(self._listener.accept()[0])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _log.error("a front end cannot be accepted: %s", error)
+
+
+class _Peer:
+    """A front end."""
+
+    def __init__(self, port: EnginePort, sock: socket.socket) -> None:
+        self.is_welcome = False
+        self._port = port
+        self._sent = EngineState()
+        self._latest: asyncio.Task[object] | None = None
+        self._link = Link(
+            sock, "the front end", take=self._received, answer=partial(port.answer, self), ended=self._ended
+        )
+        self._open: dict[int, Ticket | None] = {}
+        self._traces: dict[int, TraceTree] = {}
+
+    async def ask(self, question: str, *arguments: object) -> object:
+        """Return the front end's answer, None if it is gone. Raises as `Link.ask`."""
+        limit_s = CHANGE_S_MAX if question != "drain" else None
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._link.ask(question, *arguments)
+        except TimeoutError:
+            self._link.close()
+            self._ended(f"it did not confirm '{question}' within {CHANGE_S_MAX:g} s")
+        except ServingError:
+            if self._link.is_open:
+                raise
+        return None
+
+    async def publish(self, state: EngineState) -> None:
+        """Send a state as far as it is new; return when the front end has it."""
+        difference = state.difference(self._sent)
+        self._sent = state
+        if difference is not None:
+            self._latest = self._port.spawn(self.ask("state", difference))
+        if self._latest is not None:
+            await asyncio.shield(self._latest)
+
+    def close(self) -> None:
+        """Leave the front end."""
+        self._link.close()
+        self._ended("it was told to leave")
+
+    def _received(self, message: Incoming) -> None:
+        header = message.header
+        match header[0]:
+            case "infer":
+                self._infer(message)
+            case "cancel":
+                ticket = self._open.get(header[1])
+                if ticket is not None:
+                    ticket.cancel()
+            case "traced":
+                tree = self._traces.pop(header[1], None)
+                if tree is not None:
+                    for name, at_ns in header[2]:
+                        tree.mark(name, at_ns)
+                    tree.release()
+            case kind:
+                raise ChannelError(f"there is no message of kind {kind!r}")
+
+    def _infer(self, message: Incoming) -> None:
+        _, number, fields, trace, *_ = message.header
+        open_ = self._open
+        open_[number] = None
+        try:
+            request = decode_request(fields, message, self._link.release)
+        except ServingError as error:
+            self._reply(number, error, True)
+            return
+        sampler = self._port.tracing.sampler if trace is not None and self._port.tracing is not None else None
+        tree = sampler.sample(request.model_name, decode_parent(trace)) if sampler is not None else None
+        if tree is not None:
+            for name, at_ns in trace[0]:
+                tree.mark(name, at_ns)
+            request.trace = tree.root
+            self._traces[number] = tree
+        ticket = self._port.engine.infer(request, partial(self._reply, number))
+        if number in open_:
+            open_[number] = ticket
+
+    def _reply(self, number: int, outcome: Outcome, final: bool) -> None:
+        open_, link = self._open, self._link
+        if number not in open_:
+            return
+        if not final and link.is_full:
+            outcome, final = unavailable("the responses were not read fast enough"), True
+            ticket = open_.pop(number)
+            if ticket is not None:
+                ticket.cancel()
+        elif final:
+            del open_[number]
+        outgoing = link.outgoing()
+        try:
+            link.send(("outcome", number, final, encode_outcome(outcome, outgoing)), outgoing)
+        except (ServingError, ChannelError, OSError, TypeError, ValueError) as error:
+            outgoing.withdraw()
+            failure = error if isinstance(error, ServingError) else internal(f"the response cannot be sent: {error}")
+            link.send(("outcome", number, final, encode_error(failure)))
+
+    def _ended(self, reason: str) -> None:
+        tickets = [ticket for ticket in self._open.values() if ticket is not None]
+        self._open.clear()
+        for ticket in tickets:
+            ticket.cancel()
+        trees = list(self._traces.values())
+        self._traces.clear()
+        for tree in trees:
+            tree.release()
+        self._port.gone(self, reason)

@@ -1,0 +1,146 @@
+"""A process with the endpoints of a server whose engine is in another process."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from charonia.core.errors import unavailable
+from charonia.server.endpoints import Endpoints
+from charonia.server.facade import LogControl
+from charonia.server.front_ends.engine_port import SOCKET_NAME
+from charonia.server.front_ends.records import record
+from charonia.server.front_ends.remote_engine import RemoteEngine, SharedLog, SharedRegions, services_of
+from charonia.server.listening import GRACE_S
+from charonia.server.options import ServerOptions
+from charonia.wire.log_settings import LogOptions
+
+_log = logging.getLogger(__name__)
+
+
+class FrontEnd:
+    """The endpoints of this process, and their engine in another one. To be made on the event loop.
+
+    Args:
+        options: The server's options.
+        log: The log of this process.
+
+    Attributes:
+        endpoints: The endpoints.
+        ended: Done when the engine has gone, or the front end is to leave; whether it ended well.
+    """
+
+    def __init__(self, options: ServerOptions, log: LogControl | None) -> None:
+        self.endpoints = Endpoints(options)
+        self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._options = options
+        self._log = log
+        self._engine: RemoteEngine | None = None
+        self._regions: SharedRegions | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._is_taken = True
+
+    async def start(self, sock: socket.socket) -> None:
+        """Meet the engine and listen.
+
+        Args:
+            sock: Connected to the engine.
+
+        Raises:
+            ServingError: The engine is gone, or an endpoint cannot be opened.
+        """
+        engine = self._engine = RemoteEngine(sock, take=self._take, ended=self._engine_gone)
+        if self._options.client_shm:
+            self._regions = SharedRegions(self._options.client_shm_bytes_max, engine)
+        offers = await engine.connect()
+        log = SharedLog(self._log, engine) if self._log is not None else None
+        await self.endpoints.start(engine, services_of(engine, offers, self._regions, log))
+
+    def leave(self) -> None:
+        """Accept nothing more, finish what is in flight, and end."""
+        if self._leaving is None and self._engine is not None:
+            self._leaving = asyncio.get_running_loop().create_task(self._leave())
+
+    async def close(self) -> None:
+        """Close everything at once."""
+        await self.endpoints.close()
+        if self._engine is not None:
+            self._engine.close()
+
+    async def _leave(self) -> None:
+        self._stop()
+        is_taken = await self._drain(self._options.exit_timeout_secs)
+        if not self.ended.done():
+            self.ended.set_result(is_taken)
+
+    def _stop(self) -> None:
+        if self._engine is not None:
+            self._engine.begin_exit()
+        self.endpoints.stop_accepting()
+
+    async def _drain(self, timeout_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s
+        is_answered = self._engine is None or await self._engine.drained(timeout_s)
+        # The last answers have to be written, too, even after the exit timeout.
+        is_taken = await self.endpoints.drain(max(end_s - loop.time(), GRACE_S))
+        self._is_taken = is_answered and is_taken
+        return self._is_taken
+
+    async def _take(self, change: str, arguments: list[object]) -> object:
+        """Do what the engine tells all front ends."""
+        match change:
+            case "stop":
+                self._stop()
+            case "drain":
+                return await self._drain(float(str(arguments[0])))
+            case "log" if self._log is not None:
+                await self._log.change(record(LogOptions, arguments[0]))
+            case _ if self._regions is not None:
+                await self._regions.take(change, arguments)
+        return None
+
+    def _engine_gone(self, reason: str) -> None:
+        is_expected = self._engine is not None and self._engine.is_exiting()
+        if not is_expected:
+            _log.error("the engine has gone: %s", reason)
+        if not self.ended.done():
+            self.ended.set_result(is_expected and self._is_taken)
+
+
+async def serve_front_end(
+    options: ServerOptions, log: LogControl | None, folder: Path, ready: Callable[[], None]
+) -> int:
+    """Run the endpoints of a server until the engine ends or a signal arrives; return the exit status.
+
+    Args:
+        options: The server's options.
+        log: The log of this process.
+        folder: Where the engine listens.
+        ready: Called when the endpoints are open.
+
+    Raises:
+        ServingError: The engine cannot be reached, or an endpoint not be opened.
+    """
+    loop = asyncio.get_running_loop()
+    # The port is the one that was chosen for all front ends.
+    shared = replace(options, http=replace(options.http, reuse_port=True), grpc=replace(options.grpc, reuse_port=True))
+    front_end = FrontEnd(shared, log)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError):  # an event loop on Windows
+            loop.add_signal_handler(number, front_end.leave)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(folder / SOCKET_NAME))
+    except OSError as error:
+        raise unavailable(f"the engine cannot be reached: {error.strerror}") from error
+    try:
+        await front_end.start(sock)
+        ready()
+        return 0 if await front_end.ended else 1
+    finally:
+        await front_end.close()

@@ -1,0 +1,162 @@
+"""A connection between a front end and the engine, one end of it: messages, and questions with their answers.
+
+Either end asks questions. The answer of a question about the engine may be anything plain; the answer of one that tells
+of a change, such as a new table of models, says that it is in force at the other end.
+"""
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from charonia.core.errors import ServingError, internal, unavailable
+from charonia.server.backends.python.channel_end import SOCKET_BYTES, ChannelEnd, TensorLink
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
+from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.front_ends.messages import decode_error, encode_error
+
+_log = logging.getLogger(__name__)
+
+UNSENT_BYTES_MAX = 256 * 2**20
+"""Bytes that may wait for the other end to read before requests, and responses of streams, are refused."""
+
+Blobs = Sequence[bytes]
+Answer = Callable[[str, list[object], list[bytes]], Awaitable[object]]
+"""Answers a question: its name, its plain arguments, and bytes that are too long to be among them."""
+
+
+class Link:
+    """One end of a connection. Not thread-safe: use it on the event loop's thread.
+
+    Args:
+        sock: The connected socket.
+        name: Who is at the other end.
+        take: Called with each message that is no question or answer.
+        answer: Answers the questions of the other end.
+        ended: Called once with the reason when the connection has ended, unless by `close`.
+
+    Attributes:
+        is_open: Whether the other end is still there.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        name: str,
+        *,
+        take: Callable[[Incoming], None],
+        answer: Answer,
+        ended: Callable[[str], None],
+    ) -> None:
+        self.is_open = True
+        self._name = name
+        self._take = take
+        self._answer = answer
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[object]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        sock.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+        self._end = ChannelEnd(
+            name,
+            *(sock, sock),
+            on_message=self._received,
+            on_broken=self._broken,
+            on_end=lambda: self._broken("it has closed the connection"),
+        )
+        self._tensors = TensorLink(self._end)
+        self.outgoing = self._tensors.outgoing
+        self.release = self._tensors.release
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much waits for the other end to read."""
+        return self._end.unsent_bytes > UNSENT_BYTES_MAX
+
+    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
+        """Send a message, unless the other end is gone.
+
+        Raises:
+            ChannelError: It is too large, or holds what cannot be sent.
+        """
+        if self.is_open:
+            self._tensors.send(header, outgoing)
+
+    async def ask(self, question: str, *arguments: object, blobs: Blobs = ()) -> object:
+        """Ask the other end, and return its answer.
+
+        Raises:
+            ServingError: The other end refuses, or UNAVAILABLE when it is gone.
+        """
+        if not self.is_open:
+            raise self._gone()
+        number = next(self._numbers)
+        outgoing = self.outgoing()
+        places = [outgoing.place(blob) for blob in blobs]
+        try:
+            self.send(("ask", number, question, arguments, places), outgoing)
+        except ChannelError as error:
+            outgoing.withdraw()
+            raise internal(f"'{question}' cannot be asked: {error}") from error
+        answer = self._asked[number] = self._loop.create_future()
+        try:
+            return await answer
+        finally:
+            self._asked.pop(number, None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.is_open = self._tensors.is_open = False
+        self._end.close()
+        for task in self._tasks:
+            task.cancel()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(self._gone())
+
+    def _received(self, message: Incoming) -> None:
+        header = message.header
+        match header[0]:
+            case "ask":
+                _, number, question, arguments, places, *_ = header
+                blobs = [bytes(message.find(place)) for place in places]
+                for region in message.regions:
+                    self.release(region)
+                task = self._loop.create_task(self._reply(number, question, list(arguments), blobs))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case "answer" | "refused":
+                answer = self._asked.get(header[1])
+                if answer is not None and not answer.done():
+                    if header[0] == "answer":
+                        answer.set_result(header[2])
+                    else:
+                        answer.set_exception(decode_error(header[2]))
+            case "release":
+                pass
+            case _:
+                self._take(message)
+        self._tensors.note(header[-2], header[-1])
+        if self.is_open:
+            self._tensors.flush()
+
+    async def _reply(self, number: int, question: str, arguments: list[object], blobs: list[bytes]) -> None:
+        try:
+            self.send(("answer", number, await self._answer(question, arguments, blobs)))
+        except ServingError as error:
+            self.send(("refused", number, encode_error(error)))
+        except Exception as error:  # a bug: the asker would wait for ever
+            _log.exception("the question '%s' of %s cannot be answered", question, self._name)
+            self.send(("refused", number, encode_error(internal(f"the request failed: {type(error).__name__}"))))
+
+    def _broken(self, reason: str) -> None:
+        if self.is_open:
+            self.close()
+            self._ended(reason)
+
+    def _gone(self) -> ServingError:
+        return unavailable(f"{self._name} has gone", hint="try again")

@@ -1,0 +1,374 @@
+"""The engine as a front end in another process sees it.
+
+Requests travel as they are, and what the request path asks is answered from the state that the engine sends
+(`state.py`). Everything else is a question to the engine. What changes through one front end is in force in every other
+one before the one that changed it has its answer.
+"""
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from charonia.config.model import ModelConfig
+from charonia.core.calls import ANSWERED, Reply, Ticket
+from charonia.core.errors import ServingError, internal, unavailable
+from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
+from charonia.core.request import InferRequest
+from charonia.core.statistics import ModelStatistics
+from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
+from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.facade import Document, LogControl, Services
+from charonia.server.front_ends.link import Link
+from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
+from charonia.server.front_ends.records import plain, record
+from charonia.server.front_ends.state import EngineState
+from charonia.server.shared_memory.registry import RegionRegistry
+from charonia.wire.log_settings import LogOptions
+from charonia.wire.shared_memory import CudaRegion, SystemRegion
+from charonia.wire.trace_settings import Change
+
+_log = logging.getLogger(__name__)
+
+IN_FLIGHT_MAX = 65_536
+"""Requests of one front end that the engine has not answered; more are refused."""
+
+_FULL_HINT = "try again later, or send fewer requests at once; more front ends do not help when models are the limit"
+
+
+class _Ticket:
+    """A request in flight."""
+
+    __slots__ = ("_engine", "_number")
+
+    def __init__(self, engine: "RemoteEngine", number: int) -> None:
+        self._engine = engine
+        self._number = number
+
+    def cancel(self) -> None:
+        """Ask the engine to drop the request, unless it is over."""
+        self._engine.cancel(self._number)
+
+
+class RemoteEngine:
+    """An `Engine` in another process.
+
+    Args:
+        sock: Connected to an `EnginePort`.
+        take: Handles what the engine tells all front ends: its name and its arguments.
+        ended: Called with the reason when the engine has gone.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        take: Callable[[str, list[object]], Awaitable[object]],
+        ended: Callable[[str], None],
+    ) -> None:
+        self.state = EngineState()
+        self._take = take
+        self._ended = ended
+        self._link = Link(sock, "the engine", take=self._received, answer=self._told, ended=self._lost)
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, Reply] = {}
+        self._metadata = ServerMetadata("", "", ())
+        self._is_exiting = False
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    async def connect(self) -> frozenset[str]:
+        """Meet the engine; return the names of the services that it offers."""
+        metadata, offers = cast(list[Any], await self.ask("hello"))
+        self._metadata = record(ServerMetadata, metadata)
+        return frozenset(offers)
+
+    async def ask(self, question: str, *arguments: object) -> Any:
+        """Ask the engine. Raises as `Link.ask`."""
+        return await self._link.ask(question, *arguments)
+
+    def close(self) -> None:
+        """Leave the engine: it cancels what is in flight."""
+        self._link.close()
+
+    # What the request path needs
+
+    def infer(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request. See `Engine.infer`."""
+        link, number = self._link, next(self._numbers)
+        if refusal := self._refusal():
+            reply(refusal, True)
+            return ANSWERED
+        trace = request.trace
+        outgoing = link.outgoing()
+        try:
+            fields = encode_request(request, outgoing)
+            link.send(("infer", number, fields, None if trace is None else encode_trace(trace.tree)), outgoing)
+        except (ChannelError, OSError) as error:
+            outgoing.withdraw()
+            reply(internal(f"the request cannot be handed to the engine: {error}"), True)
+            return ANSWERED
+        if not self._replies:
+            self._is_idle.clear()
+        self._replies[number] = reply if trace is None else self._traced(number, trace.tree, reply)
+        return _Ticket(self, number)
+
+    def cancel(self, number: int) -> None:
+        """Drop a request, unless it is over."""
+        if number in self._replies:
+            self._link.send(("cancel", number))
+
+    def is_live(self) -> bool:
+        """Whether the server can answer at all."""
+        return self._link.is_open and self.state.readiness.is_live
+
+    def is_ready(self) -> bool:
+        """Whether the server is ready for inference."""
+        return self._link.is_open and self.state.readiness.is_ready and not self._is_exiting
+
+    def is_exiting(self) -> bool:
+        """Whether the server, or this front end, is shutting down."""
+        return self._is_exiting or self.state.readiness.is_exiting
+
+    def server_metadata(self) -> ServerMetadata:
+        """Return name, version and extensions of the server."""
+        return self._metadata
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """Return the complete configuration in use."""
+        return self.state.directory.model_config(name, version)
+
+    def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
+        """Return a model's tensors and ready versions."""
+        return self.state.directory.model_metadata(name, version)
+
+    # Questions to the engine
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version of the model is ready."""
+        return bool(await self.ask("model_ready", name, version))
+
+    async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+        """Return statistics of loaded versions."""
+        return record(list[ModelStatistics], await self.ask("statistics", name, version))
+
+    async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
+        """Return every model in the repositories with the state of its versions."""
+        return record(list[ModelIndexEntry], await self.ask("index", ready_only))
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload a model."""
+        names = None if files is None else list(files)
+        await self._link.ask("load", name, config, names, blobs=list((files or {}).values()))
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Start to unload a model."""
+        await self.ask("unload", name, unload_dependents)
+
+    # The end
+
+    def begin_exit(self) -> None:
+        """Turn not ready and refuse new requests; those in flight go on."""
+        self._is_exiting = True
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Wait until every request is answered, up to a limit, when the rest is; return whether that was in time."""
+        try:
+            if self._replies:
+                await asyncio.wait_for(self._is_idle.wait(), timeout_s)
+        except TimeoutError:
+            self._fail_all(unavailable("the server stopped before the request was done: exit timeout expired"))
+            return False
+        return True
+
+    def _refusal(self) -> ServingError | None:
+        """Return why no request is taken now."""
+        link = self._link
+        if not link.is_open:
+            return unavailable("the engine has gone", hint="try again")
+        if self._is_exiting:
+            return unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        if link.is_full or len(self._replies) >= IN_FLIGHT_MAX:
+            return unavailable(
+                f"the engine does not keep up: {len(self._replies)} requests of this front end are in flight",
+                hint=_FULL_HINT,
+            )
+        return None
+
+    def _received(self, message: Incoming) -> None:
+        header = message.header
+        if header[0] != "outcome":
+            raise ChannelError(f"there is no message of kind {header[0]!r}")
+        number, final = header[1], header[2]
+        outcome = decode_outcome(header[3], message, self._link.release)
+        reply = self._replies.get(number)
+        if reply is None:
+            return
+        if final:
+            del self._replies[number]
+            if not self._replies:
+                self._is_idle.set()
+        reply(outcome, final)
+
+    def _traced(self, number: int, tree: TraceTree, reply: Reply) -> Reply:
+        """Return a reply that sends the front end's last events to the engine, whose trace they belong to."""
+
+        def traced(outcome: object, final: bool) -> None:
+            reply(cast(Any, outcome), final)
+            if final:
+                self._link.send(("traced", number, take_events(tree)))
+
+        return traced
+
+    async def _told(self, question: str, arguments: list[object], blobs: list[bytes]) -> object:
+        if question == "state":
+            self.state.apply(arguments[0])
+            return None
+        return await self._take(question, arguments)
+
+    def _lost(self, reason: str) -> None:
+        self._fail_all(unavailable("the engine has gone", hint="try again"))
+        self._ended(reason)
+
+    def _fail_all(self, error: ServingError) -> None:
+        replies, self._replies = self._replies, {}
+        self._is_idle.set()
+        for reply in replies.values():
+            reply(error, True)
+
+
+class SharedRegions(RegionRegistry):
+    """The regions of all front ends, mapped in this one. A registration is in force in all of them, or in none."""
+
+    def __init__(self, bytes_max: int, engine: RemoteEngine) -> None:
+        super().__init__(bytes_max)
+        self._engine = engine
+
+    async def register_system(self, region: SystemRegion) -> None:
+        """Register a region with all front ends."""
+        await self._engine.ask("register_system", *region)
+
+    async def register_cuda(self, region: CudaRegion) -> None:
+        """Register a region with all front ends."""
+        await self._engine.ask("register_cuda", *region)
+
+    async def unregister_system(self, name: str = "") -> None:
+        """Forget a region in all front ends."""
+        await self._engine.ask("unregister_system", name)
+
+    async def unregister_cuda(self, name: str = "") -> None:
+        """Forget a region in all front ends."""
+        await self._engine.ask("unregister_cuda", name)
+
+    async def take(self, change: str, arguments: list[Any]) -> None:
+        """Make a change here that the engine makes everywhere."""
+        match change:
+            case "register_system":
+                await super().register_system(SystemRegion(*arguments))
+            case "register_cuda":
+                await super().register_cuda(CudaRegion(*arguments))
+            case "unregister_system":
+                await super().unregister_system(*arguments)
+            case _:
+                await super().unregister_cuda(*arguments)
+
+
+class SharedLog:
+    """The log of all processes of the server.
+
+    Attributes:
+        own: The log of this process.
+    """
+
+    def __init__(self, own: LogControl, engine: RemoteEngine) -> None:
+        self.own = own
+        self._engine = engine
+
+    @property
+    def options(self) -> LogOptions:
+        """The current options."""
+        return self.own.options
+
+    async def change(self, options: LogOptions) -> None:
+        """Apply new options in all processes."""
+        await self._engine.ask("log", plain(options))
+
+
+class _NoIds:
+    """Numbers of traces that the engine will number."""
+
+    def trace_id(self) -> int:
+        return 0
+
+    def span_id(self) -> int:
+        return 0
+
+
+class RemoteTracing:
+    """Tracing, which the engine does: it picks requests, and the trace here only collects the front end's events."""
+
+    def __init__(self, engine: RemoteEngine, *, can_trace: bool) -> None:
+        self.can_trace = can_trace
+        self._engine = engine
+        self._ids = _NoIds()
+
+    @property
+    def sampler(self) -> "RemoteTracing | None":
+        """What makes traces, None while the engine would pick no request."""
+        return self if self._engine.state.readiness.is_tracing else None
+
+    def sample(self, model: str, remote: RemoteParent | None = None) -> TraceTree:
+        """Return a trace for the events of the front end."""
+        return TraceTree(TraceLevel.TIMESTAMPS, self._ids, _dropped, remote)
+
+    async def settings(self, model: str = "") -> dict[str, list[str]]:
+        """Return the settings of a model, or with "" those of the server."""
+        return cast(dict[str, list[str]], await self._engine.ask("trace_settings", model))
+
+    async def change(self, model: str, change: Change) -> None:
+        """Change the settings of a model, or with "" of the server."""
+        numbers = {name: None if value is None else int(value) for name, value in change.items()}
+        await self._engine.ask("change_trace", model, numbers)
+
+
+def _dropped(tree: TraceTree) -> None:
+    """The front end is done with a trace whose events have been sent."""
+
+
+def services_of(
+    engine: RemoteEngine, offers: frozenset[str], regions: SharedRegions | None, log: LogControl | None
+) -> Services:
+    """Return the services that the engine offers.
+
+    Args:
+        engine: The engine.
+        offers: Their names.
+        regions: The regions of all front ends; None where shared memory is off.
+        log: The log of all processes; None where it cannot be changed.
+    """
+
+    async def rate_limits() -> Document:
+        return cast(Document, await engine.ask("rate_limits"))
+
+    async def sequences(name: str, version: str) -> Document:
+        return cast(Document, await engine.ask("sequences", name, version))
+
+    async def explain(name: str, version: str) -> Document:
+        return cast(Document, await engine.ask("explain", name, version))
+
+    def demand(name: str, version: str) -> Awaitable[None] | None:
+        configs = engine.state.directory.configs
+        return None if (name, "") in configs or (name, version) in configs else engine.ask("demand", name, version)
+
+    return Services(
+        regions=regions,
+        tracing=RemoteTracing(engine, can_trace="traces" in offers) if "tracing" in offers else None,
+        log=log,
+        rate_limits=rate_limits if "rate_limits" in offers else None,
+        demand=demand if "demand" in offers else None,
+        sequences=sequences if "sequences" in offers else None,
+        explain=explain if "explain" in offers else None,
+    )

@@ -1,0 +1,95 @@
+"""What a front end knows of the engine without asking: readiness, and the models. Pure.
+
+The engine sends the differences from what it has sent before.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from charonia.config.model import ModelConfig
+from charonia.server.directory import Directory, ModelView, Target
+from charonia.server.front_ends.records import plain, record
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """The state of the server.
+
+    Attributes:
+        is_live: What `Engine.is_live` says.
+        is_ready: What `Engine.is_ready` says.
+        is_exiting: What `Engine.is_exiting` says.
+        is_tracing: Whether requests may be picked to be traced.
+    """
+
+    is_live: bool = False
+    is_ready: bool = False
+    is_exiting: bool = False
+    is_tracing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a state differs from the one before.
+
+    Attributes:
+        readiness: The state of the server.
+        unread: Why the repositories could not be read.
+        configs: Configurations of versions that answer, if they are new.
+        gone: Versions that answer no more.
+        models: Models whose state has changed.
+    """
+
+    readiness: Readiness
+    unread: str
+    configs: Mapping[Target, ModelConfig]
+    gone: tuple[Target, ...]
+    models: Mapping[str, ModelView]
+
+
+@dataclass(slots=True)
+class EngineState:
+    """The state of an engine.
+
+    Attributes:
+        readiness: The state of the server.
+        directory: The models.
+    """
+
+    readiness: Readiness = field(default_factory=Readiness)
+    directory: Directory = field(default_factory=Directory)
+
+    def difference(self, before: "EngineState") -> object:
+        """Return the plain values of the difference from an earlier state, None for no difference."""
+        now, old = self.directory, before.directory
+        configs = {target: c for target, c in now.configs.items() if old.configs.get(target) is not c}
+        gone = tuple(target for target in old.configs if target not in now.configs)
+        models = {key: model for key, model in now.models.items() if old.models.get(key) != model}
+        if self.readiness == before.readiness and now.unread == old.unread and not (configs or gone or models):
+            return None
+        # The keys of versions are pairs, which a message cannot have as keys.
+        pairs = [(target, plain(config)) for target, config in configs.items()]
+        return [plain(self.readiness), now.unread, pairs, gone, plain(models)]
+
+    def apply(self, difference: object) -> None:
+        """Apply a difference."""
+        change = _difference(difference)
+        self.readiness = change.readiness
+        directory = self.directory
+        directory.unread = change.unread
+        for target in change.gone:
+            directory.configs.pop(target, None)
+        directory.configs.update(change.configs)
+        directory.models.update(change.models)
+
+
+def _difference(values: object) -> Difference:
+    assert isinstance(values, list)
+    readiness, unread, pairs, gone, models = values
+    return Difference(
+        record(Readiness, readiness),
+        unread,
+        {tuple(target): record(ModelConfig, config) for target, config in pairs},
+        tuple(tuple(target) for target in gone),
+        {key: record(ModelView, model) for key, model in models.items()},
+    )

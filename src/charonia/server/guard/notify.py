@@ -1,0 +1,82 @@
+"""What a service tells the one who started it: the protocol of systemd's sd_notify, and its watchdog.
+
+A message is a datagram of lines `NAME=value` to the Unix socket that NOTIFY_SOCKET names. The guard understands the
+same messages of its processes, so a server says the same whoever started it.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import MutableMapping
+
+READY = "READY=1"
+STOPPING = "STOPPING=1"
+WATCHDOG = "WATCHDOG=1"
+
+MESSAGE_BYTES_MAX = 4096
+
+PINGS_PER_LIMIT = 3
+"""Heartbeats in the time after which one that is missing counts as a hang."""
+
+_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+def status(text: str) -> str:
+    """Return the message that shows a sentence as the service's state."""
+    return "STATUS=" + " ".join(text.split())[: MESSAGE_BYTES_MAX // 8]
+
+
+def socket_address(name: str) -> str:
+    """Return the address of a socket as NOTIFY_SOCKET spells it, "" for a form that is not supported.
+
+    That of an abstract socket begins with "@" there, and with NUL for the system.
+    """
+    if name.startswith("@"):
+        return "\0" + name[1:]
+    return name if name.startswith("/") else ""
+
+
+def watchdog_s(microseconds: str, pid: str, own_pid: int) -> float:
+    """Return the longest time between two heartbeats in seconds, 0 for no watchdog.
+
+    Args:
+        microseconds: WATCHDOG_USEC, "" if it is not set.
+        pid: WATCHDOG_PID, "" if it is not set.
+        own_pid: Number of this process.
+    """
+    if pid and pid != str(own_pid):
+        return 0.0
+    return int(microseconds) / 1e6 if microseconds.isdecimal() else 0.0
+
+
+class Notifier:
+    """Sends messages to the one who started this process, if that one asked for them.
+
+    Args:
+        address: Address of its socket, "" for none.
+        limit_s: Longest time between two heartbeats in seconds, 0 for no heartbeats.
+    """
+
+    def __init__(self, address: str = "", limit_s: float = 0.0) -> None:
+        self.limit_s = limit_s
+        self._address = address
+
+    @classmethod
+    def taken_from(cls, environment: MutableMapping[str, str]) -> "Notifier":
+        """Return the notifier of this process, and remove its variables: workers are not the service."""
+        name, microseconds, pid = (environment.pop(variable, "") for variable in _VARIABLES)
+        return cls(socket_address(name), watchdog_s(microseconds, pid, os.getpid()))
+
+    def send(self, *fields: str) -> None:
+        """Send a message of these fields. One that cannot be sent is lost."""
+        if self._address:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+                sending.setblocking(False)
+                sending.sendto("\n".join(fields).encode()[:MESSAGE_BYTES_MAX], self._address)
+
+    async def ping(self) -> None:
+        """Send heartbeats until cancelled, so that a hang of this event loop is noticed."""
+        while self.limit_s:
+            self.send(WATCHDOG)
+            await asyncio.sleep(self.limit_s / PINGS_PER_LIMIT)

@@ -1,0 +1,67 @@
+"""What the guard knows of the processes of its server: as text for other processes, and as metrics. Pure.
+
+The guard writes the record to a file, and the engine reads it when its metrics page is asked for. Times are those of
+the machine's monotonic clock, which all processes share.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from charonia.server.metrics.metric_families import Family, family
+
+RESTARTS = "charonia_process_restarts_total"
+UPTIME = "charonia_process_uptime_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """A process of the server.
+
+    Attributes:
+        name: Its name: "engine", "front_end_0", …
+        pid: Its number, 0 while it does not run.
+        started_ns: When it was started, 0 while it does not run.
+        restarts: How often it was started again, by the reason of the end before.
+        last_exit: The reason of its last end, "" if it has never ended.
+    """
+
+    name: str
+    pid: int = 0
+    started_ns: int = 0
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    last_exit: str = ""
+
+    def uptime_s(self, now_ns: int) -> float:
+        """Return how long it has been running, in seconds."""
+        return max(0, now_ns - self.started_ns) / 1e9 if self.pid else 0.0
+
+
+def to_text(records: Sequence[ProcessRecord]) -> str:
+    """Return records as text for `from_text`."""
+    return json.dumps([asdict(record) for record in records])
+
+
+def from_text(text: str) -> tuple[ProcessRecord, ...]:
+    """Return the records of a text that `to_text` made."""
+    return tuple(ProcessRecord(**values) for values in json.loads(text))
+
+
+def families(records: Sequence[ProcessRecord], now_ns: int) -> list[Family]:
+    """Return the metrics of the processes; none for a server of one process."""
+    if not records:
+        return []
+    return [
+        family(
+            *(RESTARTS, "counter", "Processes of the server that were started again, by the reason of the end before"),
+            *(
+                (count, {"process": record.name, "reason": reason})
+                for record in records
+                for reason, count in record.restarts.items()
+            ),
+        ),
+        family(
+            *(UPTIME, "gauge", "Time since a process of the server was started, 0 while it does not run"),
+            *((round(record.uptime_s(now_ns), 3), {"process": record.name}) for record in records),
+        ),
+    ]

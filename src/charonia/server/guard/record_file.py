@@ -1,0 +1,30 @@
+"""The file through which the guard's record of the processes reaches the processes."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from charonia.server.guard.record import ProcessRecord, from_text, to_text
+
+RECORD_VARIABLE = "CHARONIA_PROCESSES"
+"""Environment variable of the processes of a server: path of the file."""
+
+
+def write_record(path: Path, records: Sequence[ProcessRecord]) -> None:
+    """Replace the record. On a full disk the file stays as it is: that costs metrics, not the server."""
+    new = path.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        new.write_text(to_text(records), encoding="utf-8")
+        new.replace(path)
+
+
+def read_record() -> tuple[ProcessRecord, ...]:
+    """Return the record of the guard that started this process; nothing if there is none."""
+    path = os.environ.get(RECORD_VARIABLE)
+    if not path:
+        return ()
+    try:
+        return from_text(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:  # the guard has ended, and so will this process
+        return ()

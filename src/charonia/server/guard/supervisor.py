@@ -1,0 +1,269 @@
+"""Runs the processes of a server as `Restarts` says: starts, watches, signals and reaps them.
+
+A process tells that it is ready, and that its event loop turns, as a service tells systemd (`notify`), over a socket of
+its own. Its output is that of this process. It ends with this process, however this one ends. As process 1 of a
+container this one also reaps the orphans that the kernel hands to it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from charonia.die_with_parent import with_parent_death_signal
+from charonia.server.guard import notify
+from charonia.server.guard.record_file import RECORD_VARIABLE, write_record
+from charonia.server.guard.restarts import (
+    Abort,
+    Command,
+    Event,
+    Exited,
+    Finish,
+    Heartbeat,
+    Kill,
+    Ready,
+    ReportEnd,
+    ReportReady,
+    ReportReadyAgain,
+    Restarts,
+    Role,
+    Spawned,
+    SpawnFailed,
+    Start,
+    StopAsked,
+    Terminate,
+    Tick,
+)
+
+_log = logging.getLogger(__name__)
+
+ORPHANS_S = 5.0
+"""Pause between two looks for orphans that have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """How to start a process.
+
+    Attributes:
+        name: Its name, unique, usable as a file name.
+        role: What it does.
+        command: A program and its arguments.
+        environment: Its environment; the guard adds variables of its own.
+        pass_fds: Descriptors that it inherits.
+    """
+
+    name: str
+    role: Role
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    pass_fds: Sequence[int] = ()
+
+
+class Supervisor:
+    """Keeps the processes of a server running. To be made on the event loop of the main thread.
+
+    Args:
+        processes: The processes.
+        folder: Private folder for sockets and the record.
+        exit_timeout_s: Time that requests in flight have when the server stops, in seconds.
+        heartbeat_s: Longest time between two heartbeats of a process, in seconds; 0 for no heartbeats.
+        reaps_orphans: Whether processes whose parents have ended become children of this one; None to find out.
+
+    Attributes:
+        ended: Done when all processes have ended, with the exit status of the server.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[ProcessSpec],
+        folder: Path,
+        *,
+        exit_timeout_s: float,
+        heartbeat_s: float = 0.0,
+        reaps_orphans: bool | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+        self._is_ready: asyncio.Future[None] = self._loop.create_future()
+        self._specs = {spec.name: spec for spec in processes}
+        self._folder = folder
+        self._heartbeat_s = heartbeat_s
+        self._reaps_orphans = os.getpid() == 1 if reaps_orphans is None else reaps_orphans
+        self._restarts = Restarts(
+            [(spec.name, spec.role) for spec in processes],
+            exit_timeout_ns=round(exit_timeout_s * 1e9),
+            heartbeat_ns=round(heartbeat_s * 1e9),
+        )
+        self._sockets: dict[str, socket.socket] = {}
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawning = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._cleanup = contextlib.ExitStack()
+
+    async def start(self) -> bool:
+        """Start the server; return whether it is ready. If it is not, it has ended."""
+        for name in self._specs:
+            self._listen(name)
+        if self._reaps_orphans:
+            self._task(self._look_for_orphans())
+        self._handle(Tick())
+        outcomes: set[asyncio.Future[Any]] = {self._is_ready, self.ended}
+        await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
+        return not self.ended.done()
+
+    def stop(self) -> None:
+        """Stop the server: front ends first, then the engine. `ended` tells when it has stopped."""
+        self._handle(StopAsked())
+
+    def close(self) -> None:
+        """Leave no process, timer or socket behind, whatever happened."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        self._cleanup.close()
+
+    def _listen(self, name: str) -> None:
+        """Open the socket on which a process tells its state."""
+        heard = self._cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        heard.setblocking(False)
+        heard.bind(str(self._folder / name))
+        self._loop.add_reader(heard, self._read, name)
+        self._cleanup.callback(self._loop.remove_reader, heard)
+        self._sockets[name] = heard
+
+    def _read(self, name: str) -> None:
+        """Read what a process has told."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                message = self._sockets[name].recv(notify.MESSAGE_BYTES_MAX).decode(errors="replace")
+                for line in message.split("\n"):
+                    if line == notify.READY:
+                        self._handle(Ready(name))
+                    elif line == notify.WATCHDOG:
+                        self._handle(Heartbeat(name))
+
+    def _handle(self, event: Event) -> None:
+        now_ns = time.monotonic_ns()
+        for command in self._restarts.handle(event, now_ns):
+            self._carry_out(command)
+        if not isinstance(event, Heartbeat):
+            write_record(self._record, self._restarts.records())
+        if self._timer is not None:
+            self._timer.cancel()
+        wake_at = self._restarts.wake_at()
+        if wake_at is not None:
+            delay_s = max(0, wake_at - now_ns) / 1e9
+            self._timer = self._loop.call_later(delay_s, self._handle, Tick())
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Start(name):
+                self._task(self._run_process(self._specs[name]))
+            case Terminate(name):
+                self._signal(name, signal.SIGTERM)
+            case Abort(name):
+                _log.error("%s has sent no heartbeat for %g s", name, self._heartbeat_s)
+                self._signal(name, signal.SIGABRT)
+            case Kill(name):
+                _log.error("%s does not end: it is killed", name)
+                self._signal(name, signal.SIGKILL)
+            case ReportReady():
+                self._is_ready.set_result(None)
+            case ReportReadyAgain(name, pid):
+                _log.info("%s (pid %d) is ready again", name, pid)
+            case ReportEnd(name, pid, reason, uptime_ns, again_ns):
+                again = f"; it is started again in {again_ns / 1e9:.3g} s" if again_ns is not None else ""
+                level = logging.INFO if reason == exit_reason(0) else logging.ERROR
+                _log.log(level, "%s (pid %d) ended after %.1f s: %s%s", name, pid, uptime_ns / 1e9, reason, again)
+            case Finish(status):
+                self.ended.set_result(status)
+
+    def _signal(self, name: str, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and its end is about to be handled
+            self._running[name].send_signal(number)
+
+    async def _run_process(self, spec: ProcessSpec) -> None:
+        self._spawning += 1
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *with_parent_death_signal(spec.command, signal.SIGKILL),
+                stdin=asyncio.subprocess.DEVNULL,
+                env=self._environment(spec),
+                pass_fds=spec.pass_fds,
+                start_new_session=True,  # signals of a terminal reach this process, which forwards them
+            )
+        except OSError as error:
+            _log.error("%s cannot be started: %s", spec.name, error)
+            self._handle(SpawnFailed(spec.name))
+            return
+        finally:
+            self._spawning -= 1
+        self._running[spec.name] = process
+        self._handle(Spawned(spec.name, process.pid))
+        self._reap_orphans()
+        status = await process.wait()
+        del self._running[spec.name]
+        self._read(spec.name)  # the last words of this process are not the first ones of the next
+        self._handle(Exited(spec.name, status, exit_reason(status)))
+        self._reap_orphans()
+
+    def _environment(self, spec: ProcessSpec) -> dict[str, str]:
+        added = {"NOTIFY_SOCKET": str(self._folder / spec.name), RECORD_VARIABLE: str(self._record)}
+        if self._heartbeat_s:
+            added["WATCHDOG_USEC"] = str(round(self._heartbeat_s * 1e6))
+        return {**spec.environment, **added}
+
+    @property
+    def _record(self) -> Path:
+        return self._folder / "processes.json"
+
+    def _task(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.ended.done():
+            self.ended.set_exception(error)
+
+    async def _look_for_orphans(self) -> None:
+        while True:
+            self._reap_orphans()
+            await asyncio.sleep(ORPHANS_S)
+
+    def _reap_orphans(self) -> None:
+        """Reap ended processes that were started by others. Own ones are reaped where they are waited for."""
+        own = {process.pid for process in self._running.values()}
+        while self._reaps_orphans and not self._spawning:  # a process that is being started is not known yet
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in own:
+                return  # an own one hides others: this is called again when it has been reaped
+            os.waitpid(ended.si_pid, 0)
+
+
+def exit_reason(status: int) -> str:
+    """Return what ended a process, by its status, which is negative for a signal."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,477 @@
+"""Front ends that reach an engine over a socket: both ends in this process, with the engine that the test plays."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.fake_engine import FakeEngine, identity_config
+
+from charonia.core.calls import Outcome
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError, invalid
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.core.statistics import Duration, ModelStatistics
+from charonia.core.tensor import Tensor
+from charonia.core.trace import TraceLevel
+from charonia.server.directory import Directory
+from charonia.server.facade import Services
+from charonia.server.front_ends import remote_engine
+from charonia.server.front_ends.engine_port import EnginePort
+from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of
+from charonia.server.shared_memory.registry import Memory, RegionRegistry
+from charonia.server.tracing.options import TraceOptions
+from charonia.server.tracing.requests import EventNames, begin
+from charonia.server.tracing.service import TracingService
+from charonia.wire.shared_memory import SystemRegion
+
+NAMES = EventNames("RECV_START", "RECV_END", "SEND_START", "SEND_END")
+
+
+class ServedFake(FakeEngine):
+    """The engine of the test, whose models other processes know."""
+
+    changed: Callable[[], None] = staticmethod(lambda: None)
+
+    def directory(self) -> Directory:
+        """Return `models`, each with version 1."""
+        return Directory({(name, v): config for name, config in self.models.items() for v in ("", "1")})
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Let the test report changes with `changed`."""
+        self.changed = changed
+
+
+class FrontEndInMemory:
+    """A front end of the port.
+
+    Attributes:
+        engine: The engine as it sees it.
+        regions: The shared memory as it sees it.
+        told: What it was told.
+        ends: Why its connection ended.
+    """
+
+    def __init__(self, port: EnginePort) -> None:
+        ours, theirs = socket.socketpair()
+        self.told: list[tuple[str, list[object]]] = []
+        self.ends: list[str] = []
+        self.refusal: ServingError | None = None
+        self.engine = RemoteEngine(ours, take=self._take, ended=self.ends.append)
+        self.regions = SharedRegions(2**20, self.engine)
+        port.connect(theirs)
+
+    async def services(self) -> Services:
+        """Meet the engine and return what it offers."""
+        return services_of(self.engine, await self.engine.connect(), self.regions, None)
+
+    async def _take(self, change: str, arguments: list[object]) -> object:
+        self.told.append((change, arguments))
+        if self.refusal is not None:
+            raise self.refusal
+        if "register" in change:
+            await self.regions.take(change, arguments)
+        return None
+
+
+class Bench:
+    """An engine with front ends. Use it as an asynchronous context manager."""
+
+    def __init__(self, folder: Path, services: Services, front_ends: int) -> None:
+        self.fake = ServedFake()
+        self.port = EnginePort(folder)
+        self._services = services
+        self._count = front_ends
+
+    async def __aenter__(self) -> "Bench":
+        await self.port.start(self.fake, self._services)
+        self.front_ends = [FrontEndInMemory(self.port) for _ in range(self._count)]
+        self.services = [await front_end.services() for front_end in self.front_ends]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for front_end in self.front_ends:
+            front_end.engine.close()
+        await self.port.close()
+
+    @property
+    def engine(self) -> RemoteEngine:
+        """The engine as the first front end sees it."""
+        return self.front_ends[0].engine
+
+    async def answered(self, sent: InferRequest) -> "Replies":
+        """Return the outcomes of a request that gets one."""
+        replies = Replies()
+        self.engine.infer(sent, replies)
+        await self.until(lambda: replies)
+        return replies
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Let the event loop run until a condition holds."""
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def run(
+    scenario: Callable[[Bench], Coroutine[object, object, None]],
+    folder: Path,
+    services: Services | None = None,
+    front_ends: int = 1,
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), Bench(folder, services or Services(), front_ends) as bench:
+            await scenario(bench)
+
+    asyncio.run(main())
+
+
+def request(model: str = "identity", size: int = 16) -> InferRequest:
+    return InferRequest(model, {"INPUT0": Tensor("INPUT0", DataType.FP32, np.arange(size, dtype="<f4"))}, id="r")
+
+
+class Replies(list[tuple[Outcome, bool]]):
+    """The outcomes of a request."""
+
+    def __call__(self, outcome: Outcome, final: bool) -> None:
+        self.append((outcome, final))
+
+    @property
+    def errors(self) -> list[tuple[Code, str]]:
+        """Codes and messages."""
+        return [(outcome.code, outcome.message) for outcome, _ in self if isinstance(outcome, ServingError)]
+
+
+@pytest.mark.parametrize("size", [16, 100_000], ids=["inline", "in shared memory"])
+def test_a_request_is_answered_and_its_memory_is_used_again(tmp_path: Path, size: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        for _ in range(20):
+            ((outcome, final),) = await bench.answered(request(size=size))
+            assert isinstance(outcome, InferResponse)
+            assert final
+            assert (outcome.id, outcome.outputs[0].array.tolist()) == ("r", list(range(size)))
+            bench.fake.tickets.clear()
+            del outcome
+        assert await bench.engine.drained(0)
+
+    run(scenario, tmp_path)
+
+
+def test_responses_of_a_stream_come_in_order_and_the_last_may_be_empty(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        responses = [InferResponse("identity", "1", str(n), []) for n in range(3)]
+        bench.fake.outcomes.append([*((response, False) for response in responses), (None, True)])
+        replies = Replies()
+        bench.engine.infer(request(), replies)
+        await bench.until(lambda: len(replies) == 4)
+
+        assert [outcome.id for outcome, _ in replies if isinstance(outcome, InferResponse)] == ["0", "1", "2"]
+        assert replies[-1] == (None, True)
+
+    run(scenario, tmp_path)
+
+
+def test_a_cancelled_request_is_dropped_by_the_engine(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fake.hold = True
+        replies = Replies()
+        ticket = bench.engine.infer(request(), replies)
+        await bench.until(lambda: bench.fake.tickets)
+
+        ticket.cancel()
+        await bench.until(lambda: replies)
+        ticket.cancel()
+
+        assert replies.errors == [(Code.CANCELLED, "the request was cancelled")]
+        assert bench.fake.tickets[0].cancelled
+        assert bench.fake.tickets[0].late_cancels == 0
+
+    run(scenario, tmp_path)
+
+
+def test_a_front_end_that_goes_away_cancels_its_requests_and_no_others(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fake.hold = True
+        going, staying = Replies(), Replies()
+        bench.front_ends[0].engine.infer(request(), going)
+        await bench.until(lambda: len(bench.fake.tickets) == 1)
+        bench.front_ends[1].engine.infer(request(), staying)
+        await bench.until(lambda: len(bench.fake.tickets) == 2)
+
+        bench.front_ends[0].engine.close()
+        await bench.until(lambda: bench.fake.tickets[0].cancelled)
+        bench.fake.release(1)
+        await bench.until(lambda: staying)
+
+        assert not going
+        assert isinstance(staying[0][0], InferResponse)
+
+    run(scenario, tmp_path, front_ends=2)
+
+
+def test_without_the_engine_everything_is_refused_at_once(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fake.hold = True
+        waiting, late = Replies(), Replies()
+        bench.engine.infer(request(), waiting)
+        asked = asyncio.ensure_future(bench.engine.model_statistics())
+        await bench.until(lambda: bench.fake.tickets)
+        await bench.port.close()
+        await bench.until(lambda: waiting)
+        bench.engine.infer(request(), late)
+
+        assert waiting.errors == late.errors == [(Code.UNAVAILABLE, "the engine has gone")]
+        assert len(bench.front_ends[0].ends) == 1
+        assert not bench.engine.is_live()
+        assert not bench.engine.is_ready()
+        with pytest.raises(ServingError, match="the engine has gone"):
+            await bench.engine.repository_index()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    run(scenario, tmp_path)
+
+
+def test_more_requests_than_the_limit_are_refused_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "IN_FLIGHT_MAX", 1)
+
+    async def scenario(bench: Bench) -> None:
+        bench.fake.hold = True
+        first, second = Replies(), Replies()
+        bench.engine.infer(request(), first)
+        bench.engine.infer(request(), second)
+
+        ((error, final),) = second
+        assert isinstance(error, ServingError)
+        assert final
+        assert (error.code, error.hint != "") == (Code.UNAVAILABLE, True)
+        assert not first
+
+    run(scenario, tmp_path)
+
+
+def test_what_cannot_be_sent_fails_only_its_own_request(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        odd = request()
+        odd.parameters["odd"] = object()  # type: ignore[assignment]
+        refused, broken, fine = Replies(), Replies(), Replies()
+        bench.fake.outcomes.append([(InferResponse("identity", "1", "", [], {"odd": object()}), True)])  # type: ignore[dict-item]
+        bench.engine.infer(odd, refused)
+        bench.engine.infer(request(), broken)
+        bench.engine.infer(request(), fine)
+        await bench.until(lambda: fine)
+
+        assert [code for code, _ in (*refused.errors, *broken.errors)] == [Code.INTERNAL, Code.INTERNAL]
+        assert isinstance(fine[0][0], InferResponse)
+
+    run(scenario, tmp_path)
+
+
+def test_models_are_known_without_asking_and_changes_before_they_are_answered(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        assert bench.engine.model_config("identity") == identity_config()
+        assert bench.engine.model_metadata("identity") == bench.fake.model_metadata("identity")
+        with pytest.raises(ServingError, match="'new' is not found"):
+            bench.engine.model_config("new")
+
+        bench.fake.models["new"] = replace(identity_config(), name="new")
+        await bench.front_ends[1].engine.load_model("new", "{}", {"a": b"x" * 100_000, "b": b""})
+
+        assert bench.fake.loads == [("new", "{}", {"a": b"x" * 100_000, "b": b""})]
+        assert bench.engine.model_config("new", "1").name == "new"
+        del bench.fake.models["new"]
+        await bench.front_ends[1].engine.unload_model("new", unload_dependents=True)
+        assert bench.fake.unloads == [("new", True)]
+        with pytest.raises(ServingError, match="'new' is not found"):
+            bench.engine.model_config("new")
+
+    run(scenario, tmp_path, front_ends=2)
+
+
+def test_a_load_that_fails_is_refused_with_its_own_error(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fake.control_error = invalid("no such backend", hint="install it")
+        with pytest.raises(ServingError, match=r"no such backend \(hint: install it\)") as caught:
+            await bench.engine.load_model("m")
+        assert caught.value.code is Code.INVALID_ARG
+
+    run(scenario, tmp_path)
+
+
+def test_readiness_follows_the_engine(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        assert (bench.engine.is_live(), bench.engine.is_ready(), bench.engine.is_exiting()) == (True, True, False)
+
+        bench.fake.ready, bench.fake.exiting = False, True
+        bench.fake.changed()
+        await bench.until(bench.engine.is_exiting)
+
+        assert not bench.engine.is_ready()
+
+    run(scenario, tmp_path)
+
+
+def test_questions_are_answered_by_the_engine(tmp_path: Path) -> None:
+    async def document(name: str, version: str) -> dict[str, object]:
+        return {"model": [name, version]}
+
+    async def scenario(bench: Bench) -> None:
+        bench.fake.statistics = [ModelStatistics("identity", "1", success=Duration(3, 4))]
+        (services,) = bench.services
+
+        assert bench.engine.server_metadata() == bench.fake.server_metadata()
+        assert await bench.engine.model_ready("identity")
+        assert await bench.engine.model_statistics("identity", "1") == bench.fake.statistics
+        assert await bench.engine.repository_index() == bench.fake.index
+        assert len(await bench.engine.repository_index(ready_only=True)) == 1
+        assert services.explain is not None
+        assert await services.explain("m", "2") == {"model": ["m", "2"]}
+        assert (services.rate_limits, services.sequences, services.demand, services.tracing) == (None,) * 4
+
+    run(scenario, tmp_path, Services(explain=document))
+
+
+def test_an_exiting_front_end_takes_nothing_new_and_waits_for_the_rest(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fake.hold = True
+        before, after = Replies(), Replies()
+        bench.engine.infer(request(), before)
+        await bench.until(lambda: bench.fake.tickets)
+        bench.engine.begin_exit()
+        bench.engine.infer(request(), after)
+        assert [code for code, _ in after.errors] == [Code.UNAVAILABLE]
+
+        waiting = asyncio.ensure_future(bench.engine.drained(30))
+        bench.fake.release(0)
+
+        assert await waiting
+        assert isinstance(before[0][0], InferResponse)
+
+    run(scenario, tmp_path)
+
+
+def test_what_is_not_answered_at_the_exit_timeout_fails(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fake.hold = True
+        replies = Replies()
+        bench.engine.infer(request(), replies)
+
+        assert not await bench.engine.drained(0)
+        assert "exit timeout expired" in replies.errors[0][1]
+
+    run(scenario, tmp_path)
+
+
+class Block:
+    """Memory of a client."""
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """Return nothing but zeros."""
+        return memoryview(bytes(byte_size))
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Forget it."""
+
+
+def opened(region: SystemRegion) -> Memory:
+    return Block()
+
+
+REGION = SystemRegion("r", "/key", 0, 64)
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RegionRegistry.__init__
+
+    def with_blocks(self: RegionRegistry, bytes_max: int, **_: Any) -> None:
+        made(self, bytes_max, open_system=opened)
+
+    monkeypatch.setattr(RegionRegistry, "__init__", with_blocks)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_region_is_registered_with_all_front_ends_or_none(tmp_path: Path) -> None:
+    registry = RegionRegistry(2**20)
+
+    async def scenario(bench: Bench) -> None:
+        first, second = bench.front_ends
+        await first.regions.register_system(REGION)
+        assert first.regions.system() == second.regions.system() == registry.system() == [REGION]
+        with pytest.raises(ServingError) as caught:
+            await second.regions.register_system(REGION)
+        assert caught.value.code is Code.ALREADY_EXISTS
+
+        await second.regions.unregister_system("r")
+        assert first.regions.system() == second.regions.system() == registry.system() == []
+
+        second.refusal = invalid("it cannot be mapped here")
+        with pytest.raises(ServingError, match="it cannot be mapped here"):
+            await first.regions.register_system(REGION)
+        assert first.regions.system() == registry.system() == []
+
+    run(scenario, tmp_path, Services(regions=registry), front_ends=2)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_new_front_end_gets_the_regions(tmp_path: Path) -> None:
+    registry = RegionRegistry(2**20)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.front_ends[0].regions.register_system(REGION)
+        new = FrontEndInMemory(bench.port)
+        await new.services()
+
+        assert new.regions.system() == [REGION]
+        new.engine.close()
+
+    run(scenario, tmp_path, Services(regions=registry))
+
+
+def test_a_trace_has_the_events_of_both_processes(tmp_path: Path) -> None:
+    tracing = TracingService(TraceOptions(file=str(tmp_path / "trace"), level=TraceLevel.TIMESTAMPS, rate=1))
+
+    async def scenario(bench: Bench) -> None:
+        (services,) = bench.services
+        assert services.tracer is not None
+        sent, replies = request(), Replies()
+        reply = begin(services.tracer, sent, replies, names=NAMES, received_ns=1, headers=lambda _: None)
+        bench.fake.hold = True
+        bench.engine.infer(sent, reply)
+        await bench.until(lambda: bench.fake.tickets)
+
+        trace = bench.fake.tickets[0].request.trace
+        assert trace is not None
+        trace.model_name, trace.model_version = "identity", "1"
+        bench.fake.release(0)
+        await bench.until(lambda: len(trace.tree.front) == 4)
+
+        assert [name for name, _ in trace.tree.front] == list(NAMES)
+        assert [at_ns for _, at_ns in trace.tree.front] == sorted(at_ns for _, at_ns in trace.tree.front)
+        await services.tracer.change("", {"level": TraceLevel.OFF})
+        assert services.tracer.sampler is None
+        assert (await services.tracer.settings())["trace_level"] == ["OFF"]
+        await tracing.aclose()
+
+    run(scenario, tmp_path, Services(tracing=tracing))
+    assert "RECV_START" in (tmp_path / "trace").read_text()
+
+
+def test_a_message_that_is_none_ends_the_connection(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        ours, theirs = socket.socketpair()
+        bench.port.connect(theirs)
+        ours.setblocking(False)
+        ours.send(b"\xff" * 64)
+        assert await asyncio.get_running_loop().sock_recv(ours, 1) == b""
+        ours.close()
+
+        replies = Replies()
+        bench.engine.infer(request(), replies)
+        await bench.until(lambda: replies)
+        assert isinstance(replies[0][0], InferResponse)
+
+    run(scenario, tmp_path)

@@ -1,0 +1,29 @@
+"""The guard's record of its processes: on its way to the engine, and on the metrics page."""
+
+from charonia.server.guard.record import ProcessRecord, families, from_text, to_text
+from charonia.server.metrics.prometheus import render
+
+RECORDS = (
+    ProcessRecord("engine", 12, 5_000_000_000, {"SIGKILL": 2, "exit status 1": 1}, "SIGKILL"),
+    ProcessRecord("front_end_0", 0, 0, {}, "hung"),
+)
+
+
+def test_a_record_arrives_as_it_was() -> None:
+    assert from_text(to_text(RECORDS)) == RECORDS
+
+
+def test_the_metrics_page_shows_restarts_by_reason_and_uptimes() -> None:
+    page = render([], families=families(RECORDS, now_ns=7_500_000_000)).decode()
+
+    lines = [line for line in page.splitlines() if line.startswith("charonia_process_")]
+    assert lines == [
+        'charonia_process_restarts_total{process="engine",reason="SIGKILL"} 2',
+        'charonia_process_restarts_total{process="engine",reason="exit status 1"} 1',
+        'charonia_process_uptime_seconds{process="engine"} 2.5',
+        'charonia_process_uptime_seconds{process="front_end_0"} 0.0',
+    ]
+
+
+def test_a_server_of_one_process_has_no_such_metrics() -> None:
+    assert families((), now_ns=0) == []

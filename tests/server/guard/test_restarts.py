@@ -1,0 +1,401 @@
+"""When the processes of a server are started, signalled and given up: each rule, and any order of events."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from charonia.server.guard.record import ProcessRecord
+from charonia.server.guard.restarts import (
+    ENGINE_RESTART_DELAY_NS_MAX,
+    ENGINE_START_FAILURES_MAX,
+    ENGINE_STOP_MARGIN_NS,
+    FRONT_END_RESTART_DELAY_NS_MAX,
+    FRONT_END_STOP_MARGIN_NS,
+    HEALTHY_NS,
+    HUNG,
+    HUNG_KILL_NS,
+    NOT_STARTED,
+    RESTART_DELAY_NS,
+    TERMINATED,
+    Abort,
+    Command,
+    Event,
+    Exited,
+    Finish,
+    Heartbeat,
+    Kill,
+    Phase,
+    Ready,
+    ReportEnd,
+    ReportReady,
+    ReportReadyAgain,
+    Restarts,
+    Role,
+    Spawned,
+    SpawnFailed,
+    Start,
+    StopAsked,
+    Terminate,
+    Tick,
+)
+
+S = 1_000_000_000
+EXIT_TIMEOUT = 30 * S
+KILLED, CRASHED = -9, -11
+REASONS = {
+    0: "exit status 0",
+    1: "exit status 1",
+    2: "exit status 2",
+    3: "exit status 3",
+    TERMINATED: "SIGTERM",
+    KILLED: "SIGKILL",
+    CRASHED: "SIGSEGV",
+}
+ENGINE, FRONT, OTHER = "engine", "front_end_0", "front_end_1"
+
+
+def exited(name: str, status: int) -> Exited:
+    return Exited(name, status, REASONS[status])
+
+
+def guard(heartbeat_ns: int = 0, front_ends: tuple[str, ...] = (FRONT, OTHER)) -> Restarts:
+    processes = [(ENGINE, Role.ENGINE), *((name, Role.FRONT_END) for name in front_ends)]
+    return Restarts(processes, exit_timeout_ns=EXIT_TIMEOUT, heartbeat_ns=heartbeat_ns)
+
+
+def running(now_ns: int = 0, heartbeat_ns: int = 0) -> Restarts:
+    """Return a guard whose processes are ready, with the process ids 1, 2 and 3."""
+    machine = guard(heartbeat_ns)
+    machine.handle(Tick(), now_ns)
+    for pid, name in enumerate((ENGINE, FRONT, OTHER), 1):
+        machine.handle(Spawned(name, pid), now_ns)
+        machine.handle(Ready(name), now_ns)
+    return machine
+
+
+def restart(machine: Restarts, name: str, now_ns: int, *, is_ready: bool = True) -> int:
+    """Let a process be killed, and start it again when the guard says so; return the time from then on."""
+    (end,) = machine.handle(exited(name, KILLED), now_ns)
+    assert isinstance(end, ReportEnd)
+    assert end.again_ns is not None
+    now_ns += end.again_ns
+    assert machine.handle(Tick(), now_ns) == [Start(name)]
+    machine.handle(Spawned(name, 9), now_ns)
+    if is_ready:
+        machine.handle(Ready(name), now_ns)
+    return now_ns
+
+
+def test_front_ends_start_when_the_engine_is_ready_and_the_server_is_ready_when_all_are() -> None:
+    machine = guard()
+
+    assert machine.handle(Tick(), 0) == [Start(ENGINE)]
+    assert machine.handle(Spawned(ENGINE, 1), 0) == []
+    assert machine.handle(Ready(ENGINE), 1) == [Start(FRONT), Start(OTHER)]
+    assert machine.handle(Ready(FRONT), 2) == []
+    assert machine.handle(Ready(OTHER), 3) == [ReportReady()]
+
+
+@pytest.mark.parametrize(("status", "expected"), [(3, 3), (0, 1), (KILLED, 137)])
+def test_an_engine_that_ends_before_it_is_ready_ends_the_server_with_its_status(status: int, expected: int) -> None:
+    machine = guard()
+    machine.handle(Tick(), 0)
+    machine.handle(Spawned(ENGINE, 1), 0)
+
+    commands = machine.handle(exited(ENGINE, status), 2 * S)
+
+    assert commands == [ReportEnd(ENGINE, 1, REASONS[status], 2 * S, None), Finish(expected)]
+
+
+def test_a_front_end_that_cannot_start_at_first_ends_the_server_with_its_status() -> None:
+    machine = guard()
+    machine.handle(Tick(), 0)
+    machine.handle(Spawned(ENGINE, 1), 0)
+    machine.handle(Ready(ENGINE), 0)
+    machine.handle(Spawned(FRONT, 2), 0)
+    machine.handle(SpawnFailed(OTHER), 0)  # ends it all, the other front end first
+
+    assert machine.handle(exited(FRONT, 0), 1)[-1] == Terminate(ENGINE)
+    assert machine.handle(exited(ENGINE, 0), 2)[-1] == Finish(1)
+    assert {record.name: record.last_exit for record in machine.records()}[OTHER] == NOT_STARTED
+
+
+def test_a_front_end_that_ends_is_started_again_within_a_second_and_nothing_else_happens() -> None:
+    machine = running()
+
+    commands = machine.handle(exited(FRONT, CRASHED), 5 * S)
+
+    assert commands == [ReportEnd(FRONT, 2, "SIGSEGV", 5 * S, RESTART_DELAY_NS)]
+    assert machine.wake_at() == 5 * S + RESTART_DELAY_NS
+    assert machine.handle(Tick(), 5 * S + RESTART_DELAY_NS) == [Start(FRONT)]
+    machine.handle(Spawned(FRONT, 7), 6 * S)
+    assert machine.handle(Ready(FRONT), 6 * S) == [ReportReadyAgain(FRONT, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "limit_ns"), [(ENGINE, ENGINE_RESTART_DELAY_NS_MAX), (FRONT, FRONT_END_RESTART_DELAY_NS_MAX)]
+)
+def test_the_back_off_doubles_up_to_its_limit(name: str, limit_ns: int) -> None:
+    machine, now_ns = running(), 0
+    delays = []
+    for _ in range(12):
+        before_ns = now_ns
+        now_ns = restart(machine, name, now_ns)
+        delays.append(now_ns - before_ns)
+
+    assert delays == [min(RESTART_DELAY_NS * 2**n, limit_ns) for n in range(12)]
+
+
+@pytest.mark.parametrize(("stretch_ns", "is_reset"), [(HEALTHY_NS - 1, False), (HEALTHY_NS, True)])
+def test_a_healthy_stretch_ends_the_back_off(stretch_ns: int, is_reset: bool) -> None:
+    machine, now_ns = running(), 0
+    for _ in range(3):
+        now_ns = restart(machine, ENGINE, now_ns)
+
+    before_ns = now_ns + stretch_ns
+    delay_ns = restart(machine, ENGINE, before_ns) - before_ns
+
+    assert delay_ns == (RESTART_DELAY_NS if is_reset else RESTART_DELAY_NS * 8)
+
+
+def test_an_engine_that_fails_to_start_again_and_again_is_given_up() -> None:
+    machine = running()
+    now_ns = restart(machine, ENGINE, 0, is_ready=False)
+    for _ in range(ENGINE_START_FAILURES_MAX - 1):
+        now_ns = restart(machine, ENGINE, now_ns, is_ready=False)
+
+    end, *stops = machine.handle(exited(ENGINE, 1), now_ns)
+
+    assert isinstance(end, ReportEnd)
+    assert end.again_ns is None
+    assert stops == [Terminate(FRONT), Terminate(OTHER)]
+    machine.handle(exited(FRONT, 0), now_ns)
+    assert machine.handle(exited(OTHER, 0), now_ns)[-1] == Finish(1)
+
+
+def test_a_front_end_that_fails_to_start_is_never_given_up() -> None:
+    machine = running()
+    now_ns = restart(machine, FRONT, 0, is_ready=False)
+
+    for _ in range(3 * ENGINE_START_FAILURES_MAX):
+        now_ns = restart(machine, FRONT, now_ns, is_ready=False)
+
+    assert machine.phase is Phase.RUNNING
+
+
+def test_a_stop_drains_the_front_ends_before_the_engine() -> None:
+    machine = running()
+
+    assert machine.handle(StopAsked(), S) == [Terminate(FRONT), Terminate(OTHER)]
+    assert machine.handle(exited(OTHER, 0), 2 * S)[1:] == []
+    assert machine.handle(exited(FRONT, 0), 3 * S)[1:] == [Terminate(ENGINE)]
+    assert machine.handle(exited(ENGINE, 0), 4 * S)[1:] == [Finish(0)]
+
+
+def test_processes_that_do_not_stop_are_killed_and_the_status_says_so() -> None:
+    machine = running()
+    machine.handle(StopAsked(), 0)
+    machine.handle(exited(OTHER, 0), S)
+
+    due_ns = EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
+    assert machine.wake_at() == due_ns
+    assert machine.handle(Tick(), due_ns) == [Kill(FRONT)]
+    assert machine.handle(exited(FRONT, KILLED), due_ns)[1:] == [Terminate(ENGINE)]
+    assert machine.wake_at() == due_ns + ENGINE_STOP_MARGIN_NS
+    assert machine.handle(Tick(), due_ns + ENGINE_STOP_MARGIN_NS) == [Kill(ENGINE)]
+    assert machine.handle(exited(ENGINE, KILLED), due_ns + ENGINE_STOP_MARGIN_NS)[1:] == [Finish(1)]
+
+
+def test_a_second_request_to_stop_changes_nothing() -> None:
+    machine = running()
+    machine.handle(StopAsked(), S)
+
+    assert machine.handle(StopAsked(), 2 * S) == []
+    assert machine.wake_at() == S + EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
+
+
+def test_nothing_is_started_again_during_a_stop() -> None:
+    machine = running()
+    machine.handle(exited(FRONT, 1), 0)
+    machine.handle(StopAsked(), 1)
+
+    (end, stop) = machine.handle(exited(OTHER, 0), 10 * S)
+
+    assert isinstance(end, ReportEnd)
+    assert end.again_ns is None
+    assert stop == Terminate(ENGINE)
+    assert machine.handle(Tick(), 20 * S) == []
+
+
+def test_a_process_that_was_being_started_when_the_stop_came_is_told_to_stop_too() -> None:
+    machine = guard()
+    machine.handle(Tick(), 0)
+    assert machine.handle(StopAsked(), 1) == []
+
+    assert machine.handle(Spawned(ENGINE, 4), 2) == [Terminate(ENGINE)]
+    # It could not handle the signal yet.
+    assert machine.handle(exited(ENGINE, TERMINATED), 3)[1:] == [Finish(0)]
+
+
+def test_a_process_without_heartbeats_reports_where_it_hangs_and_is_killed() -> None:
+    machine = running(heartbeat_ns=10 * S)
+    for name in (FRONT, OTHER):
+        machine.handle(Heartbeat(name), 9 * S)
+    assert machine.wake_at() == 10 * S
+
+    assert machine.handle(Tick(), 10 * S) == [Abort(ENGINE)]
+    for name in (FRONT, OTHER):
+        machine.handle(Heartbeat(name), 14 * S)
+    assert machine.handle(Tick(), 10 * S + HUNG_KILL_NS) == [Kill(ENGINE)]
+    (end,) = machine.handle(exited(ENGINE, KILLED), 16 * S)
+
+    assert end == ReportEnd(ENGINE, 1, HUNG, 16 * S, RESTART_DELAY_NS)
+
+
+def test_a_process_that_loads_models_owes_no_heartbeats() -> None:
+    machine = guard(heartbeat_ns=S)
+    machine.handle(Tick(), 0)
+    machine.handle(Spawned(ENGINE, 1), 0)
+
+    assert machine.wake_at() is None
+    assert machine.handle(Tick(), 100 * S) == []
+
+
+def test_the_record_counts_restarts_by_the_reason_of_the_end_before() -> None:
+    machine = running()
+    now_ns = restart(machine, ENGINE, 0)
+    restart(machine, ENGINE, now_ns)
+    machine.handle(exited(FRONT, 2), now_ns + 9 * S)  # ended, and not started again yet
+
+    engine, front_end, other = machine.records()
+
+    assert engine.restarts == {"SIGKILL": 2}
+    assert front_end == ProcessRecord(FRONT, last_exit="exit status 2")
+    assert other == ProcessRecord(OTHER, 3)
+
+
+STATUSES = st.sampled_from([0, 1, KILLED, CRASHED])
+
+
+@dataclass
+class World:
+    """Processes as the system sees them, which obey SIGKILL only."""
+
+    machine: Restarts = field(default_factory=lambda: guard(heartbeat_ns=20 * S))
+    now_ns: int = 0
+    starting: list[str] = field(default_factory=list)  # told to start, not yet spawned
+    alive: dict[str, int] = field(default_factory=dict)
+    killed: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)
+    reported: list[int] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    ended_ns: dict[str, int] = field(default_factory=dict)
+    pid: int = 100
+
+    def tell(self, event: Event) -> None:
+        for command in self.machine.handle(event, self.now_ns):
+            self.carry_out(command)
+        wake_at = self.machine.wake_at()
+        assert wake_at is None or wake_at > self.now_ns, "what is due has been done"
+
+    def carry_out(self, command: Command) -> None:
+        assert self.finished == [], "nothing follows the end"
+        match command:
+            case Start(name):
+                assert name not in self.alive
+                assert name not in self.starting
+                if name in self.ended_ns:
+                    limit_ns = ENGINE_RESTART_DELAY_NS_MAX if name == ENGINE else FRONT_END_RESTART_DELAY_NS_MAX
+                    assert RESTART_DELAY_NS <= self.now_ns - self.ended_ns[name] <= limit_ns
+                self.starting.append(name)
+            case Terminate(name) | Abort(name):
+                assert name in self.alive
+            case Kill(name):
+                assert name in self.alive
+                self.killed.add(name)
+            case ReportEnd(_, pid):
+                self.reported.append(pid)
+            case Finish(status):
+                assert (self.alive, self.starting) == ({}, [])
+                self.finished.append(status)
+
+    def spawn(self, *, succeeds: bool = True) -> None:
+        if self.starting:
+            name = self.starting.pop(0)
+            if not succeeds:
+                self.ended_ns[name] = self.now_ns
+                self.tell(SpawnFailed(name))
+                return
+            self.pid += 1
+            self.alive[name] = self.pid
+            self.tell(Spawned(name, self.pid))
+
+    def exit(self, name: str, status: int) -> None:
+        if name in self.alive:
+            del self.alive[name]
+            self.killed.discard(name)
+            self.ended_ns[name] = self.now_ns
+            self.tell(exited(name, status))
+
+    def pass_time(self, ns: int) -> None:
+        """Let time pass; the guard is woken when it asked to be."""
+        end_ns = self.now_ns + ns
+        while (wake_at := self.machine.wake_at()) is not None and wake_at <= end_ns:
+            self.now_ns = max(self.now_ns, wake_at)
+            self.tell(Tick())
+        self.now_ns = end_ns
+
+
+NAMES = st.sampled_from([ENGINE, FRONT, OTHER])
+STEPS = st.one_of(
+    st.tuples(st.just("spawn"), st.booleans()),
+    st.tuples(st.just("ready"), NAMES),
+    st.tuples(st.just("beat"), NAMES),
+    st.tuples(st.just("exit"), NAMES, STATUSES),
+    st.tuples(st.just("time"), st.integers(0, 70 * S)),
+    st.tuples(st.just("stop")),
+)
+
+
+@settings(max_examples=300)
+@given(is_up=st.booleans(), steps=st.lists(STEPS, max_size=60))
+def test_in_any_order_nothing_runs_twice_every_process_is_reported_once_and_a_stop_ends(
+    is_up: bool, steps: list[tuple[object, ...]]
+) -> None:
+    world = World()
+    world.tell(Tick())
+    for name in (ENGINE, FRONT, OTHER) if is_up else ():
+        world.spawn()
+        world.tell(Ready(name))
+    for step in steps:
+        if world.finished:
+            break
+        match step:
+            case ("spawn", bool(succeeds)):
+                world.spawn(succeeds=succeeds)
+            case ("ready", str(name)) if name in world.alive:
+                world.tell(Ready(name))
+            case ("beat", str(name)) if name in world.alive:
+                world.tell(Heartbeat(name))
+            case ("exit", str(name), int(status)):
+                world.exit(name, status)
+            case ("time", int(ns)):
+                world.pass_time(ns)
+            case ("stop",):
+                world.tell(StopAsked())
+
+    if not world.finished:
+        world.tell(StopAsked())
+    while world.starting:
+        world.spawn()
+    for _ in range(3):  # none obeys anything but SIGKILL
+        world.pass_time(EXIT_TIMEOUT + ENGINE_STOP_MARGIN_NS)
+        for name in list(world.killed):
+            world.exit(name, KILLED)
+    assert len(world.finished) == 1
+    spawned = [pid for pid in world.reported if pid]
+    assert sorted(spawned) == list(range(101, world.pid + 1))
