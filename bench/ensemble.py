@@ -43,7 +43,9 @@ STEPS = {
     "resnet18": Step(("input", [3, IMAGE_SIZE, IMAGE_SIZE]), ("output", [1000])),
     "mlp": Step(("INPUT0", [128]), ("OUTPUT0", [10])),
     "python_mlp": Step(("INPUT0", [128]), ("OUTPUT0", [10])),
+    "slow": Step(("INPUT0", [16]), ("OUTPUT0", [16])),
 }
+"""By model; "slow" is an identity that takes 0.3 ms."""
 
 _ENSEMBLE = """\
 platform: "ensemble"
@@ -65,6 +67,9 @@ def write_alone(repository: Path, model: str) -> None:
     """Write the model as the only one."""
     if model == "resnet18":
         write_model(repository, MODEL, resnet18(IMAGE_SIZE), config="dynamic_batching { }")
+    elif model == "slow":
+        delay = 'parameters { key: "execute_delay_ms" value { string_value: "0.3" } }'
+        write_model(repository, MODEL, "", config=identity_pbtxt(max_batch_size=BATCH_SIZE_MAX, more=delay))
     else:
         MODELS[model](repository)
 

@@ -101,14 +101,14 @@ class Server:
     def cpu_seconds(self) -> float:
         """CPU time spent so far, processes of Python models included."""
         total = 0.0
-        for process in self._processes():
+        for process in self.processes():
             times = process.cpu_times()
             total += times.user + times.system
         return total
 
     def memory_bytes(self) -> int:
         """Resident memory now, processes of Python models included."""
-        return sum(process.memory_info().rss for process in self._processes())
+        return sum(process.memory_info().rss for process in self.processes())
 
     def inference_count(self) -> int:
         """Inferences that the model has run so far, from the server's own statistics."""
@@ -122,7 +122,8 @@ class Server:
             metadata = json.load(answer)
         return f"{metadata['name']} {metadata['version']}"
 
-    def _processes(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """Return the server's processes."""
         root = psutil.Process(self._process.pid)
         return [root, *root.children(recursive=True)]
 
