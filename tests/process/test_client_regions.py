@@ -1,8 +1,6 @@
 """Tensors in shared memory with the stock clients: a real server, real memory objects."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
+from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, write_model
 from tests.support.process import SHAPES, ServeProcess
@@ -307,12 +306,11 @@ def test_without_the_option_clients_are_told_which_one_it_is(tmp_path: Path, mod
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_charonia_perf_measures_with_shared_memory(server: ServeProcess, protocol: str) -> None:
     url = server.http if protocol == "http" else server.grpc
-    command = [
-        *(sys.executable, "-m", "charonia", "perf", "-m", "echo", "-i", protocol, "-u", url),
-        *("--shape", "INPUT0:64", "--shared-memory", "system", "--request-count", "200"),
-    ]
 
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = run_command(
+        *("perf", "-m", "echo", "-i", protocol, "-u", url),
+        *("--shape", "INPUT0:64", "--shared-memory", "system", "--request-count", "200"),
+    )
 
     assert result.returncode == 0, result.stderr
     assert "throughput" in result.stdout

@@ -4,8 +4,6 @@ import json
 import queue
 import re
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, add_sub, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
@@ -365,15 +364,14 @@ def test_a_step_that_is_unloaded_is_named_and_all_is_well_when_it_is_back(server
 
 
 def test_the_config_command_shows_an_ensemble_and_what_is_wrong_with_it(repository: Path) -> None:
-    command = [sys.executable, "-m", "charonia", "config"]
-
-    shown = subprocess.run([*command, str(repository / "pipeline")], capture_output=True, text=True, check=True)
+    shown = run_command("config", repository / "pipeline")
+    assert shown.returncode == 0, shown.stderr
     assert 'model_name: "double"' in shown.stdout
     wrong = repository.parent / "wrong" / "1"
     wrong.mkdir(parents=True)
     config = ensemble("IN", "OUT", step("echo", {"INPUT0": "other"}, {"OUTPUT0": "OUT"}))
     (wrong.parent / "config.pbtxt").write_text(config)
-    refused = subprocess.run([*command, str(wrong.parent)], capture_output=True, text=True, check=False)
+    refused = run_command("config", wrong.parent)
 
     assert refused.returncode == 1
     assert "ensemble input 'IN' for ensemble 'wrong' is not used" in refused.stderr

@@ -4,7 +4,6 @@ import json
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -17,6 +16,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
+from tests.support.fork_server import run_command
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
 
@@ -94,8 +94,7 @@ def explained(server: ServeProcess) -> dict[str, Any]:
 
 
 def explain(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "charonia", "explain", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_command("explain", *arguments)
 
 
 def test_what_limits_a_busy_model_is_said_first(server: ServeProcess) -> None:

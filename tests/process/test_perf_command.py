@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import tritonclient.http as httpclient
 import trustme
+from tests.support.fork_server import run_command
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
 
@@ -75,8 +76,7 @@ class Outcome:
 
 
 def perf(*arguments: str | Path) -> Outcome:
-    command = [sys.executable, "-m", "charonia", "perf", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    done = run_command("perf", *arguments, seconds_max=SECONDS_MAX)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 

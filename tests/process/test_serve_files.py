@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.fork_server import run_command
 from tests.support.onnx_writer import GraphWriter
 from tests.support.process import ServeProcess
 
@@ -19,8 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "functions" / "service.py"
 
 def charonia(*arguments: str, status: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command line."""
-    command = [sys.executable, "-m", "charonia", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=cwd)
+    done = run_command(*arguments, folder=cwd)
     assert done.returncode == status, done.stderr
     return done
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.fork_server import run_command
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, wait_until_ended
 
@@ -27,7 +28,13 @@ HEADER = (
     "Throughput (infer/sec),p99 Latency (ms)"
 )
 
-DIES_WITH_TWO = PYTHON_IDENTITY.replace(
+# Models that rest leave the machine to other tests: what answers at once is busy for as long as it is measured.
+REST_MS = 4
+RESTING = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
+    "        responses = []", f"        time.sleep({REST_MS / 1000})\n        responses = []"
+)
+RESTS = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{REST_MS}" }} }}'
+DIES_WITH_TWO = RESTING.replace(
     "    def execute(",
     """    def initialize(self, args):
         import json, psutil
@@ -38,7 +45,7 @@ DIES_WITH_TWO = PYTHON_IDENTITY.replace(
 
     def execute(""",
 )
-FAILS_WITH_TWO = PYTHON_IDENTITY.replace(
+FAILS_WITH_TWO = RESTING.replace(
     "    def execute(",
     """    def initialize(self, args):
         import json
@@ -62,20 +69,24 @@ ensemble_scheduling {
 
 def write(folder: Path, code: str = "", *, name: str = "m") -> Path:
     """Write a Python model, or without code one that needs no worker processes, which start slowly."""
-    backend = "python" if code else "identity"
-    write_model(folder / "models", name, code, config=identity_pbtxt(backend, dims=(4,), max_batch_size=0))
+    backend, more = ("python", "") if code else ("identity", RESTS)
+    write_model(folder / "models", name, code, config=identity_pbtxt(backend, dims=(4,), max_batch_size=0, more=more))
     return folder / "models"
 
 
-def command(folder: Path, *arguments: str) -> list[str]:
+def options(folder: Path, *arguments: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "charonia", "tune", "profile", "--profile-models", "m", "-e", str(folder / "results")),
+        *("tune", "profile", "--profile-models", "m", "-e", str(folder / "results")),
         *("--output-model-repository-path", str(folder / "out"), "-s", str(folder / "journal"), *QUICK, *arguments),
     ]
 
 
+def command(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "charonia", *options(folder, *arguments)]
+
+
 def tune(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command(folder, *arguments), capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    return run_command(*options(folder, *arguments), seconds_max=SECONDS_MAX)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -87,9 +98,7 @@ def result(folder: Path) -> dict[str, Any]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     """The folder of a run that tried two variants, and the run."""
     folder = tmp_path_factory.mktemp("tuned")
-    return folder, tune(
-        folder, "-m", str(write(folder, PYTHON_IDENTITY)), "--run-config-search-max-instance-count", "2", "-v"
-    )
+    return folder, tune(folder, "-m", str(write(folder, RESTING)), "--run-config-search-max-instance-count", "2", "-v")
 
 
 @pytest.fixture
@@ -149,14 +158,14 @@ def test_the_variants_can_be_served_as_they_are(tuned: Tuned) -> None:
 
 
 def test_a_second_run_measures_nothing_again_and_a_changed_model_everything(tmp_path: Path) -> None:
-    repository = write(tmp_path, PYTHON_IDENTITY)
+    repository = write(tmp_path, RESTING)
     arguments = ("-m", str(repository), "--run-config-search-disable", "-c", "1")
     assert tune(tmp_path, *arguments).returncode == 0
 
     assert tune(tmp_path, *arguments).returncode == 0
     assert all(trial["is_resumed"] for trial in result(tmp_path)["groups"][0]["trials"])
 
-    (repository / "m" / "1" / "model.py").write_text(PYTHON_IDENTITY + "\n# changed\n")
+    (repository / "m" / "1" / "model.py").write_text(RESTING + "\n# changed\n")
     assert tune(tmp_path, *arguments, "--override-output-model-repository").returncode == 0
     assert not any(trial["is_resumed"] for trial in result(tmp_path)["groups"][0]["trials"])
 
@@ -349,9 +358,7 @@ def test_a_remote_server_that_dies_ends_the_run_and_keeps_what_was_measured(
 
 
 def test_a_slow_model_gets_the_time_that_it_needs(tmp_path: Path) -> None:
-    slow = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
-        "        responses = []", "        time.sleep(0.1)\n        responses = []"
-    )
+    slow = RESTING.replace(f"time.sleep({REST_MS / 1000})", "time.sleep(0.1)")
 
     done = tune(tmp_path, "-m", str(write(tmp_path, slow)), "--run-config-search-disable")
 
@@ -362,10 +369,10 @@ def test_a_slow_model_gets_the_time_that_it_needs(tmp_path: Path) -> None:
 
 def test_a_report_is_made_again_from_the_result(tuned: Tuned) -> None:
     folder, _ = tuned
-    report = [sys.executable, "-m", "charonia", "tune", "report", "-e", str(folder / "results")]
+    report = ("tune", "report", "-e", folder / "results", "-n")
 
-    done = subprocess.run([*report, "-n", "m_config_default"], capture_output=True, text=True, check=False)
-    wrong = subprocess.run([*report, "-n", "m_config_defalt"], capture_output=True, text=True, check=False)
+    done = run_command(*report, "m_config_default")
+    wrong = run_command(*report, "m_config_defalt")
 
     assert done.returncode == 0, done.stderr
     assert "m_config_default" in done.stdout

@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,7 +19,33 @@ from typing import Any, TextIO
 from charonia.cli.main import main
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
-_FORK_SERVER.set_forkserver_preload(["charonia.server.app", "charonia.cli.serve", __name__])
+_COMMANDS = ("config", "explain", "infer", "perf", "serve", "tune")
+_FORK_SERVER.set_forkserver_preload(["charonia.server.app", *(f"charonia.cli.{name}" for name in _COMMANDS), __name__])
+
+
+def run_command(
+    *arguments: str | Path, folder: Path | None = None, seconds_max: float = 120
+) -> "subprocess.CompletedProcess[str]":
+    """Run a `charonia` command to its end, and return its exit status and what it wrote.
+
+    Args:
+        arguments: Its arguments: "infer", …
+        folder: The folder to run it in, by default the one of this process.
+        seconds_max: When it is killed.
+
+    Raises:
+        subprocess.TimeoutExpired: It took longer.
+    """
+    texts = [str(argument) for argument in arguments]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        process = _fork(texts, folder or Path.cwd(), out.fileno(), errors.fileno())
+        process.join(seconds_max)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(["charonia", *texts], seconds_max)
+        for file in (out, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess(["charonia", *texts], process.exitcode, out.read(), errors.read())
 
 
 class ForkedCommand:
@@ -34,10 +62,8 @@ class ForkedCommand:
     def __init__(self, arguments: Sequence[str]) -> None:
         reading, writing = os.pipe()
         self.stderr: TextIO = open(reading)  # noqa: SIM115 # closed by its reader
-        self._process = _FORK_SERVER.Process(
-            target=_run, args=(list(arguments), dict(os.environ), Path.cwd(), _Descriptor(writing)), daemon=True
-        )
-        self._process.start()
+        with open(os.devnull, "w") as nothing:
+            self._process = _fork(list(arguments), Path.cwd(), nothing.fileno(), writing)
         os.close(writing)
         self.pid: int = self._process.pid or 0
 
@@ -85,14 +111,21 @@ def _detached(duplicate: Any) -> int:
     return int(duplicate.detach())
 
 
-def _run(arguments: Sequence[str], environment: dict[str, str], folder: Path, errors: int) -> None:
+def _fork(arguments: list[str], folder: Path, output: int, errors: int) -> BaseProcess:
+    """Start a command that writes to these descriptors."""
+    streams = (_Descriptor(output), _Descriptor(errors))
+    process = _FORK_SERVER.Process(target=_run, args=(arguments, dict(os.environ), folder, *streams), daemon=True)
+    process.start()
+    return process
+
+
+def _run(arguments: list[str], environment: dict[str, str], folder: Path, output: int, errors: int) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor, place in ((nothing, 0), (nothing, 1), (errors, 2)):
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, place in ((nothing, 0), (output, 1), (errors, 2)):
         os.dup2(descriptor, place)
-    os.close(nothing)
-    os.close(errors)
+        os.close(descriptor)
     sys.argv = ["charonia", *arguments]
     sys.exit(main())

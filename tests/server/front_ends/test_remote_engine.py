@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 from tests.support.fake_engine import FakeEngine, identity_config
 
+from charonia.config.model import SequenceBatching
 from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid
-from charonia.core.request import InferRequest
+from charonia.core.request import SEQUENCE_START, InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
 from charonia.server.directory import Directory
 from charonia.server.facade import Services
-from charonia.server.front_ends import remote_engine
+from charonia.server.front_ends import reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
+from charonia.server.front_ends.held_requests import size_of
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of
 from charonia.server.shared_memory.registry import Memory, RegionRegistry
 from charonia.server.tracing.options import TraceOptions
@@ -58,17 +60,22 @@ class FrontEndInMemory:
     """
 
     def __init__(self, port: EnginePort) -> None:
-        ours, theirs = socket.socketpair()
         self.told: list[tuple[str, list[object]]] = []
         self.ends: list[str] = []
         self.refusal: ServingError | None = None
-        self.engine = RemoteEngine(ours, take=self._take, ended=self.ends.append)
+        self.engine = RemoteEngine(take=self._take, ended=self.ends.append)
         self.regions = SharedRegions(2**20, self.engine)
+        self._port = port
+
+    async def connect(self, port: EnginePort) -> frozenset[str]:
+        """Meet an engine and return the names of what it offers."""
+        ours, theirs = socket.socketpair()
         port.connect(theirs)
+        return await self.engine.connect(ours)
 
     async def services(self) -> Services:
         """Meet the engine and return what it offers."""
-        return services_of(self.engine, await self.engine.connect(), self.regions, None)
+        return services_of(self.engine, await self.connect(self._port), self.regions, None)
 
     async def _take(self, change: str, arguments: list[object]) -> object:
         self.told.append((change, arguments))
@@ -213,26 +220,128 @@ def test_a_front_end_that_goes_away_cancels_its_requests_and_no_others(tmp_path:
     run(scenario, tmp_path, front_ends=2)
 
 
-def test_without_the_engine_everything_is_refused_at_once(tmp_path: Path) -> None:
+class SecondEngine:
+    """The engine that follows one that has gone. Use it as an asynchronous context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fake = ServedFake()
+        self.port = EnginePort(folder)
+
+    async def __aenter__(self) -> "SecondEngine":
+        await self.port.start(self.fake, Services())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.port.close()
+
+
+def test_when_the_engine_goes_what_is_in_flight_ends_and_what_comes_waits_for_the_next_one(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.fake.hold = True
-        waiting, late = Replies(), Replies()
-        bench.engine.infer(request(), waiting)
+        running, cancelled, late = Replies(), Replies(), Replies()
+        bench.engine.infer(request(), running)
         asked = asyncio.ensure_future(bench.engine.model_statistics())
         await bench.until(lambda: bench.fake.tickets)
         await bench.port.close()
-        await bench.until(lambda: waiting)
+        await bench.until(lambda: running)
+        ticket = bench.engine.infer(request(), cancelled)
         bench.engine.infer(request(), late)
+        ticket.cancel()
 
-        assert waiting.errors == late.errors == [(Code.UNAVAILABLE, "the engine has gone")]
+        assert running.errors == [(Code.UNAVAILABLE, "the engine ended before the request was answered")]
         assert len(bench.front_ends[0].ends) == 1
-        assert not bench.engine.is_live()
+        assert bench.engine.is_live()
         assert not bench.engine.is_ready()
+        assert not late
         with pytest.raises(ServingError, match="the engine has gone"):
             await bench.engine.repository_index()
-        await asyncio.gather(asked, return_exceptions=True)
+        with pytest.raises(ServingError, match="the engine has gone"):
+            await asked
+        async with SecondEngine(tmp_path) as second:
+            await bench.front_ends[0].connect(second.port)
+            await bench.until(lambda: late)
+            assert bench.engine.is_ready()
+        assert isinstance(late[0][0], InferResponse)
+        assert not cancelled
+        assert len(second.fake.tickets) == 1
 
     run(scenario, tmp_path)
+
+
+def test_the_models_are_those_of_the_new_engine_as_soon_as_it_is_known(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.port.close()
+        await bench.until(lambda: bench.engine.held.is_away)
+        async with SecondEngine(tmp_path) as second:
+            second.fake.models = {"other": replace(identity_config(), name="other")}
+            assert bench.engine.model_config("identity").name == "identity"
+            await bench.front_ends[0].connect(second.port)
+
+            assert bench.engine.model_config("other").name == "other"
+            with pytest.raises(ServingError, match="'identity'"):
+                bench.engine.model_config("identity")
+
+    run(scenario, tmp_path)
+
+
+def test_what_waits_is_refused_when_the_engine_stays_away_or_the_front_end_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.port.close()
+        await bench.until(lambda: bench.engine.held.is_away)
+        first, second, third = Replies(), Replies(), Replies()
+        bench.engine.infer(request(), first)
+        monkeypatch.setattr(reconnect, "HOLD_NS_MAX", 0)
+        bench.engine.infer(request(), second)
+        monkeypatch.undo()
+        bench.engine.begin_exit()
+        bench.engine.infer(request(), third)
+
+        away = (Code.UNAVAILABLE, "the engine is being started again")
+        assert first.errors == second.errors == [away]
+        assert "Server is stopping" in third.errors[0][1]
+        assert await bench.engine.drained(0.0)
+
+    run(scenario, tmp_path)
+
+
+def test_a_sequence_that_was_open_is_told_that_it_was_lost(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        stateful = replace(identity_config(), name="stateful", sequence_batching=SequenceBatching())
+        bench.fake.models["stateful"] = stateful
+        bench.fake.changed()
+        await bench.until(lambda: ("stateful", "") in bench.engine.state.directory.configs)
+        for model in ("stateful", "identity"):
+            await bench.answered(part(model, SEQUENCE_START))
+        await bench.port.close()
+        await bench.until(lambda: bench.engine.held.is_away)
+
+        async with SecondEngine(tmp_path) as second:
+            second.fake.models["stateful"] = stateful
+            await bench.front_ends[0].connect(second.port)
+            lost = await bench.answered(part("stateful", 0))
+            stateless = await bench.answered(part("identity", 0))
+            again = await bench.answered(part("stateful", SEQUENCE_START))
+
+        assert lost.errors[0][1].startswith("sequence 7 of model 'stateful' was lost")
+        assert stateless.errors == again.errors == []
+
+    run(scenario, tmp_path)
+
+
+def part(model: str, flags: int) -> InferRequest:
+    """Return a request of sequence 7."""
+    asked = request(model)
+    asked.correlation_id, asked.flags = 7, flags
+    return asked
+
+
+def test_the_size_of_a_request_is_that_of_its_elements() -> None:
+    text = Tensor("T", DataType.BYTES, np.array([b"abc", b"de"], object))
+    asked = InferRequest("m", {"T": text, "X": Tensor("X", DataType.FP32, np.zeros(3, np.float32))})
+
+    assert size_of(asked) == 5 + 12
 
 
 def test_more_requests_than_the_limit_are_refused_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

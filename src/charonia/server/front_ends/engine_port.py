@@ -83,6 +83,7 @@ class EnginePort:
         engine.on_change(self._changed)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            self._path.unlink(missing_ok=True)  # an engine that was killed has left it
             self._listener.bind(str(self._path))
             os.chmod(self._path, 0o600)
             self._listener.listen(BACKLOG)

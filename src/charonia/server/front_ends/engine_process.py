@@ -49,7 +49,7 @@ async def serve_engine(
         await asyncio.wait({starting})
     failure = unavailable("stopped while starting") if starting.cancelled() else starting.exception()
     if failure is not None:
-        status = 1
+        status = 0 if starting.cancelled() else 1
         if not isinstance(failure, ServingError):
             _log.error("the engine cannot start", exc_info=failure)
             failure = internal(f"the engine cannot start: {type(failure).__name__}: {failure}")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from charonia.core.errors import unavailable
+from charonia.core.errors import ServingError
 from charonia.server.endpoints import Endpoints
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.engine_port import SOCKET_NAME
@@ -21,6 +21,9 @@ from charonia.wire.log_settings import LogOptions
 
 _log = logging.getLogger(__name__)
 
+RECONNECT_S = 0.1
+"""Pause between two attempts to connect to the engine. The guard starts it again."""
+
 
 class FrontEnd:
     """The endpoints of this process, and their engine in another one. To be made on the event loop.
@@ -28,35 +31,36 @@ class FrontEnd:
     Args:
         options: The server's options.
         log: The log of this process.
+        folder: Where the engine listens.
 
     Attributes:
         endpoints: The endpoints.
-        ended: Done when the engine has gone, or the front end is to leave; whether it ended well.
+        ended: Done when the engine has left, or the front end has; whether it ended well.
     """
 
-    def __init__(self, options: ServerOptions, log: LogControl | None) -> None:
+    def __init__(self, options: ServerOptions, log: LogControl | None, folder: Path) -> None:
         self.endpoints = Endpoints(options)
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._options = options
         self._log = log
+        self._folder = folder
         self._engine: RemoteEngine | None = None
         self._regions: SharedRegions | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
         self._is_taken = True
 
-    async def start(self, sock: socket.socket) -> None:
-        """Meet the engine and listen.
-
-        Args:
-            sock: Connected to the engine.
+    async def start(self) -> None:
+        """Meet the engine, as soon as it listens, and listen.
 
         Raises:
             ServingError: The engine is gone, or an endpoint cannot be opened.
         """
-        engine = self._engine = RemoteEngine(sock, take=self._take, ended=self._engine_gone)
+        sock = await engine_socket(self._folder)
+        engine = self._engine = RemoteEngine(take=self._take, ended=self._engine_gone)
         if self._options.client_shm:
             self._regions = SharedRegions(self._options.client_shm_bytes_max, engine)
-        offers = await engine.connect()
+        offers = await engine.connect(sock)
         log = SharedLog(self._log, engine) if self._log is not None else None
         await self.endpoints.start(engine, services_of(engine, offers, self._regions, log))
 
@@ -67,6 +71,8 @@ class FrontEnd:
 
     async def close(self) -> None:
         """Close everything at once."""
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
         await self.endpoints.close()
         if self._engine is not None:
             self._engine.close()
@@ -105,11 +111,37 @@ class FrontEnd:
         return None
 
     def _engine_gone(self, reason: str) -> None:
-        is_expected = self._engine is not None and self._engine.is_exiting()
-        if not is_expected:
-            _log.error("the engine has gone: %s", reason)
-        if not self.ended.done():
-            self.ended.set_result(is_expected and self._is_taken)
+        engine = self._engine
+        if engine is not None and engine.is_exiting():
+            if not self.ended.done():
+                self.ended.set_result(self._is_taken)
+            return
+        _log.error("the engine has gone: %s", reason)
+        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        """Meet the engine again. It knows no regions: clients register them again."""
+        while self._engine is not None and self._engine.held.is_away:
+            sock = await engine_socket(self._folder)
+            if self._regions is not None:
+                for change in ("unregister_system", "unregister_cuda"):
+                    await self._regions.take(change, [])
+            with suppress(ServingError):  # it has gone again
+                await self._engine.connect(sock)
+        _log.info("the engine is back")
+
+
+async def engine_socket(folder: Path) -> socket.socket:
+    """Return a connection to the engine, as soon as it listens."""
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(str(folder / SOCKET_NAME))
+        except OSError:
+            sock.close()
+            await asyncio.sleep(RECONNECT_S)
+        else:
+            return sock
 
 
 async def serve_front_end(
@@ -129,17 +161,12 @@ async def serve_front_end(
     loop = asyncio.get_running_loop()
     # The port is the one that was chosen for all front ends.
     shared = replace(options, http=replace(options.http, reuse_port=True), grpc=replace(options.grpc, reuse_port=True))
-    front_end = FrontEnd(shared, log)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError):  # an event loop on Windows
-            loop.add_signal_handler(number, front_end.leave)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    front_end = FrontEnd(shared, log, folder)
     try:
-        sock.connect(str(folder / SOCKET_NAME))
-    except OSError as error:
-        raise unavailable(f"the engine cannot be reached: {error.strerror}") from error
-    try:
-        await front_end.start(sock)
+        await front_end.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError):  # an event loop on Windows
+                loop.add_signal_handler(number, front_end.leave)
         ready()
         return 0 if await front_end.ended else 1
     finally:

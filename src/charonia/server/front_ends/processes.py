@@ -1,20 +1,16 @@
 """The processes of a server with front ends apart: one for the engine, and one for each front end.
 
-The parent reserves the ports, starts the engine, starts the front ends when the models are loaded, and ends all when
-one of them ends. It holds no request.
+The parent reserves the ports and runs the guard, which starts the engine, then the front ends, and starts again what
+ends. It holds no request. A child
 
-The seam to whatever starts and watches children is `ChildSpec`. A child
+- reads the server's options from the private folder;
+- writes its report there, `EngineReport` or `FrontEndReport`, and then tells the guard that it is ready, or ends with
+  status 1;
+- finishes what is in flight on SIGTERM and then ends with status 0. The guard tells the front ends first. An engine
+  that is told by itself takes its front ends along.
 
-- is started with `command` followed by one argument, the number of a descriptor for its report;
-- writes its report there when it is ready, or when it cannot start, and closes it (`EngineReport` of the engine, a
-  `FrontEndReport` of a front end, as `channel` writes headers: plain values in `marshal` form); a descriptor
-  that ends without a report means that the child has failed;
-- finishes what is in flight on SIGTERM and then ends with status 0. The engine takes its front ends along: it tells
-  them to stop, waits until clients have their answers, and closes the connections, on which they end with status 0;
-- ends with status 1 when the other side of its connection has gone unexpectedly (a front end), and never otherwise.
-
-A front end may be started again at any time while the engine runs: it gets the state, the shared-memory regions and the
-settings of the log when it connects. When the engine is started again, the front ends have to be, too.
+A front end may be started again at any time: it gets the state, the shared-memory regions and the settings of the log
+when it connects. When the engine is started again, the front ends connect to it as if they were new.
 """
 
 import asyncio
@@ -30,14 +26,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.metadata import ModelIndexEntry
-from charonia.die_with_parent import with_parent_death_signal
 from charonia.server.front_ends.messages import decode_error
 from charonia.server.front_ends.records import plain, record
+from charonia.server.guard.restarts import Role
+from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.listening import cannot_listen, check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.options import ServerOptions
@@ -47,8 +44,8 @@ _log = logging.getLogger(__name__)
 OPTIONS_NAME = "options"
 """File with the options for the children, in the private folder."""
 
-END_S_MAX = 10.0
-"""Time that front ends have to end after the engine; then they are killed."""
+ENGINE = "engine"
+"""Name of the engine's process."""
 
 
 class ErrorRecord(NamedTuple):
@@ -83,34 +80,41 @@ class FrontEndReport:
     error: ErrorRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
-    """How a child is started; the module's docstring says what it does.
-
-    Attributes:
-        name: What it is called in logs.
-        command: Program and arguments; the number of the report's descriptor follows.
-        environment: Variables beside those of this process.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+Report = TypeVar("Report", EngineReport, FrontEndReport)
 
 
-def child_specs(folder: Path, front_ends: int) -> tuple[ChildSpec, tuple[ChildSpec, ...]]:
+def process_specs(folder: Path, front_ends: int) -> list[ProcessSpec]:
     """Return the engine and the front ends of a server whose options are in `folder`."""
 
-    def spec(name: str, role: str) -> ChildSpec:
-        return ChildSpec(name, (sys.executable, "-m", "charonia.cli.serve_process", role, str(folder)))
+    def spec(name: str, role: Role) -> ProcessSpec:
+        return ProcessSpec(name, role, (sys.executable, "-m", "charonia.cli.serve_process", name, str(folder)))
 
-    return spec("engine", "engine"), tuple(spec(f"front end {i}", "front-end") for i in range(1, front_ends + 1))
+    return [spec(ENGINE, Role.ENGINE), *(spec(f"front_end_{i}", Role.FRONT_END) for i in range(1, front_ends + 1))]
 
 
-def write_report(descriptor: int, report: EngineReport | FrontEndReport) -> None:
+def write_report(folder: Path, name: str, report: EngineReport | FrontEndReport) -> None:
     """Write a child's report."""
-    with open(descriptor, "wb") as pipe:
-        pipe.write(marshal.dumps(plain(report), 2))  # type: ignore[arg-type] # plain values
+    (folder / f"{name}.report").write_bytes(marshal.dumps(plain(report), 2))  # type: ignore[arg-type] # plain values
+
+
+def forget_report(folder: Path, name: str) -> None:
+    """Remove the report of the process that ran before under this name."""
+    (folder / f"{name}.report").unlink(missing_ok=True)
+
+
+def read_report(folder: Path, name: str, kind: type[Report]) -> Report | None:
+    """Return the report of a child, None if it has written none."""
+    try:
+        return record(kind, marshal.loads((folder / f"{name}.report").read_bytes()))
+    except FileNotFoundError:
+        return None
+
+
+def write_options(folder: Path, options: ServerOptions) -> None:
+    """Write the options for the children."""
+    new = folder / f"{OPTIONS_NAME}.new"
+    new.write_bytes(pickle.dumps(options))
+    new.replace(folder / OPTIONS_NAME)
 
 
 def read_options(folder: Path) -> ServerOptions:
@@ -126,57 +130,12 @@ class Port(NamedTuple):
     port: int
 
 
-class Child:
-    """A running child."""
-
-    def __init__(self, spec: ChildSpec, process: asyncio.subprocess.Process, report: asyncio.StreamReader) -> None:
-        self.spec = spec
-        self._process = process
-        self._report = report
-
-    @classmethod
-    async def start(cls, spec: ChildSpec) -> "Child":
-        """Start a child."""
-        reading, writing = os.pipe()
-        command = with_parent_death_signal((*spec.command, str(writing)), signal.SIGKILL)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=(writing,), env={**os.environ, **spec.environment}
-            )
-        finally:
-            os.close(writing)
-        report = asyncio.StreamReader()
-        pipe = open(reading, "rb", 0)  # noqa: SIM115 # its transport closes it
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(report), pipe)
-        return cls(spec, process, report)
-
-    async def report(self) -> Any:
-        """Return its report, in plain values.
-
-        Raises:
-            ServingError: INTERNAL when it ended without one.
-        """
-        data = await self._report.read()
-        if not data:
-            status = await self.wait()
-            raise internal(f"the {self.spec.name} ended while starting, with status {status}", hint="its log says more")
-        return marshal.loads(data)
-
-    async def wait(self) -> int:
-        """Wait for its end; return the exit status, negative for a signal."""
-        return await self._process.wait()
-
-    def signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
-        if self._process.returncode is None:
-            self._process.send_signal(number)
-
-
 class ServerProcesses:
     """A server in several processes, as `charonia serve` runs it.
 
     Args:
         options: The server's options, with `front_ends` of at least 1.
+        heartbeat_s: Longest time between two heartbeats of a process, in seconds; 0 for no heartbeats.
 
     Attributes:
         http: The HTTP endpoint, where it is on and started.
@@ -184,16 +143,15 @@ class ServerProcesses:
         metrics: The metrics page, where it is on and started.
     """
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, *, heartbeat_s: float = 0.0) -> None:
         self.http: Port | None = None
         self.grpc: Port | None = None
         self.metrics: Port | None = None
         self._options = options
+        self._heartbeat_s = heartbeat_s
         self._report = EngineReport()
-        self._children: list[Child] = []
-        self._watching: list[asyncio.Task[int]] = []
-        self._is_started = False
-        self._is_stopping = False
+        self._guard: Supervisor | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._cleanup = ExitStack()
 
     async def start(self) -> None:
@@ -202,36 +160,39 @@ class ServerProcesses:
         Raises:
             ServingError: A model failed to load and `exit_on_error` is set, or an endpoint cannot be opened.
         """
-        folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="charonia-")))
+        self._folder = folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="charonia-")))
         options = await self._with_ports(self._options)
-        cores = options.cpu_cores or cores_beside(usable_cores(), options.front_ends)
-        with (folder / OPTIONS_NAME).open("wb") as file:
-            pickle.dump(replace(options, cpu_cores=cores), file)
-        engine, front_ends = child_specs(folder, options.front_ends)
-        report = record(EngineReport, await (await self._begin(engine)).report())
-        self._report = report
-        _raise(report.error)
-        listening = await asyncio.gather(*(self._begin(spec) for spec in front_ends))
-        for child in listening:
-            _raise(record(FrontEndReport, await child.report()).error)
+        options = replace(options, cpu_cores=options.cpu_cores or cores_beside(usable_cores(), options.front_ends))
+        write_options(folder, options)
+        specs = process_specs(folder, options.front_ends)
+        guard = self._guard = Supervisor(
+            specs,
+            folder,
+            exit_timeout_s=options.exit_timeout_secs,
+            heartbeat_s=self._heartbeat_s,
+            problem=self._problem,
+        )
+        self._cleanup.callback(guard.close)
+        if not await guard.start():
+            self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
+            raise self._failure(specs, guard.ended.result())
+        self._watching = asyncio.create_task(self._watch(guard))
+        report = self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
+        # An engine that is started again keeps the port.
+        write_options(folder, replace(options, metrics=replace(options.metrics, port=report.metrics_port)))
         self.http = Port(options.http.port) if options.http.enabled else None
         self.grpc = Port(options.grpc.port) if options.grpc.enabled else None
         self.metrics = Port(report.metrics_port) if options.metrics.enabled else None
-        self._is_started = True
 
     async def shutdown(self) -> bool:
         """Shut down gracefully; return whether all requests in flight were answered."""
-        self._is_stopping = True
-        for child in self._children[:1]:
-            child.signal(signal.SIGTERM)
-        if self._watching:
-            await self._watching[0]
-            await asyncio.wait(self._watching, timeout=END_S_MAX)
-        for child in self._children:
-            child.signal(signal.SIGKILL)
-        statuses = await asyncio.gather(*self._watching)
-        self._cleanup.close()
-        return not any(statuses)
+        with self._cleanup:
+            if self._watching is not None:
+                self._watching.cancel()
+            if self._guard is None:
+                return True
+            self._guard.stop()
+            return await self._guard.ended == 0
 
     def models(self) -> list[ModelIndexEntry]:
         """Return every model with the state of its versions, as it was when the engine had started."""
@@ -248,23 +209,32 @@ class ServerProcesses:
             raise unavailable(f"model '{name}' is not ready")
         return config
 
-    async def _begin(self, spec: ChildSpec) -> Child:
-        child = await Child.start(spec)
-        self._children.append(child)
-        self._watching.append(asyncio.create_task(self._watch(child)))
-        return child
+    async def _watch(self, guard: Supervisor) -> None:
+        """Let this process stop when the guard has given up."""
+        await asyncio.wait({guard.ended})
+        _log.error("the server's processes have ended")
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    async def _watch(self, child: Child) -> int:
-        """Return the exit status of a child; when it ends unexpectedly, all others end, too."""
-        status = await child.wait()
-        if self._is_stopping and status == -signal.SIGTERM and child is not self._children[0]:
-            return 0  # a front end that was done, and no longer or not yet minded the signal
-        if not self._is_stopping and self._is_started:
-            _log.error("the %s has ended with status %d: the server stops", child.spec.name, status)
-            self._is_stopping = True
-            os.kill(os.getpid(), signal.SIGTERM)
-            return status or 1
-        return status
+    def _failure(self, specs: Sequence[ProcessSpec], status: int) -> ServingError:
+        """Return why the server has not started."""
+        for spec in specs:
+            error = self._error(spec.name)
+            if error is not None:
+                return error
+        return internal(f"a process of the server ended while starting, with status {status}", hint="the log says more")
+
+    def _problem(self, name: str) -> str:
+        """Return why a process could not start, "" if it had started."""
+        error = self._error(name) if self._watching is not None else None
+        return str(error) if error is not None else ""
+
+    def _error(self, name: str) -> ServingError | None:
+        report: EngineReport | FrontEndReport | None
+        if name == ENGINE:
+            report = read_report(self._folder, name, EngineReport)
+        else:
+            report = read_report(self._folder, name, FrontEndReport)
+        return decode_error(tuple(report.error)) if report is not None and report.error is not None else None
 
     async def _with_ports(self, options: ServerOptions) -> ServerOptions:
         """Return options with the ports of all front ends, which this process keeps for them."""
@@ -289,9 +259,3 @@ class ServerProcesses:
             raise cannot_listen(address, port, error) from error
         bound: int = sock.getsockname()[1]
         return bound
-
-
-def _raise(error: Sequence[str] | None) -> None:
-    if error is not None:
-        failure: ServingError = decode_error(tuple(error))
-        raise failure

@@ -13,17 +13,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import ANSWERED, Reply, Ticket
+from charonia.core.calls import ANSWERED, Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
-from charonia.core.request import InferRequest
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.statistics import ModelStatistics
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.facade import Document, LogControl, Services
+from charonia.server.front_ends.held_requests import HeldRequests
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
+from charonia.server.front_ends.reconnect import OpenSequences, interrupted
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -57,22 +59,18 @@ class RemoteEngine:
     """An `Engine` in another process.
 
     Args:
-        sock: Connected to an `EnginePort`.
         take: Handles what the engine tells all front ends: its name and its arguments.
-        ended: Called with the reason when the engine has gone.
+        ended: Called with the reason when the engine has gone; `connect` meets the next one.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        take: Callable[[str, list[object]], Awaitable[object]],
-        ended: Callable[[str], None],
-    ) -> None:
+    def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
         self.state = EngineState()
+        self.held = HeldRequests(self._send)
         self._take = take
         self._ended = ended
-        self._link = Link(sock, "the engine", take=self._received, answer=self._told, ended=self._lost)
+        self._link: Link
+        self._has_news = False  # whether this engine has told its state
+        self._sequences = OpenSequences()
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
         self._metadata = ServerMetadata("", "", ())
@@ -80,10 +78,20 @@ class RemoteEngine:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
-    async def connect(self) -> frozenset[str]:
-        """Meet the engine; return the names of the services that it offers."""
+    async def connect(self, sock: socket.socket) -> frozenset[str]:
+        """Meet the engine; return the names of the services that it offers.
+
+        Args:
+            sock: Connected to an `EnginePort`.
+
+        Raises:
+            ServingError: UNAVAILABLE when it is gone again.
+        """
+        self._has_news = False
+        self._link = Link(sock, "the engine", take=self._received, answer=self._told, ended=self._lost)
         metadata, offers = cast(list[Any], await self.ask("hello"))
         self._metadata = record(ServerMetadata, metadata)
+        self.held.engine_back()
         return frozenset(offers)
 
     async def ask(self, question: str, *arguments: object) -> Any:
@@ -98,11 +106,18 @@ class RemoteEngine:
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request. See `Engine.infer`."""
-        link, number = self._link, next(self._numbers)
-        if refusal := self._refusal():
+        number = next(self._numbers)
+        if refusal := self._refusal(request):
             reply(refusal, True)
             return ANSWERED
-        trace = request.trace
+        if self.held.is_away:
+            self.held.hold(number, request, reply)
+        else:
+            self._send(number, request, reply)
+        return _Ticket(self, number)
+
+    def _send(self, number: int, request: InferRequest, reply: Reply) -> None:
+        link, trace = self._link, request.trace
         outgoing = link.outgoing()
         try:
             fields = encode_request(request, outgoing)
@@ -110,24 +125,25 @@ class RemoteEngine:
         except (ChannelError, OSError) as error:
             outgoing.withdraw()
             reply(internal(f"the request cannot be handed to the engine: {error}"), True)
-            return ANSWERED
+            return
         if not self._replies:
             self._is_idle.clear()
-        self._replies[number] = reply if trace is None else self._traced(number, trace.tree, reply)
-        return _Ticket(self, number)
+        self._replies[number] = reply if trace is None else traced(link, number, trace.tree, reply)
 
     def cancel(self, number: int) -> None:
         """Drop a request, unless it is over."""
         if number in self._replies:
             self._link.send(("cancel", number))
+        else:
+            self.held.cancel(number)
 
     def is_live(self) -> bool:
-        """Whether the server can answer at all."""
-        return self._link.is_open and self.state.readiness.is_live
+        """Whether the server can answer at all. While the engine is started again, it will."""
+        return self.state.readiness.is_live
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        return self._link.is_open and self.state.readiness.is_ready and not self._is_exiting
+        return not self.held.is_away and self.state.readiness.is_ready and not self._is_exiting
 
     def is_exiting(self) -> bool:
         """Whether the server, or this front end, is shutting down."""
@@ -173,6 +189,7 @@ class RemoteEngine:
     def begin_exit(self) -> None:
         """Turn not ready and refuse new requests; those in flight go on."""
         self._is_exiting = True
+        self.held.leave()
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until every request is answered, up to a limit, when the rest is; return whether that was in time."""
@@ -184,19 +201,19 @@ class RemoteEngine:
             return False
         return True
 
-    def _refusal(self) -> ServingError | None:
-        """Return why no request is taken now."""
-        link = self._link
-        if not link.is_open:
-            return unavailable("the engine has gone", hint="try again")
+    def _refusal(self, request: InferRequest) -> ServingError | None:
+        """Return why the request is not taken."""
         if self._is_exiting:
             return unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
-        if link.is_full or len(self._replies) >= IN_FLIGHT_MAX:
+        if self._link.is_full or len(self._replies) >= IN_FLIGHT_MAX:
             return unavailable(
                 f"the engine does not keep up: {len(self._replies)} requests of this front end are in flight",
                 hint=_FULL_HINT,
             )
-        return None
+        if not request.correlation_id:
+            return None
+        config = self.state.directory.configs.get((request.model_name, request.model_version))
+        return lost_sequence(self._sequences, config, request)
 
     def _received(self, message: Incoming) -> None:
         header = message.header
@@ -213,31 +230,46 @@ class RemoteEngine:
                 self._is_idle.set()
         reply(outcome, final)
 
-    def _traced(self, number: int, tree: TraceTree, reply: Reply) -> Reply:
-        """Return a reply that sends the front end's last events to the engine, whose trace they belong to."""
-
-        def traced(outcome: object, final: bool) -> None:
-            reply(cast(Any, outcome), final)
-            if final:
-                self._link.send(("traced", number, take_events(tree)))
-
-        return traced
-
     async def _told(self, question: str, arguments: list[object], blobs: list[bytes]) -> object:
         if question == "state":
-            self.state.apply(arguments[0])
+            state = self.state if self._has_news else EngineState()
+            state.apply(arguments[0])
+            self.state, self._has_news = state, True
             return None
         return await self._take(question, arguments)
 
     def _lost(self, reason: str) -> None:
-        self._fail_all(unavailable("the engine has gone", hint="try again"))
-        self._ended(reason)
+        was_away = self.held.is_away
+        self.held.engine_lost()
+        self._sequences.engine_ended()
+        self._fail_all(interrupted())
+        if not was_away:
+            self._ended(reason)
 
     def _fail_all(self, error: ServingError) -> None:
         replies, self._replies = self._replies, {}
         self._is_idle.set()
         for reply in replies.values():
             reply(error, True)
+
+
+def traced(link: Link, number: int, tree: TraceTree, reply: Reply) -> Reply:
+    """Return a reply that sends the front end's last events to the engine, whose trace they belong to."""
+
+    def then_sent(outcome: Outcome, final: bool) -> None:
+        reply(outcome, final)
+        if final:
+            link.send(("traced", number, take_events(tree)))
+
+    return then_sent
+
+
+def lost_sequence(sequences: OpenSequences, config: ModelConfig | None, request: InferRequest) -> ServingError | None:
+    """Note a request with a sequence id; return the error if its sequence was lost with an engine."""
+    if config is None or config.sequence_batching is None:
+        return None
+    starts, ends = bool(request.flags & SEQUENCE_START), bool(request.flags & SEQUENCE_END)
+    return sequences.sent((request.model_name, request.correlation_id), starts=starts, ends=ends)
 
 
 class SharedRegions(RegionRegistry):

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class Supervisor:
         folder: Private folder for sockets and the record.
         exit_timeout_s: Time that requests in flight have when the server stops, in seconds.
         heartbeat_s: Longest time between two heartbeats of a process, in seconds; 0 for no heartbeats.
+        problem: Returns why a process has ended, by its own account; "" where it has given none.
         reaps_orphans: Whether processes whose parents have ended become children of this one; None to find out.
 
     Attributes:
@@ -88,6 +89,7 @@ class Supervisor:
         *,
         exit_timeout_s: float,
         heartbeat_s: float = 0.0,
+        problem: Callable[[str], str] = lambda _: "",
         reaps_orphans: bool | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -96,6 +98,7 @@ class Supervisor:
         self._specs = {spec.name: spec for spec in processes}
         self._folder = folder
         self._heartbeat_s = heartbeat_s
+        self._problem = problem
         self._reaps_orphans = os.getpid() == 1 if reaps_orphans is None else reaps_orphans
         self._restarts = Restarts(
             [(spec.name, spec.role) for spec in processes],
@@ -187,7 +190,8 @@ class Supervisor:
             case ReportEnd(name, pid, reason, uptime_ns, again_ns):
                 again = f"; it is started again in {again_ns / 1e9:.3g} s" if again_ns is not None else ""
                 level = logging.INFO if reason == exit_reason(0) else logging.ERROR
-                _log.log(level, "%s (pid %d) ended after %.1f s: %s%s", name, pid, uptime_ns / 1e9, reason, again)
+                why = f"{reason}: {problem}" if (problem := self._problem(name)) else reason
+                _log.log(level, "%s (pid %d) ended after %.1f s: %s%s", name, pid, uptime_ns / 1e9, why, again)
             case Finish(status):
                 self.ended.set_result(status)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from .errors import TritonError, TritonModelException
 from .responses import InferenceResponse, response_of
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable
 
     from .host import Host, ModelCall
@@ -87,6 +87,8 @@ def first_of(host: Host, call: ModelCall) -> InferenceResponse:
 
 def first_of_async(host: Host, call: ModelCall) -> Awaitable[InferenceResponse | ResponseIterator]:
     """Begin a call; return its only response, or for a decoupled call an iterator when the first response arrives."""
+    import asyncio
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -113,6 +115,8 @@ def _given_up(host: Host, call: ModelCall, task: asyncio.Future[InferenceRespons
 
 async def _arrival(host: Host, call: ModelCall) -> None:
     """Return when the call has an outcome."""
+    import asyncio
+
     while not call.inbox.items:
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()

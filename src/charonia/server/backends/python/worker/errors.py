@@ -53,6 +53,16 @@ RESCHEDULED = 8
 """Pseudo error code: the model reschedules the request."""
 
 
+def failures() -> tuple[type[BaseException], ...]:
+    """Return what a model may raise that is its failure and no more: exceptions, and that its coroutine was cancelled.
+
+    Called where something was raised: a worker whose model needs no asyncio starts a fifth sooner without it.
+    """
+    import asyncio
+
+    return (Exception, asyncio.CancelledError)
+
+
 _STEP = "_charonia_step"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import TritonError, TritonModelException, describe, traced
+from .errors import TritonError, TritonModelException, describe, failures, traced
 from .function import Function
 from .host import Inbox
 from .responses import FINAL, InferenceResponse
@@ -186,7 +186,7 @@ class FunctionModel:
                 sender.send(_response(self._function.write(await returned)), FINAL)
         except BadRequest as error:
             sender.send(_refusal(error), 0 if is_stream else FINAL)
-        except (Exception, asyncio.CancelledError) as error:
+        except failures() as error:
             self.host.raised([request.request_id()], traced(error))
             text = f"Failed to process the request(s) for model '{self.host.name}', message: {describe(error)}"
             sender.send(InferenceResponse(error=TritonError(text)), 0 if is_stream else FINAL)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import tempfile
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,6 +39,8 @@ def make_memory(size: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("charonia", getattr(os, "MFD_CLOEXEC", 1))
     else:
+        import tempfile  # not on Linux, and it takes a while
+
         fd, path = tempfile.mkstemp()
         os.unlink(path)
     try:

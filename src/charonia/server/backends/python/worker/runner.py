@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import threading
@@ -10,12 +9,13 @@ import time
 from typing import TYPE_CHECKING
 
 from . import triton_python_backend_utils as pb_utils
-from .errors import RESCHEDULED, TritonError, TritonModelException, describe, note_step, traced
+from .errors import RESCHEDULED, TritonError, TritonModelException, describe, failures, note_step, traced
 from .host import Binding
 from .imports import ModelImports
 from .responses import InferenceResponse, result_of
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Coroutine, Sequence
     from typing import Any
 
@@ -133,7 +133,7 @@ class PythonModelRunner:
             answer = self._model.is_ready()
             if hasattr(answer, "__await__"):
                 answer = self._complete_coroutine(answer)
-        except (Exception, asyncio.CancelledError) as error:
+        except failures() as error:
             return describe(error)
         return answer if isinstance(answer, bool) else f"is_ready must return a bool, got {type(answer).__name__}"
 
@@ -190,7 +190,7 @@ class PythonModelRunner:
                 results = self._results(requests, returned, batch.rescheduled)
             if batch.rescheduled:
                 self._reschedule(batch, requests, results)
-        except (Exception, asyncio.CancelledError) as error:
+        except failures() as error:
             return self._failed(requests, error), time.monotonic_ns()
         finally:
             binding.running = 0
@@ -213,6 +213,8 @@ class PythonModelRunner:
 
     def _complete_coroutine(self, coroutine: Coroutine[Any, Any, object]) -> object:
         if self._loop is None:
+            import asyncio
+
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(coroutine)
 
@@ -287,6 +289,8 @@ class PythonModelRunner:
         self, batch: ModelBatch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
     ) -> None:
         """Run the coroutine of a decoupled model beside those of other batches."""
+        import asyncio
+
         for request in requests:
             request.get_response_sender()
         if self._background is None:
@@ -300,7 +304,7 @@ class PythonModelRunner:
         try:
             results = self._none(requests, await coroutine)
             self._reschedule(batch, requests, results)
-        except (Exception, asyncio.CancelledError) as error:
+        except failures() as error:
             results = self._failed(requests, error)
         for request, result in zip(requests, results):
             if result is not None:
@@ -314,6 +318,8 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel what the model has left behind in a loop, and close it."""
+    import asyncio
+
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
