@@ -14,11 +14,12 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.server.backends.api import BatchSink, Outputs, Placement
-from charonia.server.execution.executor import AsyncExecutor
+from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement
+from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import Command, Event, Scheduler, SlotIdle, Submit, Tick
+from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.scheduling.schedulers import make_scheduler
 from charonia.testing.clock import FakeClock
 
@@ -123,6 +124,48 @@ class Bench:
         async with asyncio.timeout(5):
             await self.runner.drain()
         await self.runner.aclose()
+
+
+class InPlace(BlockingExecutor):
+    """Runs every batch on the event loop."""
+
+    in_place = True
+
+
+class Zeros:
+    """A model."""
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        return Execution([out() for _ in requests], 0, 0)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.usefixtures("scheduler_fails")
+def test_a_scheduler_that_raises_fails_a_request_that_would_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        cfg, loop = config(batches=True), asyncio.get_running_loop()
+        executor = InPlace(Zeros(), Placement("m_0", InstanceKind.KIND_CPU), loop)
+        runner = ModelRunner(cfg, "1", scheduler=make_scheduler(cfg), executors=[executor], labels={}, loop=loop)
+        outcomes: list[Outcome] = []
+
+        def submit() -> None:
+            runner.submit(request(batch=True), lambda outcome, final: outcomes.append(outcome))
+
+        submit()
+        await asyncio.sleep(0)
+        assert isinstance(outcomes.pop(), InferResponse)
+        monkeypatch.setattr(DynamicBatcher, "handle", lambda *_: 1 // 0)
+        submit()
+        submit()
+
+        assert [isinstance(one, ServingError) and one.code for one in outcomes] == [Code.INTERNAL] * 2
+        monkeypatch.undo()
+        await runner.drain()
+        await runner.aclose()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.usefixtures("scheduler_fails")

@@ -205,7 +205,11 @@ class ModelRunner:
         if self._gathers:
             self._next_id += 1
             event = Submit(self._next_id, batch_size, shape_key, request.priority, request.timeout_us)
-            (run,) = scheduler.handle(event, arrival_ns)
+            try:
+                (run,) = scheduler.handle(event, arrival_ns)
+            except Exception:  # a fault of the server: `submit` answers the request
+                self._scheduler_failed()
+                return None
             reason = cast("Run", run).reason
             self._slots.begin(slot)
         # Without gathering, the slot is idle again before the next event, so the scheduler need not know.
