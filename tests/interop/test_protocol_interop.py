@@ -49,7 +49,7 @@ def pair(start_pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
         write_model(folder, f"fails_{code.lower()}", FAILING.format(code), config=PLAIN.format("TYPE_FP32"))
     write_model(folder, "two", PYTHON_IDENTITY, config=PLAIN.format("TYPE_FP32"), version=1)
     write_model(folder, "two", PYTHON_IDENTITY, config=PLAIN.format("TYPE_FP32"), version=3)
-    started: Pair = start_pair(folder, "--model-control-mode=explicit", "--load-model=*")
+    started: Pair = start_pair(folder, "--model-control-mode=explicit", "--load-model=*", ours=("--allow-page=false",))
     return started
 
 

@@ -478,3 +478,40 @@ def test_the_page_asks_only_its_own_server(page: Page, server: ServeProcess) -> 
 
     assert asked
     assert [url for url in asked if not url.startswith((f"http://{server.http}/", "data:", "blob:"))] == []
+
+
+def test_models_are_loaded_and_unloaded_and_one_of_several_versions_answers(page: Page, tmp_path: Path) -> None:
+    write_page_models(tmp_path)
+    config = tmp_path / "text" / "config.pbtxt"
+    config.write_text(config.read_text() + "\nversion_policy { all {} }\n")
+    (tmp_path / "text" / "2").mkdir()
+
+    with ServeProcess(tmp_path, "--model-control-mode=explicit") as server:
+        show(page, server, "text")
+        page.get_by_role("button", name="Load", exact=True).click()
+        expect(page.locator("article h1")).to_contain_text("ready")
+
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.get_by_label("Version").select_option("1")
+        run(page)
+        expect(output(page, "OUTPUT_TEXT")).to_be_visible()
+        assert f"http://{server.http}/v2/models/text/versions/1/infer" in asked
+        expect(code(page, "curl")).to_contain_text("/v2/models/text/versions/1/")
+
+        config.write_text("max_batch_size: -1")
+        page.get_by_role("button", name="Reload").click()
+        expect(page.get_by_role("alert").first).to_contain_text("The server refused")
+        expect(page.get_by_role("button", name="Reload")).to_be_enabled()
+
+        page.get_by_role("button", name="Unload").click()
+        page.get_by_role("button", name="Unload it now").click()
+        expect(page.locator("article h1")).to_contain_text("not available")
+        expect(page.locator("article")).to_contain_text("unloaded")
+
+
+def test_models_that_the_server_does_not_control_have_no_buttons(page: Page, server: ServeProcess) -> None:
+    show(page, server, "text")
+
+    expect(page.locator(".controls")).to_have_count(0)
+    expect(page.get_by_label("Version")).to_have_count(0)

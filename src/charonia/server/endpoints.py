@@ -15,7 +15,7 @@ from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
-from charonia.server.options import EndpointTls, ServerOptions
+from charonia.server.options import ControlMode, EndpointTls, ServerOptions
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
 
@@ -69,6 +69,7 @@ class Endpoints:
             http_headers=forwarded_headers(options.http.access),
             grpc_headers=forwarded_headers(options.grpc.access),
             page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
+            controls_models=options.models.control_mode in (ControlMode.EXPLICIT, ControlMode.AUTO),
             cors_origins=options.http.cors_origins,
         )
         if options.grpc.enabled:

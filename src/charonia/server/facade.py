@@ -62,6 +62,7 @@ class Services:
         demand: Loads a model that a request names; None where models are not loaded on demand.
         explain: Explains what limits a model, given by name and version, and what to change.
         page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
+        controls_models: Whether models are loaded and unloaded on request.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
         cors_origins: Origins of pages in browsers that may call the server over HTTP.
     """
@@ -76,6 +77,7 @@ class Services:
     rate_limits: Callable[[], Awaitable[Document]] | None = None
     demand: EnsureLoaded | None = None
     page_scheme: str = ""
+    controls_models: bool = False
     sequences: Callable[[str, str], Awaitable[Document]] | None = None
     explain: Callable[[str, str], Awaitable[Document]] | None = None
     cors_origins: tuple[str, ...] = ()

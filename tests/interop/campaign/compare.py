@@ -124,6 +124,11 @@ RULES: Mapping[str, Callable[[Difference], bool]] = {
     ),
     "names that are given twice": lambda d: "is given more than once" in d.our_errors,
     "failed requests in the statistics": lambda d: _without_failures(d.ours) == _without_failures(d.theirs),
+    "instance groups that do not fit their kind": lambda d: (
+        "is at UNAVAILABLE state: " in d.their_errors
+        and "but specifies one or more GPUs" in d.their_errors
+        and (_status(d.ours), _status(d.theirs)) in ((500, 400), ("INTERNAL", "INVALID_ARGUMENT"))
+    ),
     "metrics of a model that is unloaded": lambda d: (
         isinstance(d.call, Http) and d.call.metrics and not d.ours and "request_success" in str(d.theirs)
     ),

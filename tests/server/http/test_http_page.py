@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,9 +47,24 @@ def get(url: str, services: Services = PAGE, **headers: str) -> Response:
     return exchange(request(url, method="GET", headers=headers), services)
 
 
-def with_keys() -> Services:
-    keys = KeyRing(parse_keys(f"reader read {KEY}\nuser infer {KEY[::-1]}x").keys, b"secret")
+def with_keys(lines: str = f"reader read {KEY}\nuser infer {KEY[::-1]}x") -> Services:
+    keys = KeyRing(parse_keys(lines).keys, b"secret")
     return Services(page_scheme="http", http_gate=Gate((), keys, what="API"))
+
+
+@pytest.mark.parametrize(
+    ("services", "may"),
+    [
+        (PAGE, False),
+        (Services(page_scheme="http", controls_models=True), True),
+        (replace(with_keys(), controls_models=True), False),
+        (replace(with_keys(f"reader read,admin {KEY}"), controls_models=True), True),
+    ],
+)
+def test_models_are_controlled_where_server_and_key_permit_it(services: Services, may: bool) -> None:
+    document = json.loads(get("/openapi.json", services, Authorization=f"Bearer {KEY}").body)
+
+    assert document["x-model-control"] is may
 
 
 @pytest.mark.parametrize(("url", "kind"), [*zip(FILES, ("text/html", "text/css", "text/javascript"), strict=True)])
@@ -182,6 +198,13 @@ def test_an_edited_request_as_code() -> None:
     assert '"priority":2' in written["curl"]
     assert '"INPUT0": [[1.0, 2.0]],' in written["Python"]
     assert "parameters={'priority': 2}" in written["Python"]
+
+
+def test_an_edited_request_names_its_version() -> None:
+    written = sources(samples(BODY, model="identity/versions/1"))
+
+    assert "/v2/models/identity/versions/1/generate" in written["curl"]
+    assert 'version="1"' in written["Python"]
 
 
 def test_an_edited_request_may_be_binary() -> None:

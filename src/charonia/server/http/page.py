@@ -63,6 +63,7 @@ class PageHandlers:
         self._gate = services.http_gate
         self._has_keys = services.http_gate is not None and services.http_gate.has_keys
         self._scheme = services.page_scheme
+        self._controls_models = services.controls_models
         self._tasks = tasks
 
     def routes(self) -> list[Route]:
@@ -73,6 +74,7 @@ class PageHandlers:
             Route("/page.js", {b"GET": self._file(SCRIPT_TYPE, *_SCRIPTS)}),
             Route("/openapi.json", {b"GET": self._openapi}),
             Route("/samples/{model}", {b"POST": self._samples}),
+            Route("/samples/{model}/versions/{version}", {b"POST": self._samples}),
         ]
 
     def _page(self, exchange: Exchange, target: RouteTarget) -> None:
@@ -93,18 +95,21 @@ class PageHandlers:
 
     def _openapi(self, exchange: Exchange, target: RouteTarget) -> None:
         self._offered(exchange)
-        server, url, has_keys = self._engine.server_metadata(), self._url(exchange), self._has_keys
+        server, url = self._engine.server_metadata(), self._url(exchange)
+        has_keys, may_control = self._has_keys, self._may_control(exchange)
 
         async def answer() -> None:
             models = await self._models()
-            document = await asyncio.to_thread(openapi_document, server, models, url=url, has_keys=has_keys)
+            document = await asyncio.to_thread(
+                openapi_document, server, models, url=url, has_keys=has_keys, may_control=may_control
+            )
             exchange.respond(200, [dump(document)])
 
         self._tasks.start(exchange, answer())
 
     def _samples(self, exchange: Exchange, target: RouteTarget) -> None:
         self._offered(exchange)
-        config = self._engine.model_config(target.model)
+        config = self._engine.model_config(*target)
 
         async def answer() -> None:
             body = bytes(await self._tasks.body(exchange.request))
@@ -112,6 +117,7 @@ class PageHandlers:
             json_size = len(body) if size is None else json_size_of(size)
             request = edited_request(
                 *(config, body, json_size),
+                version=target.version,
                 url=self._url(exchange),
                 has_key=self._has_keys,
                 tensor_bytes_max=self._bytes_max,
@@ -119,6 +125,13 @@ class PageHandlers:
             exchange.respond(200, [dump(samples(request))])
 
         self._tasks.start(exchange, answer())
+
+    def _may_control(self, exchange: Exchange) -> bool:
+        """Return whether the client may load and unload models."""
+        loads = operation_of_route("/v2/repository/models/{model}/load")
+        return self._controls_models and (
+            self._gate is None or self._gate.check(loads, exchange.request.headers.get) is None
+        )
 
     async def _models(self) -> list[ServedModel]:
         """Return the models that are ready."""

@@ -10,7 +10,7 @@ FILE = "file"
 
 
 def edited_request(
-    config: ModelConfig, body: bytes, json_size: int, *, url: str, has_key: bool, tensor_bytes_max: int
+    config: ModelConfig, body: bytes, json_size: int, *, version: str, url: str, has_key: bool, tensor_bytes_max: int
 ) -> ExampleRequest:
     """Return the request of a body of `infer`, whose inputs may be names of files.
 
@@ -18,6 +18,7 @@ def edited_request(
         config: The model's complete configuration.
         body: The body.
         json_size: Bytes of JSON at its start.
+        version: Version of the model, "" for the newest.
         url: Where the server answers.
         has_key: Whether it asks for a key.
         tensor_bytes_max: Largest size of a tensor in bytes.
@@ -35,7 +36,7 @@ def edited_request(
     head = dump({"inputs": entries, "parameters": parameters}, literals=True)
     call = InferDecoder(tensor_bytes_max).decode(config.name, "", head + body[json_size:], len(head))
     return ExampleRequest(
-        *(config, call.request.inputs),
+        *(config, call.request.inputs, version),
         url=url,
         files=files,
         parameters=parameters if isinstance(parameters, dict) else {},

@@ -50,7 +50,9 @@ class ServedModel:
     platform: str
 
 
-def openapi_document(server: ServerMetadata, models: Iterable[ServedModel], *, url: str, has_keys: bool) -> Json:
+def openapi_document(
+    server: ServerMetadata, models: Iterable[ServedModel], *, url: str, has_keys: bool, may_control: bool = False
+) -> Json:
     """Return the document.
 
     Args:
@@ -58,6 +60,7 @@ def openapi_document(server: ServerMetadata, models: Iterable[ServedModel], *, u
         models: Its models that are ready.
         url: Where the server answers, for code samples: `http://HOST:PORT`.
         has_keys: Whether the server asks for API keys.
+        may_control: Whether the reader may load and unload models.
     """
     served = sorted(models, key=lambda model: model.config.name)
     paths = dict(_SERVER_PATHS)
@@ -79,6 +82,7 @@ def openapi_document(server: ServerMetadata, models: Iterable[ServedModel], *, u
         "components": {
             "schemas": json_schemas.shared_schemas([datatype for datatype in DataType if datatype in datatypes]),
         },
+        "x-model-control": may_control,
         "x-models": [_summary(model, requests[model.config.name]) for model in served],
     }
     if has_keys:

@@ -3,9 +3,12 @@
 const LOADING = ["LOADING", "UNLOADING"];
 const EDITED_MS = 250;
 const LOADING_MS = 1000;
+const SOON_MS = 300;
+const SURE_MS = 4000;
 const FILTER_FROM = 9;
 
 const byId = (id) => document.getElementById(id);
+const problems = new Map();  // by name: why the last request to load or unload a model failed
 const views = new Map();  // by name: the view of a model, kept with what was typed into it
 let state = { entries: [], models: new Map(), document: null };
 
@@ -117,16 +120,63 @@ function notice(title, text) {
 
 function viewOf(entry) {
   const model = state.models.get(entry.name);
-  const signature = JSON.stringify([entry, model]);
+  const signature = JSON.stringify([entry, model, problems.get(entry.name), mayControl()]);
   if (views.get(entry.name)?.signature !== signature) views.set(entry.name, { signature, element: makeView(entry, model) });
   return views.get(entry.name).element;
+}
+
+function mayControl() {
+  return state.document["x-model-control"];
+}
+
+async function control(name, action) {
+  problems.delete(name);
+  const soon = setTimeout(refresh, SOON_MS);
+  try {
+    await ask(`v2/repository/models/${encodeURIComponent(name)}/${action}`, { method: "POST", body: "{}" });
+  } catch (error) {
+    problems.set(name, error.message);
+  }
+  clearTimeout(soon);
+  await refresh();
+}
+
+// Load, or reload and unload; unloading takes a second press, since clients may be using the model.
+function controls(entry) {
+  if (!mayControl() || LOADING.includes(entry.state)) return [];
+  const group = element("div", { class: "controls" });
+  const button = (kind, text, busyText, action) => {
+    const made = element("button", { type: "button", class: kind, click: async () => {
+      const all = group.querySelectorAll("button");
+      all.forEach((one) => { one.disabled = true; });
+      made.textContent = busyText;
+      await control(entry.name, action);
+      all.forEach((one) => { one.disabled = false; });
+      made.textContent = text;
+    } }, text);
+    return made;
+  };
+  if (entry.state !== "READY") group.append(button("primary", "Load", "Loading …", "load"));
+  else {
+    const sure = button("danger", "Unload it now", "Unloading …", "unload");
+    const first = element("button", { type: "button", click: () => {
+      first.replaceWith(sure);
+      sure.focus();
+      setTimeout(() => { if (!sure.disabled) sure.replaceWith(first); }, SURE_MS);
+    } }, "Unload");
+    group.append(button("", "Reload", "Reloading …", "load"), first);
+  }
+  return [group];
 }
 
 function makeView(entry, model) {
   const [text, kind] = STATES[entry.state];
   const head = element("header", {}, element("a", { class: "back", href: "#" }, "‹ Models"),
-    element("h1", {}, ...breakable(entry.name), " ", badge(text, kind)));
+    element("div", { class: "headline" }, element("h1", {}, ...breakable(entry.name), " ", badge(text, kind)), ...controls(entry)));
   const parts = [head];
+  const problem = problems.get(entry.name);
+  if (problem && (entry.state === "READY" || !entry.reasons.length))
+    parts.push(element("section", { role: "alert" }, element("h2", {}, "The server refused"), element("pre", { class: "text", tabindex: 0 }, problem)));
   if (entry.reasons.length)
     parts.push(element("section", {}, element("h2", {}, entry.state === "READY" ? "Versions that are not available" : "Why it is not available"),
       ...entry.reasons.map((reason) => element("pre", { class: "text", tabindex: 0 }, reason))));
@@ -141,7 +191,7 @@ function makeView(entry, model) {
 }
 
 function aboutModel(model) {
-  const facts = [kindOf(model), `version ${model.versions.join(", ")}`];
+  const facts = [kindOf(model), `version${model.versions.length > 1 ? "s" : ""} ${model.versions.join(", ")}`];
   if (model.max_batch_size > 0) facts.push(`batches of up to ${model.max_batch_size}${model.batching ? ", made by the server" : ""}`);
   if (model.stream) facts.push("stream of responses");
   if (model.sequence) facts.push("sequences");
@@ -169,8 +219,9 @@ function trySections(model) {
   let edited;
   const changed = () => {
     clearTimeout(edited);
-    edited = setTimeout(async () => code.update(await readForm().catch(() => null)), EDITED_MS);
+    edited = setTimeout(async () => code.update(await readForm().catch(() => null), version.chosen()), EDITED_MS);
   };
+  const version = versionField(model, changed);
   const fields = model.inputs.map((spec) => inputField(spec, model.max_batch_size, changed));
   const options = optionFields(model, changed);
   const readForm = async () => {
@@ -179,7 +230,7 @@ function trySections(model) {
   };
   const send = element("button", { type: "submit", class: "primary" }, model.stream ? "Run and stream" : "Run");
   const stop = element("button", { type: "button", hidden: true }, "Stop");
-  const form = element("form", { novalidate: true, autocomplete: "off" }, ...fields.map((field) => field.element), options.element,
+  const form = element("form", { novalidate: true, autocomplete: "off" }, ...version.elements, ...fields.map((field) => field.element), options.element,
     element("div", { class: "actions" }, send, stop, element("span", { class: "note" }, "Ctrl + Enter")));
   form.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit(); });
   form.addEventListener("submit", async (event) => {
@@ -194,7 +245,7 @@ function trySections(model) {
     answer.classList.add("busy");
     answer.setAttribute("aria-busy", "true");
     try {
-      await run(model, request, options.classes(), abort.signal, answer);
+      await run({ ...model, path: model.path + pathOf(version.chosen()) }, request, options.classes(), abort.signal, answer);
       options.sent();
     } catch (error) {
       showError(answer, error, abort.signal.aborted);
@@ -207,6 +258,22 @@ function trySections(model) {
   const both = element("section", { class: "try" }, element("div", {}, element("h2", {}, "Try it"), form),
     element("div", {}, element("h2", {}, "Answer"), answer));
   return [both, code.element];
+}
+
+function pathOf(version) {
+  return version ? `/versions/${version}` : "";
+}
+
+// Which version answers, where there are several.
+function versionField(model, changed) {
+  if (model.versions.length < 2) return { elements: [], chosen: () => "" };
+  const newestFirst = [...model.versions].reverse();
+  const select = element("select", { "aria-label": "Version", change: changed },
+    element("option", { value: "" }, `newest (${newestFirst[0]})`), ...newestFirst.slice(1).map((number) => element("option", { value: number }, number)));
+  return {
+    elements: [element("div", { class: "field" }, element("div", { class: "fieldhead" }, element("span", { class: "name" }, "Version"), select))],
+    chosen: () => select.value,
+  };
 }
 
 async function run(model, { inputs, parameters }, classes, signal, answer) {
@@ -315,11 +382,11 @@ function codeSection(model) {
   let latest = 0;
   return {
     element: element("section", { class: "code" }, element("h2", {}, "The same request as code"), bar, source),
-    async update(request) {
+    async update(request, version) {
       const turn = ++latest;
       if (!request) return;
       try {
-        const made = await askJson(`samples/${encodeURIComponent(model.name)}`, inferBody(request.inputs, request.parameters, { namesFiles: true }));
+        const made = await askJson(`samples/${encodeURIComponent(model.name)}${pathOf(version)}`, inferBody(request.inputs, request.parameters, { namesFiles: true }));
         if (turn !== latest) return;
         samples = made;
         draw();
