@@ -311,7 +311,7 @@ INFER = "/v2/models/echo/infer"
         (INFER, b"[" * (BODY_BYTES_MAX + 1), {}, 400, "--http-max-input-size"),
         ("/v2/models/nobody/infer", RIGHT, {}, 404, "unknown model: 'nobody'"),
         ("/v2/models/echo/versions/7/infer", RIGHT, {}, 404, "version 7"),
-        ("/v2/models/echo/versions/x/infer", RIGHT, {}, 404, "versions/x"),
+        ("/v2/models/echo/versions/x/infer", RIGHT, {}, 404, "expected a number for the version, got 'x'"),
         ("/v2/models/echo/infer/more", RIGHT, {}, 404, ""),
         ("/v2/health/live", RIGHT, {}, 405, ""),
     ],
