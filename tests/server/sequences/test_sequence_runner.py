@@ -660,6 +660,7 @@ def test_random_clients_leave_nothing_behind() -> None:
                 await asyncio.sleep(0)
         await asyncio.wait_for(bench.runner.drain(), 20)
         worker.cancel()
+        await settle()
 
         assert all(sum(final for _, final in outcomes) == 1 for outcomes in bench.outcomes.values())
         assert len(bench.outcomes) == 600
