@@ -33,13 +33,14 @@ def test_a_model_uses_the_operators_of_the_library_in_its_folder(tmp_path: Path)
         if name == "loud":
             shutil.copy(extensions.get_library_path(), folder / library)
 
-    with ServeProcess(tmp_path, "--exit-on-error=false") as server:
-        client = http_client.InferenceServerClient(server.http)
+    with (
+        ServeProcess(tmp_path, "--exit-on-error=false") as server,
+        http_client.InferenceServerClient(server.http) as client,
+    ):
         tensor = http_client.InferInput("TEXT", [1, 1], "BYTES")
         tensor.set_data_from_numpy(np.array([[b"quiet"]], np.object_))
         assert client.infer("loud", [tensor]).as_numpy("LOUD").tolist() == [[b"QUIET"]]
         reasons = {entry["name"]: entry.get("reason", "") for entry in client.get_model_repository_index()}
-        client.close()
 
     assert "nowhere.so" in reasons["lost"]
     assert "StringUpper" in reasons["plain"]

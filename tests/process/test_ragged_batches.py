@@ -114,10 +114,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 
 def infer(module: Any, address: str, model: str, array: "np.ndarray", **more: object) -> Any:
-    client = module.InferenceServerClient(address)
     tensor = module.InferInput("X", list(array.shape), "FP32")
     tensor.set_data_from_numpy(array)
-    return client.infer(model, [tensor], **more)
+    with module.InferenceServerClient(address) as client:
+        return client.infer(model, [tensor], **more)
 
 
 def together(

@@ -65,12 +65,11 @@ ENSEMBLE = identity_pbtxt(dims=(4,)).replace('backend: "identity"', 'platform: "
 
 @contextmanager
 def clients(server: ServeProcess) -> Iterator[tuple[Any, Any]]:
-    http, grpc = http_client.InferenceServerClient(server.http), grpc_client.InferenceServerClient(server.grpc)
-    try:
+    with (
+        http_client.InferenceServerClient(server.http) as http,
+        grpc_client.InferenceServerClient(server.grpc) as grpc,
+    ):
         yield http, grpc
-    finally:
-        http.close()
-        grpc.close()
 
 
 def infer(client: Any, model: str) -> list[float]:

@@ -96,13 +96,13 @@ def test_a_bucket_is_served_to_the_stock_clients(s3: S3, tmp_path: Path) -> None
     s3.put("m/config.pbtxt", CONFIG)
     s3.put("m/1/model.onnx", identity(dims=(4,)))
 
-    with ServeProcess(s3.uri, f"--model-store-cache={tmp_path}") as server:
-        http, grpc = http_client.InferenceServerClient(server.http), grpc_client.InferenceServerClient(server.grpc)
-
+    with (
+        ServeProcess(s3.uri, f"--model-store-cache={tmp_path}") as server,
+        http_client.InferenceServerClient(server.http) as http,
+        grpc_client.InferenceServerClient(server.grpc) as grpc,
+    ):
         assert infer(http, http_client) == infer(grpc, grpc_client) == [1, 2, 3, 4]
         assert [(e["name"], e["state"]) for e in http.get_model_repository_index()] == [("m", "READY")]
-        http.close()
-        grpc.close()
 
 
 def test_a_change_in_the_bucket_is_followed_and_only_what_changed_is_fetched(s3: S3, tmp_path: Path) -> None:
@@ -110,8 +110,10 @@ def test_a_change_in_the_bucket_is_followed_and_only_what_changed_is_fetched(s3:
     s3.put("m/1/model.onnx", identity(dims=(4,)))
     arguments = ("--model-control-mode=poll", "--repository-poll-secs=1", f"--model-store-cache={tmp_path}")
 
-    with ServeProcess(s3.uri, *arguments) as server:
-        client = http_client.InferenceServerClient(server.http)
+    with (
+        ServeProcess(s3.uri, *arguments) as server,
+        http_client.InferenceServerClient(server.http) as client,
+    ):
         s3.put("m/config.pbtxt", CONFIG + 'metric_tags { key: "state" value: "new" }')
         until(lambda: client.get_model_config("m").get("metric_tags") == {"state": "new"})
         s3.put("n/1/model.onnx", identity(dims=(4,)))
@@ -119,7 +121,6 @@ def test_a_change_in_the_bucket_is_followed_and_only_what_changed_is_fetched(s3:
         s3.delete("m/config.pbtxt")
         s3.delete("m/1/model.onnx")
         until(lambda: not client.is_model_ready("m"))
-        client.close()
 
     assert "fetching 1 of 2 files of 'm'" in server.log
 
@@ -129,22 +130,25 @@ def test_models_stay_while_the_store_is_down_and_what_failed_comes_when_it_is_ba
     s3.put("m/1/model.onnx", identity(dims=(4,)))
     arguments = ("--model-control-mode=poll", "--repository-poll-secs=1", f"--model-store-cache={tmp_path}")
 
-    with ServeProcess(s3.uri, *arguments) as server:
-        client = http_client.InferenceServerClient(server.http)
+    with (
+        ServeProcess(s3.uri, *arguments) as server,
+        http_client.InferenceServerClient(server.http) as client,
+    ):
         s3.stop()
         until(lambda: "the last successful scan of it is used" in server.log)
         assert infer(client, http_client) == [1, 2, 3, 4]
         s3.start()
         s3.put("n/1/model.onnx", identity(dims=(4,)))
         until(lambda: bool(client.is_model_ready("n")))
-        client.close()
 
 
 def test_a_load_request_looks_into_the_bucket(s3: S3, tmp_path: Path) -> None:
     s3.put("m/config.pbtxt", CONFIG)
 
-    with ServeProcess(s3.uri, "--model-control-mode=explicit", f"--model-store-cache={tmp_path}") as server:
-        client = http_client.InferenceServerClient(server.http)
+    with (
+        ServeProcess(s3.uri, "--model-control-mode=explicit", f"--model-store-cache={tmp_path}") as server,
+        http_client.InferenceServerClient(server.http) as client,
+    ):
         with pytest.raises(InferenceServerException, match="at least one version"):
             client.load_model("m")
         s3.put("m/1/model.onnx", identity(dims=(4,)))
@@ -156,7 +160,6 @@ def test_a_load_request_looks_into_the_bucket(s3: S3, tmp_path: Path) -> None:
         client.load_model("m")  # the cache still has it
         assert infer(client, http_client) == [1, 2, 3, 4]
         s3.start()
-        client.close()
 
 
 def test_a_store_that_is_down_at_start_ends_the_server_unless_it_may_wait(tmp_path: Path) -> None:
@@ -165,10 +168,11 @@ def test_a_store_that_is_down_at_start_ends_the_server_unless_it_may_wait(tmp_pa
     with pytest.raises(RuntimeError, match="cannot be read"), ServeProcess(nobody, *arguments):
         pass
 
-    with ServeProcess(nobody, "--exit-on-error=false", *arguments) as server:
-        client = http_client.InferenceServerClient(server.http)
+    with (
+        ServeProcess(nobody, "--exit-on-error=false", *arguments) as server,
+        http_client.InferenceServerClient(server.http) as client,
+    ):
         assert client.is_server_live()
-        client.close()
 
 
 def test_a_file_that_changes_while_it_is_fetched_is_not_taken_for_the_old_one(s3: S3) -> None:
