@@ -103,6 +103,10 @@ class BlockingExecutor:
         """Whether the next batch runs in place."""
         return self._rule.in_place
 
+    def begin_in_place(self) -> None:
+        """Run in place from now on, as long as executions are short."""
+        self._rule.begin()
+
     def run(self, batch: ExecutableBatch) -> None:
         """Run the batch in place or hand it to the thread."""
         if self.in_place:

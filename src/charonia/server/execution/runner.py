@@ -140,6 +140,17 @@ class ModelRunner:
         """Number of requests that wait or run."""
         return len(self._in_flight.requests)
 
+    @property
+    def runs_in_place(self) -> bool:
+        """Whether an instance computes on the event loop, because its executions are short."""
+        return any(isinstance(each, BlockingExecutor) and each.in_place for each in self._executors)
+
+    def begin_in_place(self) -> None:
+        """Let every instance compute on the event loop from now on, as long as executions are short."""
+        for executor in self._executors:
+            if isinstance(executor, BlockingExecutor):
+                executor.begin_in_place()
+
     def entry(self, id: int) -> PendingRequest:
         """Return the request in flight with an id of the scheduler."""
         return self._in_flight.requests[id]
