@@ -143,13 +143,13 @@ class ModelRunner:
     @property
     def runs_in_place(self) -> bool:
         """Whether an instance computes on the event loop, because its executions are short."""
-        return any(isinstance(each, BlockingExecutor) and each.in_place for each in self._executors)
+        return any(isinstance(each, BlockingExecutor) and each.rule.in_place for each in self._executors)
 
     def begin_in_place(self) -> None:
         """Let every instance compute on the event loop from now on, as long as executions are short."""
         for executor in self._executors:
             if isinstance(executor, BlockingExecutor):
-                executor.begin_in_place()
+                executor.rule.begin()
 
     def entry(self, id: int) -> PendingRequest:
         """Return the request in flight with an id of the scheduler."""
@@ -201,7 +201,7 @@ class ModelRunner:
         if scheduler is None or slot is None or in_flight.order is not None:
             return None
         executor = self._executors[slot % len(self._executors)]
-        if not isinstance(executor, BlockingExecutor) or not executor.in_place:
+        if not isinstance(executor, BlockingExecutor) or not executor.rule.in_place:
             return None
         arrival_ns = now_ns()
         try:
@@ -210,8 +210,7 @@ class ModelRunner:
             self.metrics.failed(FailureReason.OTHER, now_ns() - arrival_ns)
             return error
         if self._busy_poll is not None and request.caller is None:
-            self._busy_poll.submitted(arrival_ns)
-            self._busy_poll.answered()
+            self._busy_poll.ran_at_once(arrival_ns)
         reason = CloseReason.FULL
         if self._gathers:
             self._next_id += 1
@@ -222,11 +221,10 @@ class ModelRunner:
                 self._scheduler_failed()
                 return None
             reason = cast("Run", run).reason
-            self._slots.begin(slot)
         # Without gathering, the slot is idle again before the next event, so the scheduler need not know.
         execution, start_ns, end_ns = executor.run_in_place((request,))
         if self._gathers:
-            self._follow(self._slots.end(slot, end_ns - start_ns))
+            self._follow(self._slots.ran(slot, end_ns - start_ns))
         record = ExecutionRecord(executor.placement.name, batch_size, start_ns - arrival_ns, end_ns - start_ns)
         return in_flight.ran_alone(request, execution, record, reason, arrival_ns)
 
