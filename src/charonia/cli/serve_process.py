@@ -23,6 +23,7 @@ from charonia.server.front_ends.processes import (
     ErrorRecord,
     FrontEndReport,
     forget_report,
+    number_of,
     read_options,
     write_report,
 )
@@ -55,7 +56,7 @@ async def _run(name: str, folder: Path, notifier: Notifier) -> int:
     try:
         if name == ENGINE:
             return await serve_engine(options, log, folder, report)
-        return await serve_front_end(options, log, folder, lambda: report(FrontEndReport()))
+        return await serve_front_end(options, log, folder, number_of(name), lambda: report(FrontEndReport()))
     except ServingError as error:
         report(FrontEndReport(ErrorRecord(*encode_error(error))))
         return 1

@@ -15,6 +15,8 @@ from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
 from charonia.server.engine import ModelEngine
 from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.neighbours import Neighbours
+from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer
 from charonia.server.explain.explanation import explanation_json
 from charonia.server.facade import Document, LogControl, Services
@@ -24,6 +26,7 @@ from charonia.server.guard.record_file import read_record
 from charonia.server.http.frontend import HttpFrontend, MetricsFrontend
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
+from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.lifecycle.repository.options import StoreSettings
@@ -96,6 +99,14 @@ class FrontEnds(Protocol):
         """Accept no more connections, and no more requests on open ones."""
         ...
 
+    async def collect(self) -> None:
+        """Count what front ends in other processes have counted until now."""
+        ...
+
+    def where(self, runner: Runner) -> WhereRun | None:
+        """Return where the requests of a version run, None for a server of one process."""
+        ...
+
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
         ...
@@ -115,7 +126,12 @@ class InferenceServer:
     """
 
     def __init__(
-        self, options: ServerOptions, *, log: LogControl | None = None, front_ends: FrontEnds | None = None
+        self,
+        options: ServerOptions,
+        *,
+        log: LogControl | None = None,
+        front_ends: FrontEnds | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         """Create the parts; nothing is loaded or opened yet. To be called on the event loop.
 
@@ -123,6 +139,7 @@ class InferenceServer:
             options: All options.
             log: The log, whose settings clients may change; None where it belongs to the embedding program.
             front_ends: What takes requests; None for endpoints of this process.
+            neighbours: The other processes of the server, None where there are none.
         """
         self._options = options
         self._log = log
@@ -131,7 +148,7 @@ class InferenceServer:
         cores = usable_cores()
         # With a single core, busy polling would starve the thread that it waits for.
         poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
-        busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
+        busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns, neighbours) if poll_ns else None
         self._cache = _make_cache(options.cache)
         self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None
         self._backends = Backends(
@@ -174,7 +191,11 @@ class InferenceServer:
         self._gpus: GpuSampler | None = None
         self._poller: asyncio.Task[None] | None = None
         self._explainer = Explainer(
-            self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores, read_record
+            self._lifecycle.table.loaded,
+            self.engine.find,
+            options.cpu_cores or cores,
+            read_record,
+            self.front_ends.where,
         )
         self._marking: asyncio.Task[None] | None = None
 
@@ -289,7 +310,8 @@ class InferenceServer:
                     self._backends.metrics,
                     self._families(),
                     _page_view(options.metrics),
-                )
+                ),
+                self.front_ends.collect,
             )
             await self.metrics.start(options.metrics_address, options.metrics.port)
 

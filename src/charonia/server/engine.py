@@ -22,6 +22,7 @@ from charonia.server.directory import (
 from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.lifecycle.offers import Offers
 from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.sequences.models import sequences_of
@@ -33,6 +34,7 @@ class ModelEngine:
 
     Attributes:
         demand: Loads models on demand, None in other control modes.
+        offers: The models that front ends in other processes load, too.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ModelEngine:
         strict_readiness: bool = True,
     ) -> None:
         self.demand: OnDemandLoader | None = None
+        self.offers = Offers(lifecycle.table)
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
         lifecycle.ensembles.infer_at_once = self.infer_at_once

@@ -20,12 +20,15 @@ from charonia.core.response import InferResponse
 from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
-from charonia.server.directory import Directory
+from charonia.server.directory import Directory, Target
+from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import Services
 from charonia.server.front_ends import reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.held_requests import size_of
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of
+from charonia.server.lifecycle.in_front import Offer
+from charonia.server.metrics.model_metrics import Increase
 from charonia.server.shared_memory.registry import Memory, RegionRegistry
 from charonia.server.tracing.options import TraceOptions
 from charonia.server.tracing.requests import EventNames, begin
@@ -35,10 +38,43 @@ from charonia.wire.shared_memory import SystemRegion
 NAMES = EventNames("RECV_START", "RECV_END", "SEND_START", "SEND_END")
 
 
+class FakeOffers:
+    """What the engine of the test offers.
+
+    Attributes:
+        made: The offers.
+        counted: What was counted, by number.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[Target, Offer] = {}
+        self.counted: list[tuple[int, Increase]] = []
+
+    def now(self) -> dict[Target, Offer]:
+        """Return the offers."""
+        return dict(self.made)
+
+    def reason(self, runner: Runner) -> str:
+        """Return that the model is the test's."""
+        return "it is pretended"
+
+    def number_of(self, runner: Runner) -> int:
+        """Return 1: there is one model."""
+        return 1
+
+    def count(self, number: int, more: Increase) -> None:
+        """Keep it."""
+        self.counted.append((number, more))
+
+
 class ServedFake(FakeEngine):
     """The engine of the test, whose models other processes know."""
 
     changed: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offers = FakeOffers()
 
     def directory(self) -> Directory:
         """Return `models`, each with version 1."""

@@ -486,7 +486,13 @@ def test_a_broken_load_fails_its_request_only(caplog: pytest.LogCaptureFixture) 
     ("method", "url", "status"), [("GET", "/metrics", 200), ("POST", "/metrics", 405), ("GET", "/v2", 404)]
 )
 def test_the_metrics_page_is_text(method: str, url: str, status: int) -> None:
-    response = MemoryClient(MetricsFrontend(lambda: b"up 1\n")).send(request(url, method=method))[0]
+    shown: list[bytes] = []
+
+    async def collect() -> None:
+        shown.append(b"up 1\n")
+
+    page = MetricsFrontend(lambda: b"".join(shown), collect)
+    response = MemoryClient(page).send(request(url, method=method))[0]
 
     assert response.status == status
     if status == 200:

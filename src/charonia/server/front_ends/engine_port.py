@@ -9,7 +9,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +20,15 @@ from charonia.core.errors import ServingError, internal, unavailable, unsupporte
 from charonia.core.trace import TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
-from charonia.server.directory import Directory
+from charonia.server.directory import Directory, Target
+from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import Engine, Services
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState, Readiness
+from charonia.server.lifecycle.in_front import Offer, WhereRun
+from charonia.server.metrics.model_metrics import Increase
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire.log_settings import LogOptions
 from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
@@ -40,8 +44,40 @@ CHANGE_S_MAX = 10.0
 """Time in which a front end confirms a change; one that does not is cut off, since it would answer from the past."""
 
 
+COLLECT_S = 1.0
+"""Time between two collections of what front ends have counted."""
+
+COLLECT_S_MAX = 1.0
+"""Time in which a front end hands it over; what comes later is counted then."""
+
+
+class Offering(Protocol):
+    """The versions that front ends load, too: see `lifecycle.offers.Offers`."""
+
+    def now(self) -> Mapping[Target, Offer]:
+        """Return the offers as they are now, by where requests go."""
+        ...
+
+    def reason(self, runner: Runner) -> str:
+        """Return why a version stays in the engine, "" if it is offered."""
+        ...
+
+    def number_of(self, runner: Runner) -> int:
+        """Return the number of a loaded version."""
+        ...
+
+    def count(self, number: int, more: Increase) -> None:
+        """Count what a front end has counted for an offer."""
+        ...
+
+
 class ServedEngine(Engine, Protocol):
     """An engine whose models other processes know."""
+
+    @property
+    def offers(self) -> Offering:
+        """The versions that front ends load, too."""
+        ...
 
     def directory(self) -> Directory:
         """Return the models as they are now."""
@@ -66,6 +102,7 @@ class EnginePort:
         self._peers: set[_Peer] = set()
         self._is_due = False
         self._tasks: set[asyncio.Task[object]] = set()
+        self._offered: Mapping[Target, Offer] = {}  # as published
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
         self._engine: ServedEngine
         self._services: Services
@@ -93,6 +130,7 @@ class EnginePort:
             ) from error
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener.fileno(), self._accept)
+        self.spawn(self._keep_up())
 
     def connect(self, sock: socket.socket) -> None:
         """Take in a front end."""
@@ -112,6 +150,16 @@ class EnginePort:
         async with self._changing:
             answers = await asyncio.gather(*(peer.ask("drain", timeout_s) for peer in self._peers))
         return all(answer is not False for answer in answers)
+
+    async def collect(self) -> None:
+        """Take in what front ends have counted until now; one that is too slow is left out."""
+        await asyncio.gather(*(peer.collect() for peer in self._peers if peer.is_offered))
+
+    def where(self, runner: Runner) -> WhereRun:
+        """Return where the requests of a version run."""
+        offers = self._engine.offers
+        number = offers.number_of(runner)
+        return WhereRun(sum(number in peer.loaded for peer in self._peers), offers.reason(runner))
 
     async def close(self) -> None:
         """Leave all front ends."""
@@ -155,6 +203,7 @@ class EnginePort:
             case "model_ready":
                 return await engine.model_ready(*arguments)
             case "statistics":
+                await self.collect()
                 return plain(await engine.model_statistics(*arguments))
             case "index":
                 return plain(await engine.repository_index(*arguments))
@@ -261,9 +310,17 @@ class EnginePort:
     def _state(self) -> EngineState:
         engine, tracing = self._engine, self._services.tracing
         is_tracing = tracing is not None and tracing.sampler is not None
-        return EngineState(
-            Readiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing), engine.directory()
-        )
+        readiness = Readiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing)
+        self._offered = engine.offers.now()
+        return EngineState(readiness, engine.directory(), dict(self._offered))
+
+    async def _keep_up(self) -> None:
+        """Collect what front ends count, and follow what the engine has measured."""
+        while True:
+            await asyncio.sleep(COLLECT_S)
+            await self.collect()
+            if self._engine.offers.now() != self._offered:
+                self._changed()
 
     def _changed(self) -> None:
         """Tell all front ends at the end of this iteration of the event loop."""
@@ -302,6 +359,8 @@ class _Peer:
 
     def __init__(self, port: EnginePort, sock: socket.socket) -> None:
         self.is_welcome = False
+        self.is_offered = False  # whether it has ever had models of its own
+        self.loaded: frozenset[int] = frozenset()  # numbers of the offers that it has loaded
         self._port = port
         self._sent = EngineState()
         self._latest: asyncio.Task[object] | None = None
@@ -325,8 +384,15 @@ class _Peer:
                 raise
         return None
 
+    async def collect(self) -> None:
+        """Let the front end send what it has counted, and return when it has, or is too slow."""
+        with suppress(TimeoutError, ServingError):
+            async with asyncio.timeout(COLLECT_S_MAX):
+                await self._link.ask("counts")
+
     async def publish(self, state: EngineState) -> None:
         """Send a state as far as it is new; return when the front end has it."""
+        self.is_offered = self.is_offered or bool(state.offers)
         difference = state.difference(self._sent)
         self._sent = state
         if difference is not None:
@@ -354,6 +420,10 @@ class _Peer:
                     for name, at_ns in header[2]:
                         tree.mark(name, at_ns)
                     tree.release()
+            case "counted":
+                self.loaded = frozenset(header[1])
+                for number, increase in header[2]:
+                    self._port.engine.offers.count(number, record(Increase, increase))
             case kind:
                 raise ChannelError(f"there is no message of kind {kind!r}")
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.app import InferenceServer
+from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.messages import encode_error
-from charonia.server.front_ends.processes import EngineReport, ErrorRecord
+from charonia.server.front_ends.processes import ENGINE, EngineReport, ErrorRecord, number_of
+from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.memory import give_back_idle_memory
 from charonia.server.options import ServerOptions
 
@@ -36,7 +38,8 @@ async def serve_engine(
         with suppress(NotImplementedError):  # an event loop on Windows
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
-        server = InferenceServer(options, log=log, front_ends=EnginePort(folder))
+        neighbours = Neighbours(folder, number_of(ENGINE), options.front_ends + 1, usable_cores())
+        server = InferenceServer(options, log=log, front_ends=EnginePort(folder), neighbours=neighbours)
     except ServingError as error:
         report(EngineReport(ErrorRecord(*encode_error(error))))
         return 1

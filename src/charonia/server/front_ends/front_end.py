@@ -10,12 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from charonia.core.errors import ServingError
+from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
+from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.engine_port import SOCKET_NAME
+from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.front_ends.records import record
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedLog, SharedRegions, services_of
+from charonia.server.lifecycle.backends import Backends
 from charonia.server.listening import GRACE_S
+from charonia.server.machine.cores import usable_cores
 from charonia.server.options import ServerOptions
 from charonia.wire.log_settings import LogOptions
 
@@ -32,18 +38,20 @@ class FrontEnd:
         options: The server's options.
         log: The log of this process.
         folder: Where the engine listens.
+        number: Number of this process, from 1 on; the engine is process 0.
 
     Attributes:
         endpoints: The endpoints.
         ended: Done when the engine has left, or the front end has; whether it ended well.
     """
 
-    def __init__(self, options: ServerOptions, log: LogControl | None, folder: Path) -> None:
+    def __init__(self, options: ServerOptions, log: LogControl | None, folder: Path, number: int = 1) -> None:
         self.endpoints = Endpoints(options)
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._options = options
         self._log = log
         self._folder = folder
+        self._number = number
         self._engine: RemoteEngine | None = None
         self._regions: SharedRegions | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -58,6 +66,8 @@ class FrontEnd:
         """
         sock = await engine_socket(self._folder)
         engine = self._engine = RemoteEngine(take=self._take, ended=self._engine_gone)
+        engine.neighbours = Neighbours(self._folder, self._number, self._options.front_ends + 1, usable_cores())
+        engine.local = self._local_models(engine, engine.neighbours)
         if self._options.client_shm:
             self._regions = SharedRegions(self._options.client_shm_bytes_max, engine)
         offers = await engine.connect(sock)
@@ -75,11 +85,27 @@ class FrontEnd:
             self._reconnecting.cancel()
         await self.endpoints.close()
         if self._engine is not None:
+            if self._engine.local is not None:
+                await self._engine.local.aclose()
             self._engine.close()
+
+    def _local_models(self, engine: RemoteEngine, neighbours: Neighbours) -> LocalModels:
+        """Return what runs the models that this process has itself."""
+        options = self._options
+        poll_ns = options.busy_poll_us * 1000 if usable_cores() > 1 else 0
+        backends = Backends(
+            installed_backends(),
+            options.backends,
+            verbose=options.log.verbose > 0,
+            busy_poll=BusyPoll(asyncio.get_running_loop(), poll_ns, neighbours) if poll_ns else None,
+        )
+        return LocalModels(backends, engine.infer, summarizes=options.metrics.summary_latencies)
 
     async def _leave(self) -> None:
         self._stop()
         is_taken = await self._drain(self._options.exit_timeout_secs)
+        if self._engine is not None:
+            self._engine.report_counts()
         if not self.ended.done():
             self.ended.set_result(is_taken)
 
@@ -92,6 +118,8 @@ class FrontEnd:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
         is_answered = self._engine is None or await self._engine.drained(timeout_s)
+        if self._engine is not None and self._engine.local is not None:
+            is_answered &= await self._engine.local.drained(max(end_s - loop.time(), 0))
         # The last answers have to be written, too, even after the exit timeout.
         is_taken = await self.endpoints.drain(max(end_s - loop.time(), GRACE_S))
         self._is_taken = is_answered and is_taken
@@ -145,7 +173,7 @@ async def engine_socket(folder: Path) -> socket.socket:
 
 
 async def serve_front_end(
-    options: ServerOptions, log: LogControl | None, folder: Path, ready: Callable[[], None]
+    options: ServerOptions, log: LogControl | None, folder: Path, number: int, ready: Callable[[], None]
 ) -> int:
     """Run the endpoints of a server until the engine ends or a signal arrives; return the exit status.
 
@@ -153,6 +181,7 @@ async def serve_front_end(
         options: The server's options.
         log: The log of this process.
         folder: Where the engine listens.
+        number: Number of this process, from 1 on.
         ready: Called when the endpoints are open.
 
     Raises:
@@ -161,7 +190,7 @@ async def serve_front_end(
     loop = asyncio.get_running_loop()
     # The port is the one that was chosen for all front ends.
     shared = replace(options, http=replace(options.http, reuse_port=True), grpc=replace(options.grpc, reuse_port=True))
-    front_end = FrontEnd(shared, log, folder)
+    front_end = FrontEnd(shared, log, folder, number)
     try:
         await front_end.start()
         for number in (signal.SIGTERM, signal.SIGINT):

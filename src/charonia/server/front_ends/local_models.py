@@ -145,6 +145,11 @@ class LocalModels:
                 self._loads[number] = asyncio.create_task(self._load(offer, configs[target]))
         self._route()
 
+    def begin_anew(self) -> None:
+        """Let everything go, and forget what was counted: the engine that offered it is gone."""
+        self.follow({}, {})
+        self._counters = []
+
     def take_counts(self) -> list[tuple[int, Increase]]:
         """Return what was counted since the last call, by the number of the offer."""
         closed = [counter for counter in self._counters if counter.is_closed]
@@ -160,9 +165,7 @@ class LocalModels:
                     await asyncio.sleep(DRAIN_LOOK_S)
         except TimeoutError:
             for copy in self._copies.values():
-                copy.runner.abandon(
-                    unavailable("the server stopped before the request was done: exit timeout expired")
-                )
+                copy.runner.abandon(unavailable("the server stopped before the request was done: exit timeout expired"))
             return False
         return True
 
@@ -196,7 +199,9 @@ class LocalModels:
         else:
             if files != offer.files:
                 self._refused.add(offer.number)
-                _log.info("model '%s' version %d runs in the engine only: its files have changed", offer.name, offer.version)
+                _log.info(
+                    "model '%s' version %d runs in the engine only: its files have changed", offer.name, offer.version
+                )
             elif self._wanted.get(offer.number) == offer:
                 if isinstance(loaded.runner, ModelRunner):
                     loaded.runner.begin_in_place()

@@ -21,9 +21,12 @@ from charonia.core.statistics import ModelStatistics
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.held_requests import HeldRequests
 from charonia.server.front_ends.link import Link
+from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
 from charonia.server.front_ends.reconnect import OpenSequences, interrupted
 from charonia.server.front_ends.records import plain, record
@@ -61,11 +64,19 @@ class RemoteEngine:
     Args:
         take: Handles what the engine tells all front ends: its name and its arguments.
         ended: Called with the reason when the engine has gone; `connect` meets the next one.
+
+    Attributes:
+        state: What the engine has told.
+        held: The requests that wait for it while it is away.
+        local: The models that this process runs itself, None for none.
+        neighbours: The other processes of the server, None where they do not matter.
     """
 
     def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
         self.state = EngineState()
         self.held = HeldRequests(self._send)
+        self.local: LocalModels | None = None
+        self.neighbours: Neighbours | None = None
         self._take = take
         self._ended = ended
         self._link: Link
@@ -106,6 +117,10 @@ class RemoteEngine:
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request. See `Engine.infer`."""
+        if self.local is not None and not self._is_exiting:
+            ticket = self.local.infer(request, reply)
+            if ticket is not None:
+                return ticket
         number = next(self._numbers)
         if refusal := self._refusal(request):
             reply(refusal, True)
@@ -118,6 +133,8 @@ class RemoteEngine:
 
     def _send(self, number: int, request: InferRequest, reply: Reply) -> None:
         link, trace = self._link, request.trace
+        if self.neighbours is not None:
+            self.neighbours.note(now_ns())
         outgoing = link.outgoing()
         try:
             fields = encode_request(request, outgoing)
@@ -184,6 +201,11 @@ class RemoteEngine:
         """Start to unload a model."""
         await self.ask("unload", name, unload_dependents)
 
+    def report_counts(self) -> None:
+        """Send the engine what was counted here since the last report."""
+        if self.local is not None:
+            self._link.send(("counted", self.local.numbers, plain(self.local.take_counts())))
+
     # The end
 
     def begin_exit(self) -> None:
@@ -234,7 +256,14 @@ class RemoteEngine:
         if question == "state":
             state = self.state if self._has_news else EngineState()
             state.apply(arguments[0])
+            if self.local is not None:
+                if not self._has_news:
+                    self.local.begin_anew()
+                self.local.follow(state.offers, state.directory.configs)
             self.state, self._has_news = state, True
+            return None
+        if question == "counts":
+            self.report_counts()
             return None
         return await self._take(question, arguments)
 

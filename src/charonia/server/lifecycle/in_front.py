@@ -56,6 +56,19 @@ class Offer:
     steps: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class WhereRun:
+    """Where the requests of a version run, in a server whose front ends are processes of their own.
+
+    Attributes:
+        front_ends: Number of front ends that have the model, too.
+        reason: Why it stays in the engine, "" if it is offered to front ends.
+    """
+
+    front_ends: int
+    reason: str
+
+
 def choice_of(config: ModelConfig) -> Choice:
     """Return the choice of a valid configuration."""
     return Choice(config.parameters.get(FRONT_END, Choice.AUTO.value))
@@ -143,6 +156,17 @@ def reason_to_stay(candidate: Candidate) -> str:
     if not is_composed and choice_of(candidate.config) is Choice.AUTO and not candidate.runs_in_place:
         return "it has not been measured to compute in microseconds"
     return ""
+
+
+def placing_text(config: ModelConfig) -> str:
+    """Return a line on where a model with a complete configuration runs if front ends are processes of their own."""
+    reason = obstacle(config)
+    if reason:
+        return f"With --front-ends: in the engine only, as {reason}."
+    if config.platform == ENSEMBLE:
+        return "With --front-ends: in front ends, if the models of all of its steps run there."
+    when = "at once" if choice_of(config) is Choice.YES else "when it is measured to compute in microseconds"
+    return f"With --front-ends: in front ends, {when}."
 
 
 def for_front_end(config: ModelConfig) -> ModelConfig:
