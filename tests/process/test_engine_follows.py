@@ -61,6 +61,10 @@ def ready(client: grpcclient.InferenceServerClient) -> set[str]:
     return {model["name"] for model in index["models"] if model.get("state") == "READY"}
 
 
+def config(backend: str, max_batch_size: int) -> str:
+    return json.dumps({**TENSORS, "backend": backend, "max_batch_size": max_batch_size})
+
+
 def sent() -> grpcclient.InferInput:
     tensor = grpcclient.InferInput("INPUT0", SENT.shape, "FP32")
     return tensor.set_data_from_numpy(SENT)
@@ -71,12 +75,8 @@ def test_models_settings_and_regions_are_as_before(
 ) -> None:
     client.unload_model("first")
     client.load_model("second")
-    client.load_model("overridden", config=json.dumps({**TENSORS, "backend": "identity", "max_batch_size": 3}))
-    client.load_model(
-        "sent",
-        config=json.dumps({**TENSORS, "backend": "python", "max_batch_size": 8}),
-        files={"file:1/model.py": PYTHON_IDENTITY.encode()},
-    )
+    client.load_model("overridden", config=config("identity", 3))
+    client.load_model("sent", config=config("python", 8), files={"file:1/model.py": PYTHON_IDENTITY.encode()})
     client.update_trace_settings("second", {"trace_rate": "7"})
     client.update_log_settings({"log_verbose_level": 2})
     key = f"/charonia-follows-{os.getpid()}"
