@@ -22,7 +22,7 @@ from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
 from charonia.server.directory import Directory, Target
 from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import Services
+from charonia.server.facade import ModelRequests, Services
 from charonia.server.front_ends import reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.held_requests import size_of
@@ -71,6 +71,7 @@ class ServedFake(FakeEngine):
     """The engine of the test, whose models other processes know."""
 
     changed: Callable[[], None] = staticmethod(lambda: None)
+    requests: ModelRequests | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class FrontEndInMemory:
         self.told.append((change, arguments))
         if self.refusal is not None:
             raise self.refusal
-        if "register" in change:
+        if "register" in change or change == "regions":
             await self.regions.take(change, arguments)
         return None
 

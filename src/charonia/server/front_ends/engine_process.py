@@ -13,6 +13,7 @@ from charonia.server.app import InferenceServer
 from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.engine_port import EnginePort
+from charonia.server.front_ends.keeper import read_changes
 from charonia.server.front_ends.messages import encode_error
 from charonia.server.front_ends.processes import ENGINE, EngineReport, ErrorRecord, number_of
 from charonia.server.machine.cores import usable_cores
@@ -38,8 +39,12 @@ async def serve_engine(
         with suppress(NotImplementedError):  # an event loop on Windows
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
+        # The engine before this one may have left changes; the port makes them.
+        left_out = read_changes(folder).models
         neighbours = Neighbours(folder, number_of(ENGINE), options.front_ends + 1, usable_cores())
-        server = InferenceServer(options, log=log, front_ends=EnginePort(folder), neighbours=neighbours)
+        server = InferenceServer(
+            options, log=log, front_ends=EnginePort(folder), neighbours=neighbours, left_out=left_out
+        )
     except ServingError as error:
         report(EngineReport(ErrorRecord(*encode_error(error))))
         return 1

@@ -148,12 +148,9 @@ class FrontEnd:
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Meet the engine again. It knows no regions: clients register them again."""
+        """Meet the engine again."""
         while self._engine is not None and self._engine.held.is_away:
             sock = await engine_socket(self._folder)
-            if self._regions is not None:
-                for change in ("unregister_system", "unregister_cuda"):
-                    await self._regions.take(change, [])
             with suppress(ServingError):  # it has gone again
                 await self._engine.connect(sock)
         _log.info("the engine is back")
@@ -193,9 +190,9 @@ async def serve_front_end(
     front_end = FrontEnd(shared, log, folder, number)
     try:
         await front_end.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for each in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError):  # an event loop on Windows
-                loop.add_signal_handler(number, front_end.leave)
+                loop.add_signal_handler(each, front_end.leave)
         ready()
         return 0 if await front_end.ended else 1
     finally:
