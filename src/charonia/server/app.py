@@ -15,7 +15,7 @@ from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
 from charonia.server.engine import ModelEngine
-from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.busy_poll import make_busy_poll
 from charonia.server.execution.neighbours import Neighbours
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer
@@ -150,16 +150,13 @@ class InferenceServer:
         self._tracing: TracingService | None = None
         models = options.models
         cores = usable_cores()
-        # With a single core, busy polling would starve the thread that it waits for.
-        poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
-        busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns, neighbours) if poll_ns else None
         self._cache = _make_cache(options.cache)
         self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None
         self._backends = Backends(
             installed_backends(Path(options.backend_directory) if options.backend_directory else None),
             options.backends,
             verbose=options.log.verbose > 0,
-            busy_poll=busy_poll,
+            busy_poll=make_busy_poll(options.busy_poll_us, cores, neighbours),
             limits=self._limits,
             cache=self._cache,
             pinned=PinnedMemory(options.pinned_memory_bytes),
@@ -194,13 +191,8 @@ class InferenceServer:
         self.metrics: MetricsFrontend | None = None
         self._gpus: GpuSampler | None = None
         self._poller: asyncio.Task[None] | None = None
-        self._explainer = Explainer(
-            self._lifecycle.table.loaded,
-            self.engine.find,
-            options.cpu_cores or cores,
-            read_record,
-            self.front_ends.where,
-        )
+        loaded, find = self._lifecycle.table.loaded, self.engine.find
+        self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where)
         self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

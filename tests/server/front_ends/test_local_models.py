@@ -19,7 +19,7 @@ from charonia.core.tensor import Tensor
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
 from charonia.server.execution.executor import BlockingExecutor
-from charonia.server.execution.runner import ModelRunner
+from charonia.server.execution.runner import ModelRunner, begin_in_place
 from charonia.server.front_ends import local_models
 from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.lifecycle.backends import Backends
@@ -173,7 +173,7 @@ def test_an_automatic_model_is_offered_when_the_engine_has_measured_it(tmp_path:
         assert bench.engine.offers.now() == {}
         assert "not been measured" in bench.engine.offers.reason(runner)
 
-        runner.begin_in_place()
+        begin_in_place(runner)
         await bench.follow()
 
         assert set(bench.engine.offers.now()) == {("m", ""), ("m", "1")}
@@ -193,7 +193,7 @@ def test_what_is_unloaded_gets_no_further_request_and_its_last_counts_are_lost_w
         bench.infer(request())
         bench.infer(request("stays"))
         number = bench.local._routes["m", ""].offer.number
-        assert len(bench.local.numbers) == 2
+        assert len(bench.local._copies) == 2
 
         await bench.engine.unload_model("m")
         await bench.follow()
@@ -201,7 +201,7 @@ def test_what_is_unloaded_gets_no_further_request_and_its_last_counts_are_lost_w
 
         assert bench.infer(request()) is None
         assert bench.infer(request("stays")) is not None
-        assert number not in bench.local.numbers
+        assert number not in bench.local._copies
         assert number in dict(bench.local.take_counts())
         assert bench.local.take_counts() == []
 
@@ -270,7 +270,7 @@ def test_an_offer_that_is_withdrawn_while_it_is_loaded_is_not_taken_in(tmp_path:
         bench.local.follow({}, {})
         await asyncio.gather(*loads)
 
-        assert bench.local.numbers == []
+        assert bench.local._copies == {}
         assert bench.infer(request()) is None
 
     run(tmp_path, scenario)

@@ -37,7 +37,8 @@ def chosen(config: ModelConfig, choice: str) -> ModelConfig:
 
 def test_a_model_without_state_that_computes_in_microseconds_runs_in_front_ends() -> None:
     assert reason_to_stay(Candidate(CONFIG, runs_in_place=True)) == ""
-    assert reason_to_stay(Candidate(replace(CONFIG, dynamic_batching=DynamicBatching()), runs_in_place=True)) == ""
+    batching = DynamicBatching(preferred_batch_size=(8,))  # those of a complete configuration, without a delay
+    assert reason_to_stay(Candidate(replace(CONFIG, dynamic_batching=batching), runs_in_place=True)) == ""
     assert "not been measured" in reason_to_stay(Candidate(CONFIG))
 
 
@@ -55,7 +56,6 @@ def test_a_model_without_state_that_computes_in_microseconds_runs_in_front_ends(
         (replace(CONFIG, dynamic_batching=DynamicBatching(max_queue_delay_microseconds=1)), "max_queue_delay"),
         (replace(CONFIG, dynamic_batching=DynamicBatching(preserve_ordering=True)), "preserve_ordering"),
         (replace(CONFIG, dynamic_batching=DynamicBatching(priority_levels=2)), "priority_levels"),
-        (replace(CONFIG, dynamic_batching=DynamicBatching(preferred_batch_size=(4,))), "preferred_batch_size"),
         (
             replace(CONFIG, dynamic_batching=DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1))),
             "default_queue_policy",

@@ -49,6 +49,17 @@ class LoneCallerRule:
         return self._last_ns + self.limit_ns
 
 
+def make_busy_poll(limit_us: int, cores: int, neighbours: Neighbours | None = None) -> "BusyPoll | None":
+    """Return what keeps the running event loop awake, None for nothing.
+
+    Args:
+        limit_us: Longest time between two requests in us, 0 for no polling.
+        cores: Cores of this process; with a single one, polling would starve the thread that it waits for.
+        neighbours: The other processes of the server, None where it has one.
+    """
+    return BusyPoll(asyncio.get_running_loop(), limit_us * 1000, neighbours) if limit_us and cores > 1 else None
+
+
 class BusyPoll:
     """Keeps the event loop awake while the rule says so.
 

@@ -140,17 +140,6 @@ class ModelRunner:
         """Number of requests that wait or run."""
         return len(self._in_flight.requests)
 
-    @property
-    def runs_in_place(self) -> bool:
-        """Whether an instance computes on the event loop, because its executions are short."""
-        return any(isinstance(each, BlockingExecutor) and each.rule.in_place for each in self._executors)
-
-    def begin_in_place(self) -> None:
-        """Let every instance compute on the event loop from now on, as long as executions are short."""
-        for executor in self._executors:
-            if isinstance(executor, BlockingExecutor):
-                executor.rule.begin()
-
     def entry(self, id: int) -> PendingRequest:
         """Return the request in flight with an id of the scheduler."""
         return self._in_flight.requests[id]
@@ -390,6 +379,18 @@ class ModelRunner:
             if entry.wait is not None:
                 self._deadlocks.run(entry.wait, slot % len(self._executors))
         return batch
+
+
+def runs_in_place(runner: ModelRunner) -> bool:
+    """Whether an instance computes on the event loop, because its executions are short."""
+    return any(isinstance(each, BlockingExecutor) and each.rule.in_place for each in runner._executors)
+
+
+def begin_in_place(runner: ModelRunner) -> None:
+    """Let every instance compute on the event loop from now on, as long as executions are short."""
+    for executor in runner._executors:
+        if isinstance(executor, BlockingExecutor):
+            executor.rule.begin()
 
 
 def _run_in_part(batch: RunningBatch) -> None:

@@ -96,6 +96,9 @@ class EnginePort:
 
     Args:
         folder: Private folder for the socket.
+
+    Attributes:
+        engine: The engine, once started.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,7 +111,7 @@ class EnginePort:
         self._tasks: set[asyncio.Task[object]] = set()
         self._offered: Mapping[Target, Offer] = {}  # as published
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
-        self._engine: ServedEngine
+        self.engine: ServedEngine
         self._services: Services
 
     async def check(self) -> None:
@@ -120,7 +123,7 @@ class EnginePort:
         Raises:
             ServingError: UNAVAILABLE when the socket cannot be made.
         """
-        self._engine, self._services = engine, services
+        self.engine, self._services = engine, services
         await self._keeper.replay(engine, services)
         engine.requests = self._keeper
         engine.on_change(self._changed)
@@ -163,7 +166,7 @@ class EnginePort:
 
     def where(self, runner: Runner) -> WhereRun:
         """Return where the requests of a version run."""
-        offers = self._engine.offers
+        offers = self.engine.offers
         number = offers.number_of(runner)
         return WhereRun(sum(number in peer.loaded for peer in self._peers), offers.reason(runner))
 
@@ -178,11 +181,6 @@ class EnginePort:
     # Called by peers.
 
     @property
-    def engine(self) -> ServedEngine:
-        """The engine."""
-        return self._engine
-
-    @property
     def tracing(self) -> Tracing | None:
         """Traces of requests."""
         return self._services.tracing
@@ -190,7 +188,7 @@ class EnginePort:
     def gone(self, peer: "_Peer", reason: str) -> None:
         """A front end has gone."""
         self._peers.discard(peer)
-        if not self._engine.is_exiting():
+        if not self.engine.is_exiting():
             _log.info("a front end has gone: %s", reason)
 
     def spawn(self, work: Coroutine[object, object, object]) -> "asyncio.Task[object]":
@@ -202,12 +200,14 @@ class EnginePort:
 
     async def answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         """Answer a question of a front end. Raises ServingError."""
-        engine = self._engine
+        engine = self.engine
         match question:
             case "hello":
                 return await self._welcome(peer)
             case "model_ready":
                 return await engine.model_ready(*arguments)
+            case "collect":
+                await self.collect()
             case "statistics":
                 await self.collect()
                 return plain(await engine.model_statistics(*arguments))
@@ -269,7 +269,7 @@ class EnginePort:
                 await peer.ask("log", plain(services.log.options))
             if services.regions is not None:
                 await peer.ask("regions", plain(services.regions.system()), plain(services.regions.cuda()))
-        return [plain(self._engine.server_metadata()), [name for name, is_there in offered.items() if is_there]]
+        return [plain(self.engine.server_metadata()), [name for name, is_there in offered.items() if is_there]]
 
     async def _then_published(self, work: Awaitable[None] | None) -> None:
         """Wait for a change of the models, and until all front ends know of it, even if it failed."""
@@ -311,7 +311,7 @@ class EnginePort:
             raise
 
     def _state(self) -> EngineState:
-        engine, tracing = self._engine, self._services.tracing
+        engine, tracing = self.engine, self._services.tracing
         is_tracing = tracing is not None and tracing.sampler is not None
         readiness = Readiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing)
         self._offered = engine.offers.now()
@@ -322,7 +322,7 @@ class EnginePort:
         while True:
             await asyncio.sleep(COLLECT_S)
             await self.collect()
-            if self._engine.offers.now() != self._offered:
+            if self.engine.offers.now() != self._offered:
                 self._changed()
 
     def _changed(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from charonia.core.errors import ServingError
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
-from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.busy_poll import make_busy_poll
 from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.engine_port import SOCKET_NAME
@@ -92,12 +92,11 @@ class FrontEnd:
     def _local_models(self, engine: RemoteEngine, neighbours: Neighbours) -> LocalModels:
         """Return what runs the models that this process has itself."""
         options = self._options
-        poll_ns = options.busy_poll_us * 1000 if usable_cores() > 1 else 0
         backends = Backends(
             installed_backends(),
             options.backends,
             verbose=options.log.verbose > 0,
-            busy_poll=BusyPoll(asyncio.get_running_loop(), poll_ns, neighbours) if poll_ns else None,
+            busy_poll=make_busy_poll(options.busy_poll_us, usable_cores(), neighbours),
         )
         return LocalModels(backends, engine.infer, summarizes=options.metrics.summary_latencies)
 
@@ -105,7 +104,8 @@ class FrontEnd:
         self._stop()
         is_taken = await self._drain(self._options.exit_timeout_secs)
         if self._engine is not None:
-            self._engine.report_counts()
+            with suppress(ServingError):
+                await self._engine.ask("collect")
         if not self.ended.done():
             self.ended.set_result(is_taken)
 

@@ -21,8 +21,10 @@ from charonia.server.directory import Target
 from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.ensembles.runner import EnsembleRunner, Infer
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.runner import ModelRunner
+from charonia.server.execution.runner import ModelRunner, begin_in_place, runs_in_place
 from charonia.server.execution.version_runner import Runner
+from charonia.server.front_ends.link import Link
+from charonia.server.front_ends.records import plain
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.in_front import Offer, for_front_end
 from charonia.server.lifecycle.loader import LoadedVersion, load_version
@@ -64,7 +66,7 @@ class Copy:
     def takes_requests(self) -> bool:
         """Whether it takes the next request. The steps of an ensemble decide for themselves."""
         runner = self.loaded.runner
-        if not isinstance(runner, ModelRunner) or runner.runs_in_place:
+        if not isinstance(runner, ModelRunner) or runs_in_place(runner):
             return True
         now = now_ns()
         if not self.rests_until_ns:
@@ -72,8 +74,8 @@ class Copy:
         if now < self.rests_until_ns:
             return False
         self.rests_until_ns = 0
-        runner.begin_in_place()
-        return runner.runs_in_place
+        begin_in_place(runner)
+        return runs_in_place(runner)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,11 +110,6 @@ class LocalModels:
         self._retirements: set[asyncio.Task[None]] = set()
         self._counters: list[_Counter] = []
         self._loading = asyncio.Semaphore(LOADS_MAX)
-
-    @property
-    def numbers(self) -> list[int]:
-        """The numbers of the offers that are loaded."""
-        return list(self._copies)
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket | None:
         """Run a request here; None if it is one for the engine."""
@@ -149,6 +146,10 @@ class LocalModels:
         """Let everything go, and forget what was counted: the engine that offered it is gone."""
         self.follow({}, {})
         self._counters = []
+
+    def report(self, link: Link) -> None:
+        """Send the engine what was counted since the last report, and what is here."""
+        link.send(("counted", list(self._copies), plain(self.take_counts())))
 
     def take_counts(self) -> list[tuple[int, Increase]]:
         """Return what was counted since the last call, by the number of the offer."""
@@ -204,7 +205,7 @@ class LocalModels:
                 )
             elif self._wanted.get(offer.number) == offer:
                 if isinstance(loaded.runner, ModelRunner):
-                    loaded.runner.begin_in_place()
+                    begin_in_place(loaded.runner)
                 self._add(Copy(offer, loaded))
                 self._route()
                 loaded = None

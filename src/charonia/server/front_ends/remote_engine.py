@@ -201,11 +201,6 @@ class RemoteEngine:
         """Start to unload a model."""
         await self.ask("unload", name, unload_dependents)
 
-    def report_counts(self) -> None:
-        """Send the engine what was counted here since the last report."""
-        if self.local is not None:
-            self._link.send(("counted", self.local.numbers, plain(self.local.take_counts())))
-
     # The end
 
     def begin_exit(self) -> None:
@@ -262,8 +257,8 @@ class RemoteEngine:
                 self.local.follow(state.offers, state.directory.configs)
             self.state, self._has_news = state, True
             return None
-        if question == "counts":
-            self.report_counts()
+        if question == "counts" and self.local is not None:
+            self.local.report(self._link)
             return None
         return await self._take(question, arguments)
 

@@ -114,7 +114,6 @@ def _queue_obstacle(batching: DynamicBatching) -> str:
         "max_queue_delay_microseconds": batching.max_queue_delay_microseconds,
         "preserve_ordering": batching.preserve_ordering,
         "priority_levels": batching.priority_levels,
-        "preferred_batch_size": batching.preferred_batch_size,
         "default_queue_policy": batching.default_queue_policy,
     }
     found = next((name for name, value in given.items() if value), "")
