@@ -39,20 +39,11 @@ NAMES = EventNames("RECV_START", "RECV_END", "SEND_START", "SEND_END")
 
 
 class FakeOffers:
-    """What the engine of the test offers.
-
-    Attributes:
-        made: The offers.
-        counted: What was counted, by number.
-    """
-
-    def __init__(self) -> None:
-        self.made: dict[Target, Offer] = {}
-        self.counted: list[tuple[int, Increase]] = []
+    """What the engine of the test offers: nothing."""
 
     def now(self) -> dict[Target, Offer]:
-        """Return the offers."""
-        return dict(self.made)
+        """Return no offers."""
+        return {}
 
     def reason(self, runner: Runner) -> str:
         """Return that the model is the test's."""
@@ -63,8 +54,8 @@ class FakeOffers:
         return 1
 
     def count(self, number: int, more: Increase) -> None:
-        """Keep it."""
-        self.counted.append((number, more))
+        """Fail: without offers, front ends count nothing."""
+        raise AssertionError(number, more)
 
 
 class ServedFake(FakeEngine):
