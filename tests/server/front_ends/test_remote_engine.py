@@ -20,6 +20,7 @@ from charonia.core.response import InferResponse
 from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
+from charonia.server.backends.python.channel_end import ChannelEnd
 from charonia.server.directory import Directory
 from charonia.server.facade import Services
 from charonia.server.front_ends import reconnect, remote_engine
@@ -39,6 +40,9 @@ class ServedFake(FakeEngine):
     """The engine of the test, whose models other processes know."""
 
     changed: Callable[[], None] = staticmethod(lambda: None)
+
+    def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
+        """Return None: every request goes through `infer`."""
 
     def directory(self) -> Directory:
         """Return `models`, each with version 1."""
@@ -164,6 +168,64 @@ def test_a_request_is_answered_and_its_memory_is_used_again(tmp_path: Path, size
             bench.fake.tickets.clear()
             del outcome
         assert await bench.engine.drained(0)
+
+    run(scenario, tmp_path)
+
+
+def test_what_comes_together_travels_in_one_message_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[object] = []
+    send = ChannelEnd.send
+
+    def counted(self: ChannelEnd, header: tuple[object, ...], *args: Any, **kwargs: Any) -> None:
+        kinds.append(header[0])
+        send(self, header, *args, **kwargs)
+
+    async def scenario(bench: Bench) -> None:
+        monkeypatch.setattr(ChannelEnd, "send", counted)
+        replies = Replies()
+        for _ in range(16):
+            bench.engine.infer(request(), replies)
+        await bench.until(lambda: len(replies) == 16)
+
+        assert kinds == ["infers", "outcomes"]
+        assert all(isinstance(outcome, InferResponse) and final for outcome, final in replies)
+        assert await bench.engine.drained(0)
+
+    run(scenario, tmp_path)
+
+
+def test_requests_that_run_at_once_are_answered_without_a_ticket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ServedFake, "infer_at_once", lambda self, request: self.errors.get("once") or self.echo(request)
+    )
+
+    async def scenario(bench: Bench) -> None:
+        (fine,) = await bench.answered(request())
+        bench.fake.errors["once"] = invalid("not this one", hint="another")
+        refused = await bench.answered(request())
+
+        assert isinstance(fine[0], InferResponse)
+        assert fine[0].outputs[0].array.tolist() == list(range(16))
+        assert refused.errors == [(Code.INVALID_ARG, "not this one")]
+        assert not bench.fake.tickets
+
+    run(scenario, tmp_path)
+
+
+def test_requests_of_all_kinds_arrive_in_their_order(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fake.hold = True
+        replies = Replies()
+        asked = [request(), request(), request(size=100_000), request(), part("identity", SEQUENCE_START), request()]
+        for number, each in enumerate(asked):
+            each.id = str(number)
+            ticket = bench.engine.infer(each, replies)
+        ticket.cancel()
+        await bench.until(lambda: len(bench.fake.tickets) == len(asked) and bench.fake.tickets[-1].cancelled)
+
+        assert [ticket.request.id for ticket in bench.fake.tickets] == [each.id for each in asked]
 
     run(scenario, tmp_path)
 

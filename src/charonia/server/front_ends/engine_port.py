@@ -16,11 +16,14 @@ from typing import Any, Protocol
 
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal, unavailable, unsupported
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Directory
 from charonia.server.facade import Engine, Services
+from charonia.server.front_ends.bursts import RequestReader, ResponseWriter
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
@@ -42,6 +45,10 @@ CHANGE_S_MAX = 10.0
 
 class ServedEngine(Engine, Protocol):
     """An engine whose models other processes know."""
+
+    def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
+        """Run a request if it neither waits nor joins a batch; None if it is to be run by `infer`."""
+        ...
 
     def directory(self) -> Directory:
         """Return the models as they are now."""
@@ -306,8 +313,12 @@ class _Peer:
         self._sent = EngineState()
         self._latest: asyncio.Task[object] | None = None
         self._link = Link(
-            sock, "the front end", take=self._received, answer=partial(port.answer, self), ended=self._ended
+            *(sock, "the front end", ResponseWriter()),
+            take=self._received,
+            answer=partial(port.answer, self),
+            ended=self._ended,
         )
+        self._requests = RequestReader()
         self._open: dict[int, Ticket | None] = {}
         self._traces: dict[int, TraceTree] = {}
 
@@ -342,6 +353,14 @@ class _Peer:
     def _received(self, message: Incoming) -> None:
         header = message.header
         match header[0]:
+            case "infers":
+                engine = self._port.engine
+                for number, request in self._requests.read(message):
+                    outcome = engine.infer_at_once(request)
+                    if outcome is None:
+                        self._run(number, request)
+                    else:
+                        self._send(number, outcome, True)
             case "infer":
                 self._infer(message)
             case "cancel":
@@ -359,12 +378,10 @@ class _Peer:
 
     def _infer(self, message: Incoming) -> None:
         _, number, fields, trace, *_ = message.header
-        open_ = self._open
-        open_[number] = None
         try:
             request = decode_request(fields, message, self._link.release)
         except ServingError as error:
-            self._reply(number, error, True)
+            self._send(number, error, True)
             return
         sampler = self._port.tracing.sampler if trace is not None and self._port.tracing is not None else None
         tree = sampler.sample(request.model_name, decode_parent(trace)) if sampler is not None else None
@@ -373,6 +390,11 @@ class _Peer:
                 tree.mark(name, at_ns)
             request.trace = tree.root
             self._traces[number] = tree
+        self._run(number, request)
+
+    def _run(self, number: int, request: InferRequest) -> None:
+        open_ = self._open
+        open_[number] = None
         ticket = self._port.engine.infer(request, partial(self._reply, number))
         if number in open_:
             open_[number] = ticket
@@ -388,8 +410,15 @@ class _Peer:
                 ticket.cancel()
         elif final:
             del open_[number]
+        self._send(number, outcome, final)
+
+    def _send(self, number: int, outcome: Outcome, final: bool) -> None:
+        link = self._link
         outgoing = link.outgoing()
         try:
+            if final and isinstance(outcome, InferResponse) and link.burst.add(number, outcome):
+                link.burst_begun()
+                return
             link.send(("outcome", number, final, encode_outcome(outcome, outgoing)), outgoing)
         except (ServingError, ChannelError, OSError, TypeError, ValueError) as error:
             outgoing.withdraw()
