@@ -22,7 +22,7 @@ from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
 from charonia.server.backends.python.channel_end import ChannelEnd
 from charonia.server.directory import Directory
-from charonia.server.facade import Services
+from charonia.server.facade import ModelRequests, Services
 from charonia.server.front_ends import reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.held_requests import size_of
@@ -40,6 +40,7 @@ class ServedFake(FakeEngine):
     """The engine of the test, whose models other processes know."""
 
     changed: Callable[[], None] = staticmethod(lambda: None)
+    requests: ModelRequests | None = None
 
     def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
         """Return None: every request goes through `infer`."""
@@ -85,7 +86,7 @@ class FrontEndInMemory:
         self.told.append((change, arguments))
         if self.refusal is not None:
             raise self.refusal
-        if "register" in change:
+        if "register" in change or change == "regions":
             await self.regions.take(change, arguments)
         return None
 
