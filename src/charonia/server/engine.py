@@ -1,6 +1,6 @@
 """The implementation of `Engine` that front ends call, over the life cycle and its runners."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from charonia.config.model import ModelConfig
 from charonia.core.calls import ANSWERED, Reply, Ticket
@@ -20,6 +20,7 @@ from charonia.server.directory import (
     target_of,
 )
 from charonia.server.execution.admission import with_request_id
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import ModelRequests
 from charonia.server.lifecycle.lifecycle import Lifecycle
@@ -85,6 +86,11 @@ class ModelEngine:
         """Run a request as `Runner.run_at_once` does; None if it is to be run by `infer`."""
         runner = self._routes.get((request.model_name, request.model_version))
         return runner.run_at_once(request) if runner is not None and not self._is_exiting else None
+
+    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        """Run requests of equal forms as `ModelRunner.run_together` does; none if they are to be run by `infer`."""
+        runner = self._routes.get((requests[0].model_name, requests[0].model_version))
+        return runner.run_together(requests) if isinstance(runner, ModelRunner) and not self._is_exiting else []
 
     def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request of a model that is loaded, or answer that it is not."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,9 @@ class ServedFake(FakeEngine):
     changed: Callable[[], None] = staticmethod(lambda: None)
     requests: ModelRequests | None = None
 
-    def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
-        """Return None: every request goes through `infer`."""
+    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        """Return nothing: every request goes through `infer`."""
+        return []
 
     def directory(self) -> Directory:
         """Return `models`, each with version 1."""
@@ -198,19 +199,24 @@ def test_what_comes_together_travels_in_one_message_each_way(tmp_path: Path, mon
 def test_requests_that_run_at_once_are_answered_without_a_ticket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        ServedFake, "infer_at_once", lambda self, request: self.errors.get("once") or self.echo(request)
-    )
+    asked: list[int] = []
+
+    def first_two(self: ServedFake, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        asked.append(len(requests))
+        return [self.echo(requests[0]), invalid("not this one")] if len(asked) < 3 else []
+
+    monkeypatch.setattr(ServedFake, "infer_together", first_two)
 
     async def scenario(bench: Bench) -> None:
-        (fine,) = await bench.answered(request())
-        bench.fake.errors["once"] = invalid("not this one", hint="another")
-        refused = await bench.answered(request())
+        replies = [Replies() for _ in range(6)]
+        for each in replies:
+            bench.engine.infer(request(), each)
+        await bench.until(lambda: all(replies))
 
-        assert isinstance(fine[0], InferResponse)
-        assert fine[0].outputs[0].array.tolist() == list(range(16))
-        assert refused.errors == [(Code.INVALID_ARG, "not this one")]
-        assert not bench.fake.tickets
+        assert asked == [6, 4, 2]
+        assert [each.errors for each in replies] == [[], [(Code.INVALID_ARG, "not this one")]] * 2 + [[], []]
+        assert [len(each) for each in replies] == [1] * 6
+        assert len(bench.fake.tickets) == 2
 
     run(scenario, tmp_path)
 

@@ -215,8 +215,8 @@ class RequestReader:
     def __init__(self) -> None:
         self._forms: dict[int, _Form[tuple[str, str, tuple[RequestedOutput, ...]]]] = {}
 
-    def read(self, message: Incoming) -> Iterator[tuple[int, InferRequest]]:
-        """Iterate over the requests and their numbers.
+    def read(self, message: Incoming) -> Iterable[tuple[list[int], list[InferRequest]]]:
+        """Return the numbers and the requests, those of a form together.
 
         Raises:
             ChannelError: The message is not as a `RequestWriter` makes it.
@@ -226,24 +226,24 @@ class RequestReader:
         for form_id, (model, version, outputs, inputs) in announced:
             forms[form_id] = _Form((model, version, tuple(RequestedOutput(*each) for each in outputs)), inputs)
         block = _Block(message.find(place), sizes)
+        groups: dict[int, tuple[list[int], list[InferRequest]]] = {}
         fields = iter(records)
         try:
             for number, form_id, request_id, deadline_ns in zip(fields, fields, fields, fields, strict=True):
                 form = forms[form_id]
                 model, version, outputs = form.head
-                yield (
-                    number,
-                    InferRequest(
-                        model,
-                        {tensor.name: tensor for tensor in block.tensors(form)},
-                        model_version=version,
-                        id=request_id,
-                        outputs=outputs,
-                        deadline_ns=deadline_ns,
-                    ),
-                )
+                inputs = {tensor.name: tensor for tensor in block.tensors(form)}
+                request = InferRequest(model, inputs, model_version=version, id=request_id, outputs=outputs)
+                request.deadline_ns = deadline_ns
+                group = groups.get(form_id)
+                if group is None:
+                    groups[form_id] = ([number], [request])
+                else:
+                    group[0].append(number)
+                    group[1].append(request)
         except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise ChannelError(f"a message of requests is malformed: {error!r}") from error
+        return groups.values()
 
 
 class ResponseReader:

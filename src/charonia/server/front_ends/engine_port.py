@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from charonia.core.errors import ServingError, internal, unavailable, unsupporte
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
-from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Directory
 from charonia.server.facade import Engine, ModelRequests, Services
@@ -47,8 +47,12 @@ CHANGE_S_MAX = 10.0
 class ServedEngine(Engine, Protocol):
     """An engine whose models other processes know."""
 
-    def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
-        """Run a request if it neither waits nor joins a batch; None if it is to be run by `infer`."""
+    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        """Run requests that came together and differ in ids, deadlines and elements of tensors only.
+
+        Returns:
+            The outcomes of the first of them; none if they are to be run by `infer`.
+        """
         ...
 
     def directory(self) -> Directory:
@@ -357,13 +361,8 @@ class _Peer:
         header = message.header
         match header[0]:
             case "infers":
-                engine = self._port.engine
-                for number, request in self._requests.read(message):
-                    outcome = engine.infer_at_once(request)
-                    if outcome is None:
-                        self._run(number, request)
-                    else:
-                        self._send(number, outcome, True)
+                for numbers, requests in self._requests.read(message):
+                    self._infer_together(numbers, requests)
             case "infer":
                 self._infer(message)
             case "cancel":
@@ -378,6 +377,17 @@ class _Peer:
                     tree.release()
             case kind:
                 raise ChannelError(f"there is no message of kind {kind!r}")
+
+    def _infer_together(self, numbers: Sequence[int], requests: Sequence[InferRequest]) -> None:
+        while outcomes := self._port.engine.infer_together(requests):
+            for number, outcome in zip(numbers, outcomes, strict=False):
+                self._send(number, outcome, True)
+            numbers, requests = numbers[len(outcomes) :], requests[len(outcomes) :]
+            if not requests:
+                return
+            self._link.flush_burst()  # they took a while, and so may the rest
+        for number, request in zip(numbers, requests, strict=True):
+            self._run(number, request)
 
     def _infer(self, message: Incoming) -> None:
         _, number, fields, trace, *_ = message.header
@@ -417,14 +427,16 @@ class _Peer:
 
     def _send(self, number: int, outcome: Outcome, final: bool) -> None:
         link = self._link
-        outgoing = link.outgoing()
+        outgoing: Outgoing | None = None
         try:
             if final and isinstance(outcome, InferResponse) and link.burst.add(number, outcome):
                 link.burst_begun()
                 return
+            outgoing = link.outgoing()
             link.send(("outcome", number, final, encode_outcome(outcome, outgoing)), outgoing)
         except (ServingError, ChannelError, OSError, TypeError, ValueError) as error:
-            outgoing.withdraw()
+            if outgoing is not None:
+                outgoing.withdraw()
             failure = error if isinstance(error, ServingError) else internal(f"the response cannot be sent: {error}")
             link.send(("outcome", number, final, encode_error(failure)))
 

@@ -105,10 +105,14 @@ class Link(Generic[Writer]):
             self._is_burst_due = True
             self._loop.call_soon(self._send_burst)
 
-    def _send_burst(self) -> None:
-        self._is_burst_due = False
+    def flush_burst(self) -> None:
+        """Send what is plain now."""
         if self.is_open:
             self._complete_burst(at_once=True)
+
+    def _send_burst(self) -> None:
+        self._is_burst_due = False
+        self.flush_burst()
 
     def _complete_burst(self, *, at_once: bool) -> None:
         if self.burst:
