@@ -21,6 +21,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.trace import Trace
+from charonia.server.backends.api import Execution
 from charonia.server.execution.admission import Admission, RequestCheck, with_request_id
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import WakeTimer, now_ns
@@ -242,16 +243,16 @@ class ModelRunner:
             return []
         rule, name = executor.rule, executor.placement.name
         end_ns, until_ns = arrival_ns, arrival_ns + TOGETHER_NS_MAX
-        outcomes: list[InferResponse | ServingError] = []
+        runs: list[tuple[Execution | ServingError, int, int]] = []
         for request in requests:
             if not rule.in_place or end_ns > until_ns:
                 break
             if self._busy_poll is not None:
                 self._busy_poll.ran_at_once(arrival_ns)
-            execution, start_ns, end_ns = executor.run_in_place((request,))
-            record = ExecutionRecord(name, batch_size, start_ns - arrival_ns, end_ns - start_ns)
-            outcomes.append(in_flight.ran_alone(request, execution, record, CloseReason.FULL, arrival_ns))
-        return outcomes
+            run = executor.run_in_place((request,))
+            runs.append(run)
+            end_ns = run[2]
+        return in_flight.ran_together(requests, runs, name, batch_size, arrival_ns)
 
     def cancel(self, entry: PendingRequest) -> None:
         """The caller of an unanswered request has gone."""

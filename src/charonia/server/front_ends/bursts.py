@@ -191,17 +191,17 @@ class _Block:
         self._sizes = iter(sizes)
         self._position = 0
 
-    def tensors(self, form: _Form[Any]) -> list[Tensor]:
-        """Return the next tensors, which have this form."""
-        found: list[Tensor] = []
+    def tensors(self, form: _Form[Any]) -> dict[str, Tensor]:
+        """Return the next tensors, which have this form, by name."""
+        found: dict[str, Tensor] = {}
         data, position = self._data, self._position
         for name, datatype, shape, dtype, size in form.tensors:
             if size >= 0:
-                found.append(Tensor(name, datatype, np.ndarray(shape, dtype, data, position)))
+                found[name] = Tensor(name, datatype, np.ndarray(shape, dtype, data, position))
                 position += size
             else:
                 end = position + next(self._sizes)
-                found.append(decode_tensor(name, datatype, shape, data[position:end]))
+                found[name] = decode_tensor(name, datatype, shape, data[position:end])
                 position = _padded(end)
         self._position = position
         return found
@@ -232,8 +232,9 @@ class RequestReader:
             for number, form_id, request_id, deadline_ns in zip(fields, fields, fields, fields, strict=True):
                 form = forms[form_id]
                 model, version, outputs = form.head
-                inputs = {tensor.name: tensor for tensor in block.tensors(form)}
-                request = InferRequest(model, inputs, model_version=version, id=request_id, outputs=outputs)
+                request = InferRequest(
+                    model, block.tensors(form), model_version=version, id=request_id, outputs=outputs
+                )
                 request.deadline_ns = deadline_ns
                 group = groups.get(form_id)
                 if group is None:
@@ -273,6 +274,6 @@ class ResponseReader:
                 form = forms[form_id]
                 model, version, instance = form.head
                 run = ExecutionRecord(instance, batch_size, queue_ns, compute_ns)
-                yield number, InferResponse(model, version, request_id, block.tensors(form), None, run)
+                yield number, InferResponse(model, version, request_id, [*block.tensors(form).values()], None, run)
         except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise ChannelError(f"a message of responses is malformed: {error!r}") from error
