@@ -36,9 +36,6 @@ T = TypeVar("T")
 _BYTES = DataType.BYTES
 _PADDING = bytes(ALIGNMENT)
 
-_Described = tuple[tuple[str, str, tuple[int, ...]], ...]
-"""Name, datatype and shape of each tensor."""
-
 
 class _Writer:
     """Collects the requests, or the responses, of a message."""
@@ -62,38 +59,43 @@ class _Writer:
         self._sizes: list[int] = []
         self._block: list[Buffer] = []
 
-    def _add(self, form: Hashable, tensors: Iterable[Tensor], number: int, *record: object) -> bool:
-        """Add a record and its tensors; return False if there is no room for them."""
-        form_id = self._forms.get(form)
-        if self._count >= BURST_MAX or (form_id is None and len(self._forms) >= FORMS_MAX):
-            return False
+    def _add(self, head: Iterable[Hashable], tensors: Iterable[Tensor], number: int, *record: object) -> bool:
+        """Add a record and its tensors, whose form begins with `head`; return False if there is no room for them."""
+        parts: list[Hashable] = [*head]
         size, sizes, block = self._size, [], []
         for tensor in tensors:
+            array, datatype = tensor.array, tensor.datatype
             data: Buffer
-            if tensor.datatype is _BYTES:
-                elements: list[bytes] = tensor.array.ravel().tolist()
+            if datatype is _BYTES:
+                elements: list[bytes] = array.ravel().tolist()
                 if sum(map(len, elements)) > BURST_BYTES_MAX:
                     return False
                 data = encode_elements(elements)
                 sizes.append(len(data))
-            elif tensor.array.nbytes > BURST_BYTES_MAX:
+            elif array.nbytes > BURST_BYTES_MAX:
                 return False
             else:
                 data = encode_tensor(tensor)
+            parts += (tensor.name, datatype.wire, array.shape)
             block.append(data)
             length = len(data)
             padding = -length % ALIGNMENT
             if padding:
                 block.append(_PADDING[:padding])
             size += length + padding
-        if size > BURST_BYTES_MAX:
+        if size > BURST_BYTES_MAX or self._count >= BURST_MAX:
             return False
+        form = tuple(parts)
+        form_id = self._forms.get(form)
         if form_id is None:
+            if len(self._forms) >= FORMS_MAX:
+                return False
             form_id = self._forms[form] = len(self._forms)
             self._announced.append((form_id, form))
         self._count += 1
         self._size = size
-        self._sizes += sizes
+        if sizes:
+            self._sizes += sizes
         self._block += block
         self._records += (number, form_id, *record)
         return True
@@ -127,10 +129,9 @@ class RequestWriter(_Writer):
             or request.timeout_us
         ):
             return False
-        inputs = request.inputs.values()
         outputs = tuple([(each.name, each.classification) for each in request.outputs]) if request.outputs else ()
-        form = (request.model_name, request.model_version, outputs, _described(inputs))
-        return self._add(form, inputs, number, request.id, request.deadline_ns)
+        head = (request.model_name, request.model_version, outputs)
+        return self._add(head, request.inputs.values(), number, request.id, request.deadline_ns)
 
 
 class ResponseWriter(_Writer):
@@ -146,13 +147,8 @@ class ResponseWriter(_Writer):
         run = response.execution
         if run is None or response.parameters:
             return False
-        outputs = response.outputs
-        form = (response.model_name, response.model_version, run.instance, _described(outputs))
-        return self._add(form, outputs, number, response.id, run.batch_size, run.queue_ns, run.compute_ns)
-
-
-def _described(tensors: Iterable[Tensor]) -> _Described:
-    return tuple([(tensor.name, tensor.datatype.wire, tensor.shape) for tensor in tensors])
+        head = (response.model_name, response.model_version, run.instance)
+        return self._add(*(head, response.outputs, number), response.id, run.batch_size, run.queue_ns, run.compute_ns)
 
 
 class _Form(Generic[T]):
@@ -165,9 +161,13 @@ class _Form(Generic[T]):
 
     __slots__ = ("head", "tensors")
 
-    def __init__(self, head: T, described: _Described) -> None:
+    def __init__(self, head: T, described: Iterable[Any]) -> None:
+        """Make a form; `described` has name, datatype and shape of one tensor after the other."""
         self.head = head
-        self.tensors = [_planned(name, BY_WIRE[datatype], shape) for name, datatype, shape in described]
+        parts = iter(described)
+        self.tensors = [
+            _planned(name, BY_WIRE[wire], shape) for name, wire, shape in zip(parts, parts, parts, strict=True)
+        ]
 
 
 def _planned(
@@ -223,7 +223,7 @@ class RequestReader:
         """
         _, announced, records, sizes, place, *_ = message.header
         forms = self._forms
-        for form_id, (model, version, outputs, inputs) in announced:
+        for form_id, (model, version, outputs, *inputs) in announced:
             forms[form_id] = _Form((model, version, tuple(RequestedOutput(*each) for each in outputs)), inputs)
         block = _Block(message.find(place), sizes)
         groups: dict[int, tuple[list[int], list[InferRequest]]] = {}
@@ -263,7 +263,7 @@ class ResponseReader:
         """
         _, announced, records, sizes, place, *_ = message.header
         forms = self._forms
-        for form_id, (model, version, instance, outputs) in announced:
+        for form_id, (model, version, instance, *outputs) in announced:
             forms[form_id] = _Form((model, version, instance), outputs)
         block = _Block(message.find(place), sizes)
         fields = iter(records)
