@@ -155,7 +155,7 @@ class ModelEngine:
             ((n, int(v), runner) for (n, v), runner in self._routes.items() if v and (name or n in self._models)),
             key=lambda item: item[:2],
         )
-        self._require_repositories()
+        _check_read(self._lifecycle.unread)
         if not name:
             return [runner.metrics.statistics for _, _, runner in runners]
         if not is_version(version):
@@ -175,7 +175,7 @@ class ModelEngine:
 
     def index(self) -> list[ModelIndexEntry]:
         """Return every model in the repositories with the state of its versions."""
-        self._require_repositories()
+        _check_read(self._lifecycle.unread)
         return self._lifecycle.index()
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
@@ -229,6 +229,8 @@ class ModelEngine:
             self._lifecycle.unread,
         )
 
-    def _require_repositories(self) -> None:
-        if self._lifecycle.unread:
-            raise unavailable("Server not ready", hint=self._lifecycle.unread)
+
+def _check_read(unread: str) -> None:
+    """Raise UNAVAILABLE while the repositories could never be read."""
+    if unread:
+        raise unavailable("Server not ready", hint=unread)
