@@ -9,11 +9,11 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal, unavailable, unsupported
@@ -22,14 +22,15 @@ from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import ChannelError
-from charonia.server.directory import Directory, Target
+from charonia.server.directory import Target
 from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import Engine, ModelRequests, Services
+from charonia.server.facade import Services
 from charonia.server.front_ends.bursts import RequestReader, ResponseWriter
 from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
+from charonia.server.front_ends.served_engine import ServedEngine
 from charonia.server.front_ends.state import EngineState, Readiness
 from charonia.server.lifecycle.in_front import Offer, WhereRun
 from charonia.server.metrics.model_metrics import Increase
@@ -53,52 +54,6 @@ COLLECT_S = 1.0
 
 COLLECT_S_MAX = 1.0
 """Time in which a front end hands it over; what comes later is counted then."""
-
-
-class Offering(Protocol):
-    """The versions that front ends load, too: see `lifecycle.offers.Offers`."""
-
-    def now(self) -> Mapping[Target, Offer]:
-        """Return the offers as they are now, by where requests go."""
-        ...
-
-    def reason(self, runner: Runner) -> str:
-        """Return why a version stays in the engine, "" if it is offered."""
-        ...
-
-    def number_of(self, runner: Runner) -> int:
-        """Return the number of a loaded version."""
-        ...
-
-    def count(self, number: int, more: Increase) -> None:
-        """Count what a front end has counted for an offer."""
-        ...
-
-
-class ServedEngine(Engine, Protocol):
-    """An engine whose models other processes know."""
-
-    @property
-    def offers(self) -> Offering:
-        """The versions that front ends load, too."""
-
-    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
-        """Run requests that came together and differ in ids, deadlines and elements of tensors only.
-
-        Returns:
-            The outcomes of the first of them; none if they are to be run by `infer`.
-        """
-        ...
-
-    def directory(self) -> Directory:
-        """Return the models as they are now."""
-        ...
-
-    def on_change(self, changed: Callable[[], None]) -> None:
-        """Call a function whenever readiness, or what `directory` returns, may have changed."""
-        ...
-
-    requests: ModelRequests | None
 
 
 class EnginePort:
