@@ -107,6 +107,19 @@ class Scenario:
         return frozenset(named)
 
 
+def request_count(call: Call) -> int:
+    """Return the number of requests that a call makes, each message of a stream being one."""
+    match call:
+        case Stream():
+            return len(call.messages)
+        case Together() | Following():
+            return sum(map(request_count, call.calls))
+        case Write():
+            return 0
+        case _:
+            return 1
+
+
 def is_control(call: Call) -> bool:
     """Return whether the call loads or unloads a model."""
     match call:
