@@ -40,6 +40,10 @@ BATCH_SIZE = "charonia_batch_size"
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
+BatchNote = tuple[Sequence[int], int, int, CloseReason, tuple[int, int, int, int]]
+"""An executed batch: the arguments of `ModelMetrics.batch_done` in their order, without the last."""
+
+
 class FailureReason(Enum):
     """Why a request failed, as label values of the failure counter."""
 
@@ -86,7 +90,7 @@ class ModelMetrics:
         self._queue_ns = Histogram(chosen.get(QUEUE_DURATION, DURATION_BOUNDS_NS))
         self._compute_ns = Histogram(chosen.get(COMPUTE_DURATION, DURATION_BOUNDS_NS))
         self._batch_size = Histogram(chosen.get(BATCH_SIZE, BATCH_BOUNDS))
-        self._notes: list[tuple[Sequence[int], int, int, CloseReason, tuple[int, int, int, int]]] = []
+        self._notes: list[BatchNote] = []
         self._composed: list[tuple[int, int, int, int, int]] = []
 
     @property
@@ -229,6 +233,13 @@ class ModelMetrics:
         """
         self._statistics.last_inference_ms = wall_ms
         self._notes.append((arrivals_ns, inferences, batch_size, reason, marks_ns))
+        if len(self._notes) >= NOTES_MAX:
+            self._add_up()
+
+    def batches_done(self, notes: Sequence[BatchNote], wall_ms: int) -> None:
+        """Count executed batches as `batch_done` does, `wall_ms` after the epoch."""
+        self._statistics.last_inference_ms = wall_ms
+        self._notes += notes
         if len(self._notes) >= NOTES_MAX:
             self._add_up()
 
