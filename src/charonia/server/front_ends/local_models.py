@@ -8,7 +8,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from charonia.server.ensembles.runner import EnsembleRunner, Infer
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.runner import ModelRunner, begin_in_place, runs_in_place
 from charonia.server.execution.version_runner import Runner
-from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.records import plain
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.in_front import Offer, for_front_end
@@ -147,9 +146,9 @@ class LocalModels:
         self.follow({}, {})
         self._counters = []
 
-    def report(self, link: Link) -> None:
+    def report(self, send: Callable[[tuple[object, ...]], None]) -> None:
         """Send the engine what was counted since the last report, and what is here."""
-        link.send(("counted", list(self._copies), plain(self.take_counts())))
+        send(("counted", list(self._copies), plain(self.take_counts())))
 
     def take_counts(self) -> list[tuple[int, Increase]]:
         """Return what was counted since the last call, by the number of the offer."""

@@ -275,7 +275,7 @@ class RemoteEngine:
             self.state, self._has_news = state, True
             return None
         if question == "counts" and self.local is not None:
-            self.local.report(self._link)
+            self.local.report(self._link.send)
             return None
         return await self._take(question, arguments)
 

@@ -39,6 +39,7 @@ class ServedEngine(Engine, Protocol):
     @property
     def offers(self) -> Offering:
         """The versions that front ends load, too."""
+        ...
 
     def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
         """Run requests that came together and differ in ids, deadlines and elements of tensors only.
