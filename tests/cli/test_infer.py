@@ -96,7 +96,7 @@ def test_an_image_takes_the_size_and_layout_of_its_input(
     ("text", "datatype", "dims", "content", "reason"),
     [
         ("x", DataType.FP32, (1,), b"", "input 'x': expected a number or JSON for FP32, got 'x'"),
-        ("1.5", DataType.INT8, (1,), b"", "input 'x': not every element is a valid INT8 value"),
+        ("1.5", DataType.INT8, (1,), b"", "input 'x': expected an integer from -128 to 127 (INT8), got 1.5"),
         ("[1,2,3]", DataType.INT8, (2,), b"", "input 'x': expected shape [2], got [3] (hint: for example [2])"),
         ("@a.npy", DataType.INT8, (1,), b"no array", "input 'x': 'a.npy' cannot be read"),
         ("@a.json", DataType.INT8, (1,), b"{", "input 'x': 'a.json' is not JSON"),

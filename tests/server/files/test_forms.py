@@ -82,6 +82,20 @@ def test_the_task_of_a_hugging_face_model_is_that_of_its_architecture(architectu
     assert f'pipeline("{task}", model=' in advice(form, "a", f'{{"architectures": ["{architecture}"]}}')
 
 
+@pytest.mark.parametrize(
+    ("architecture", "dependencies"),
+    [("BertModel", '["transformers", "torch"]'), ("ViTForImageClassification", '["transformers", "torch", "pillow"]')],
+)
+def test_a_hugging_face_model_needs_pillow_for_pictures_only(architecture: str, dependencies: str) -> None:
+    form = form_of("a", ["config.json", "model.safetensors"])
+    assert form is not None
+
+    lines = advice(form, "a", f'{{"architectures": ["{architecture}"]}}')
+
+    assert f"# dependencies = {dependencies}\n" in lines
+    assert ("PIL" in lines) == ("pillow" in dependencies)
+
+
 @pytest.mark.parametrize("config", ["", "no JSON", "[]", '{"architectures": []}', '{"architectures": null}'])
 def test_a_config_that_says_no_architecture_is_for_features(config: str) -> None:
     form = form_of("a", ["config.json", "model.safetensors"])

@@ -81,7 +81,7 @@ RECOGNISED = (
         "a Hugging Face model",
         members=("config.json", "*.safetensors"),
         lines=_service(
-            '"transformers", "torch", "pillow"',
+            '"transformers", "torch"',
             """
 import charonia
 from transformers import pipeline
@@ -315,6 +315,7 @@ def advice(form: Form, path: str, config: str = "") -> str:
     }
     lines = _SHARED.get(form.lines, form.lines)
     if is_picture:
+        lines = lines.replace('"torch"]', '"torch", "pillow"]', 1)
         lines = lines.replace("import charonia\n", "import charonia\nfrom PIL.Image import Image\n", 1)
     for key, value in values.items():
         lines = lines.replace(f"{{{key}}}", value)
