@@ -75,6 +75,7 @@ def test_a_service_file_runs_where_the_dependencies_are_that_it_names(tmp_path: 
     service = tmp_path / "service.py"
     code = "import charonia\nimport tiny\n\n@charonia.model\ndef word() -> str:\n    return tiny.WORD\n"
     service.write_text(inline_metadata(tmp_path / "wheels") + code)
+    (tmp_path / "charonia").mkdir()  # a checkout beside it, which is not the package
 
     with ServeProcess(service, f"--backend-config=python,environment-cache={tmp_path / 'cache'}") as server:
         assert post(server.http, "word/generate", {})["output"] == "tiny"
