@@ -26,6 +26,7 @@ def test_what_is_served_has_a_backend() -> None:
         ("A.ONNX", None, b"", "an ONNX model"),
         ("a.pt", None, b"", "a PyTorch model"),
         ("a.pth", None, b"", "a PyTorch model"),
+        ("a.jit", None, b"", "a PyTorch model"),
         ("a.pt2", None, b"", "a PyTorch program"),
         ("a.py", None, b"", "a Python file"),
         ("a", ["saved_model.pb", "variables"], b"", "a TensorFlow SavedModel"),

@@ -64,7 +64,7 @@ SERVED = tuple(
     Form(title, suffixes, filename=filename)
     for title, suffixes, filename in (
         ("an ONNX model", (".onnx",), "model.onnx"),
-        ("a PyTorch model", (".pt", ".pth", ".torchscript"), "model.pt"),
+        ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt"),
         ("a PyTorch program", (".pt2",), "model.pt2"),
         ("a Python file", (".py",), "model.py"),
     )
