@@ -21,6 +21,7 @@ from charonia.server.directory import (
 )
 from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.version_runner import Runner
+from charonia.server.facade import ModelRequests
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
@@ -33,6 +34,7 @@ class ModelEngine:
 
     Attributes:
         demand: Loads models on demand, None in other control modes.
+        requests: Is told of loads and unloads by request before these are answered.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ModelEngine:
         strict_readiness: bool = True,
     ) -> None:
         self.demand: OnDemandLoader | None = None
+        self.requests: ModelRequests | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
         lifecycle.ensembles.infer_at_once = self.infer_at_once
@@ -172,10 +175,14 @@ class ModelEngine:
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model."""
         await self._lifecycle.load(name, config, files)
+        if self.requests is not None:
+            await self.requests.model_loaded(name, config, files, self._lifecycle.is_overridden(name))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Start to unload a model, with `unload_dependents` also those that were loaded only for this ensemble."""
         await self._lifecycle.unload(name, unload_dependents)
+        if self.requests is not None:
+            self.requests.model_unloaded(name)
 
     def sequences(self, name: str, version: str = "") -> ModelSequences:
         """Return the slots and the backlog of a model that works on sequences.

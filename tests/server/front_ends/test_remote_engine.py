@@ -21,7 +21,7 @@ from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
 from charonia.server.directory import Directory
-from charonia.server.facade import Services
+from charonia.server.facade import ModelRequests, Services
 from charonia.server.front_ends import reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.held_requests import size_of
@@ -39,6 +39,7 @@ class ServedFake(FakeEngine):
     """The engine of the test, whose models other processes know."""
 
     changed: Callable[[], None] = staticmethod(lambda: None)
+    requests: ModelRequests | None = None
 
     def directory(self) -> Directory:
         """Return `models`, each with version 1."""
@@ -81,7 +82,7 @@ class FrontEndInMemory:
         self.told.append((change, arguments))
         if self.refusal is not None:
             raise self.refusal
-        if "register" in change:
+        if "register" in change or change == "regions":
             await self.regions.take(change, arguments)
         return None
 

@@ -190,7 +190,7 @@ class ModelRunner:
         if scheduler is None or slot is None or in_flight.order is not None:
             return None
         executor = self._executors[slot % len(self._executors)]
-        if not isinstance(executor, BlockingExecutor) or not executor.in_place:
+        if not isinstance(executor, BlockingExecutor) or not executor.rule.in_place:
             return None
         arrival_ns = now_ns()
         try:
@@ -199,8 +199,7 @@ class ModelRunner:
             self.metrics.failed(FailureReason.OTHER, now_ns() - arrival_ns)
             return error
         if self._busy_poll is not None and request.caller is None:
-            self._busy_poll.submitted(arrival_ns)
-            self._busy_poll.answered()
+            self._busy_poll.ran_at_once(arrival_ns)
         reason = CloseReason.FULL
         if self._gathers:
             self._next_id += 1
@@ -211,11 +210,10 @@ class ModelRunner:
                 self._scheduler_failed()
                 return None
             reason = cast("Run", run).reason
-            self._slots.begin(slot)
         # Without gathering, the slot is idle again before the next event, so the scheduler need not know.
         execution, start_ns, end_ns = executor.run_in_place((request,))
         if self._gathers:
-            self._follow(self._slots.end(slot, end_ns - start_ns))
+            self._follow(self._slots.ran(slot, end_ns - start_ns))
         record = ExecutionRecord(executor.placement.name, batch_size, start_ns - arrival_ns, end_ns - start_ns)
         return in_flight.ran_alone(request, execution, record, reason, arrival_ns)
 

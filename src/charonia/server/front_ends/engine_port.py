@@ -1,8 +1,8 @@
 """Where front ends in other processes reach the engine: a Unix socket in a private folder.
 
 Each front end has a link. Its requests run as those of a front end in this process would; one that goes away cancels
-them. A change that must hold everywhere, such as a registered region, is made here, then in all front ends, and only
-then answered.
+them. A change that must hold everywhere, such as a registered region, is made here, then in all front ends, then kept
+for the engine that follows this one, and only then answered.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ from charonia.core.trace import TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Directory
-from charonia.server.facade import Engine, Services
+from charonia.server.facade import Engine, ModelRequests, Services
+from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
@@ -51,6 +52,8 @@ class ServedEngine(Engine, Protocol):
         """Call a function whenever readiness, or what `directory` returns, may have changed."""
         ...
 
+    requests: ModelRequests | None
+
 
 class EnginePort:
     """Takes the requests of front ends in other processes. It fulfils `charonia.server.app.FrontEnds`.
@@ -61,6 +64,7 @@ class EnginePort:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SOCKET_NAME
+        self._keeper = Keeper(folder)
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
         self._peers: set[_Peer] = set()
@@ -74,12 +78,14 @@ class EnginePort:
         """Do nothing: the ports are those of the front ends."""
 
     async def start(self, engine: ServedEngine, services: Services) -> None:
-        """Accept front ends.
+        """Make the changes of an engine before this one, and accept front ends.
 
         Raises:
             ServingError: UNAVAILABLE when the socket cannot be made.
         """
         self._engine, self._services = engine, services
+        await self._keeper.replay(engine, services)
+        engine.requests = self._keeper
         engine.on_change(self._changed)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -183,11 +189,14 @@ class EnginePort:
                 return await self._trace(question, arguments)
             case "log" if services.log is not None:
                 async with self._changing:
-                    await services.log.change(record(LogOptions, arguments[0]))
+                    options = record(LogOptions, arguments[0])
+                    await services.log.change(options)
                     await self._tell_all("log", arguments[0])
+                    self._keeper.log_changed(options)
             case "register_system" | "register_cuda" | "unregister_system" | "unregister_cuda":
                 async with self._changing:
                     await self._change_regions(question, arguments)
+                    self._keeper.regions_changed(services)
             case _:
                 raise unsupported(f"'{question}' is not offered by this server")
         return None
@@ -210,14 +219,7 @@ class EnginePort:
             if services.log is not None:
                 await peer.ask("log", plain(services.log.options))
             if services.regions is not None:
-                known: list[tuple[str, SystemRegion | CudaRegion]]
-                known = [("register_system", region) for region in services.regions.system()]
-                known += [("register_cuda", region) for region in services.regions.cuda()]
-                for change, region in known:
-                    try:
-                        await peer.ask(change, *region)
-                    except ServingError as error:  # its owner may have removed it meanwhile
-                        _log.warning("a new front end cannot use shared memory region '%s': %s", region.name, error)
+                await peer.ask("regions", plain(services.regions.system()), plain(services.regions.cuda()))
         return [plain(self._engine.server_metadata()), [name for name, is_there in offered.items() if is_there]]
 
     async def _then_published(self, work: Awaitable[None] | None) -> None:
@@ -235,6 +237,7 @@ class EnginePort:
         if question == "trace_settings":
             return await tracing.settings(*arguments)
         await self._then_published(tracing.change(*arguments))
+        self._keeper.trace_changed(*arguments)
         return None
 
     async def _change_regions(self, question: str, arguments: list[Any]) -> None:

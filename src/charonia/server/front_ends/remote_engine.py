@@ -304,8 +304,31 @@ class SharedRegions(RegionRegistry):
                 await super().register_cuda(CudaRegion(*arguments))
             case "unregister_system":
                 await super().unregister_system(*arguments)
+            case "regions":
+                system, cuda = arguments
+                await self._follow([SystemRegion(*each) for each in system], [CudaRegion(*each) for each in cuda])
             case _:
                 await super().unregister_cuda(*arguments)
+
+    async def _follow(self, system: list[SystemRegion], cuda: list[CudaRegion]) -> None:
+        """Have these regions. Those that are here already stay as they are: requests may use them meanwhile."""
+        for known in self.system():
+            if known not in system:
+                await super().unregister_system(known.name)
+        for memory in self.cuda():
+            if memory not in cuda:
+                await super().unregister_cuda(memory.name)
+        regions: list[SystemRegion | CudaRegion] = [*system, *cuda]
+        for region in regions:
+            if region in (*self.system(), *self.cuda()):
+                continue
+            try:
+                if isinstance(region, SystemRegion):
+                    await super().register_system(region)
+                else:
+                    await super().register_cuda(region)
+            except ServingError as error:  # its owner may have removed it meanwhile
+                _log.warning("this front end cannot use shared memory region '%s': %s", region.name, error)
 
 
 class SharedLog:
