@@ -320,14 +320,14 @@ class ModelMetrics:
         notes.clear()
 
     def labels(self, tags: Mapping[str, str]) -> dict[str, str]:
-        """Return the labels of this version's metrics: model, version, namespace, and the tags of the configuration.
+        """Return the labels of this version's metrics: the tags of the configuration, model, version and namespace.
 
         Names of tags are prefixed with "_". The namespace is left out without namespaces.
         """
         statistics = self._statistics
         namespace = {"namespace": self.namespace} if self.namespace else {}
         own = {"model": statistics.name, "version": statistics.version, **namespace}
-        return own | {f"_{k}": v for k, v in tags.items()}
+        return {f"_{name}": tags[name] for name in sorted(tags)} | own
 
 
 def _phases(counted: ModelStatistics | BatchStatistics) -> tuple[Duration, Duration, Duration]:
