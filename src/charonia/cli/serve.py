@@ -140,7 +140,7 @@ def run(arguments: Sequence[str]) -> int:
     with TemporaryDirectory(prefix="charonia-") as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
         make_server: Callable[[ServerOptions], RunningServer] = partial(InferenceServer, log=log)
         if options.front_ends:
-            make_server = partial(ServerProcesses, heartbeat_s=notifier.limit_s)
+            make_server = partial(ServerProcesses, arguments=arguments, notifier=notifier)
         status, is_clean = runner.run(serve_given(options, given, Path(folder), make_server, notifier))
         if not is_clean:
             # Threads that still compute would delay the exit.

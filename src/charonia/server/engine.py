@@ -27,6 +27,7 @@ from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.sequences.models import sequences_of
 from charonia.server.sequences.overview import ModelSequences
+from charonia.server.sequences.runner import SequenceRunner
 
 
 class ModelEngine:
@@ -191,6 +192,17 @@ class ModelEngine:
             ServingError: As `model_config`; INVALID_ARG for a model without sequence batching.
         """
         return sequences_of(self.find(name, version), name)
+
+    def open_sequences(self) -> set[tuple[str, int | str]]:
+        """Return the sequences that have begun and not ended: model and id."""
+        runners = {runner for runner in self._routes.values() if isinstance(runner, SequenceRunner)}
+        found = (sequences_of(runner, "") for runner in runners if not runner.is_iterative)
+        return {
+            (model.model, status.sequence_id)
+            for model in found
+            for statuses in (*model.instances.values(), model.backlog)
+            for status in statuses
+        }
 
     def samples(self) -> list[ModelSample]:
         """Return a sample of every loaded version for the metrics page."""

@@ -10,12 +10,14 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from charonia.core.calls import Outcome, Ticket
-from charonia.core.errors import ServingError, internal, unavailable, unsupported
+from charonia.core.calls import Outcome, Reply, Ticket
+from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
+from charonia.core.request import SEQUENCE_END, InferRequest
 from charonia.core.trace import TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
@@ -23,9 +25,11 @@ from charonia.server.directory import Directory
 from charonia.server.facade import Engine, ModelRequests, Services
 from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
-from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
+from charonia.server.front_ends.messages import MOVED, decode_parent, decode_request, encode_error, encode_outcome
+from charonia.server.front_ends.reconnect import Sequence
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState, Readiness
+from charonia.server.front_ends.staying import StayingSequences
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire.log_settings import LogOptions
 from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
@@ -41,6 +45,18 @@ CHANGE_S_MAX = 10.0
 """Time in which a front end confirms a change; one that does not is cut off, since it would answer from the past."""
 
 
+CHANGES = frozenset(
+    {
+        *("load", "unload", "demand", "change_trace", "log"),
+        *("register_system", "register_cuda", "unregister_system", "unregister_cuda"),
+    }
+)
+"""The questions that change something; an engine that hands over leaves them to the next one."""
+
+LOOK_S = 0.02
+"""Pause between two looks at what is under way."""
+
+
 class ServedEngine(Engine, Protocol):
     """An engine whose models other processes know."""
 
@@ -52,6 +68,10 @@ class ServedEngine(Engine, Protocol):
         """Call a function whenever readiness, or what `directory` returns, may have changed."""
         ...
 
+    def open_sequences(self) -> set[Sequence]:
+        """Return the sequences that have begun and not ended."""
+        ...
+
     requests: ModelRequests | None
 
 
@@ -60,11 +80,25 @@ class EnginePort:
 
     Args:
         folder: Private folder for the socket.
+        name: Name of the socket. Another one than `SOCKET_NAME` is that of an engine beside the one that is there; it
+            takes its place when that one hands over.
+        is_strict: Whether `start` fails if a model that was loaded by request cannot be loaded.
+
+    Attributes:
+        staying: The sequences that stay here when new ones go to another engine; None until then.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / SOCKET_NAME
+    def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False) -> None:
+        self.staying: StayingSequences | None = None
+        self._folder = folder
+        self._path = folder / name
+        self._is_strict = is_strict
         self._keeper = Keeper(folder)
+        self._is_due_to_catch_up = name != SOCKET_NAME
+        self._may_change = asyncio.Event()
+        self._may_change.set()
+        self._changes = 0  # under way
+        self._has_handed_over = False
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
         self._peers: set[_Peer] = set()
@@ -81,12 +115,19 @@ class EnginePort:
         """Make the changes of an engine before this one, and accept front ends.
 
         Raises:
-            ServingError: UNAVAILABLE when the socket cannot be made.
+            ServingError: UNAVAILABLE when the socket cannot be made; INVALID_ARG when a model that was loaded by
+                request cannot be loaded, and the port is strict.
         """
         self._engine, self._services = engine, services
-        await self._keeper.replay(engine, services)
-        engine.requests = self._keeper
+        failures = await self._keeper.replay(engine, services)
+        if failures and self._is_strict:
+            raise invalid("not every model could be loaded:\n" + "\n".join(failures))
+        if not self._is_due_to_catch_up:
+            engine.requests = self._keeper
         engine.on_change(self._changed)
+        self._listen()
+
+    def _listen(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._path.unlink(missing_ok=True)  # an engine that was killed has left it
@@ -104,17 +145,73 @@ class EnginePort:
         """Take in a front end."""
         self._peers.add(_Peer(self, sock))
 
+    async def hand_over(self, next_name: str) -> None:
+        """Let all front ends send what is new to the next engine.
+
+        Args:
+            next_name: Name of its socket; "" where it does not listen yet: front ends then wait for it.
+
+        Raises:
+            ServingError: UNAVAILABLE when the next engine has gone. All is as before then.
+        """
+        self._may_change.clear()
+        try:
+            while self._changes:
+                await asyncio.sleep(LOOK_S)
+            async with self._changing:
+                if next_name:
+                    await self._tell_all("meet", next_name)
+                    await self._move(next_name)
+                else:
+                    self._stop_listening()
+                    await self._tell_all("pause")
+                self._has_handed_over = True
+        finally:
+            self._may_change.set()
+
+    async def _move(self, next_name: str) -> None:
+        self._stop_listening()
+        try:
+            (self._folder / next_name).replace(self._path)
+            self.staying = StayingSequences(self._engine.open_sequences())
+            await self._tell_all("move", list(self.staying.ids))
+        except (ServingError, OSError) as error:
+            self.staying = None
+            self._listen()
+            raise unavailable(f"the next engine has gone: {error}") from error
+
+    async def finish(self, timeout_s: float) -> None:
+        """Return when what was begun before `hand_over` is finished, or at a limit. Front ends then leave this engine.
+
+        Args:
+            timeout_s: Seconds that requests, streams and open sequences have.
+        """
+        end_s = self._loop.time() + timeout_s
+        while self._loop.time() < end_s and (any(peer.is_busy for peer in self._peers) or self._has_sequences()):
+            await asyncio.sleep(LOOK_S)
+        await self._tell_all("part", [list(sequence) for sequence in self._engine.open_sequences()])
+
+    def _has_sequences(self) -> bool:
+        """Whether there are sequences that go on here; those that wait for a next engine are lost."""
+        return self.staying is not None and bool(self._engine.open_sequences())
+
     def stop_accepting(self) -> None:
         """Let no front end accept more connections, or more requests on open ones."""
         if self._listener is not None:
-            self._loop.remove_reader(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
-            self._path.unlink(missing_ok=True)
+            self._stop_listening()
             self.spawn(self._tell_all("stop"))
+
+    def _stop_listening(self) -> None:
+        assert self._listener is not None
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        self._listener = None
+        self._path.unlink(missing_ok=True)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
+        if self._has_handed_over:  # the front ends go on
+            return True
         async with self._changing:
             answers = await asyncio.gather(*(peer.ask("drain", timeout_s) for peer in self._peers))
         return all(answer is not False for answer in answers)
@@ -154,6 +251,40 @@ class EnginePort:
 
     async def answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         """Answer a question of a front end. Raises ServingError."""
+        if question not in CHANGES:
+            return await self._answer(peer, question, arguments, blobs)
+        await self._may_change.wait()
+        if self._has_handed_over:
+            raise unavailable(MOVED)
+        self._changes += 1
+        try:
+            return await self._answer(peer, question, arguments, blobs)
+        finally:
+            self._changes -= 1
+
+    def told_before(self, request: InferRequest, reply: Reply) -> Reply:
+        """Return a reply for a request of a sequence: front ends know where the next one goes before it is answered."""
+        staying = self.staying
+        assert staying is not None
+        sequence, ends = (request.model_name, request.correlation_id), bool(request.flags & SEQUENCE_END)
+        number = staying.came(sequence)
+
+        def told(outcome: Outcome, final: bool) -> None:
+            is_refused = isinstance(outcome, ServingError)
+            news = staying.answered(sequence, number, ends=ends, is_refused=is_refused) if final else None
+            if news is None:
+                reply(outcome, final)
+            else:
+                self.spawn(self._tell_then_reply(news, partial(reply, outcome, final)))
+
+        return told
+
+    async def _tell_then_reply(self, news: tuple[int | str, bool], reply: Callable[[], None]) -> None:
+        with suppress(ServingError):
+            await self._tell_all("sequence", *news)
+        reply()
+
+    async def _answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         engine = self._engine
         match question:
             case "hello":
@@ -214,6 +345,12 @@ class EnginePort:
             "explain": services.explain is not None,
         }
         async with self._changing:
+            if self._has_handed_over:
+                raise unavailable(MOVED)
+            if self._is_due_to_catch_up:
+                self._is_due_to_catch_up = False
+                await self._keeper.replay(self._engine, services)
+                self._engine.requests = self._keeper
             peer.is_welcome = True
             await peer.publish(self._state())
             if services.log is not None:
@@ -314,9 +451,14 @@ class _Peer:
         self._open: dict[int, Ticket | None] = {}
         self._traces: dict[int, TraceTree] = {}
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it waits for answers."""
+        return bool(self._open)
+
     async def ask(self, question: str, *arguments: object) -> object:
         """Return the front end's answer, None if it is gone. Raises as `Link.ask`."""
-        limit_s = CHANGE_S_MAX if question != "drain" else None
+        limit_s = CHANGE_S_MAX if question not in ("drain", "meet") else None
         try:
             async with asyncio.timeout(limit_s):
                 return await self._link.ask(question, *arguments)
@@ -376,7 +518,10 @@ class _Peer:
                 tree.mark(name, at_ns)
             request.trace = tree.root
             self._traces[number] = tree
-        ticket = self._port.engine.infer(request, partial(self._reply, number))
+        reply: Reply = partial(self._reply, number)
+        if request.correlation_id and self._port.staying is not None:
+            reply = self._port.told_before(request, reply)
+        ticket = self._port.engine.infer(request, reply)
         if number in open_:
             open_[number] = ticket
 

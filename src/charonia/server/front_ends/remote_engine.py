@@ -9,8 +9,8 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Protocol, cast
 
 from charonia.config.model import ModelConfig
 from charonia.core.calls import ANSWERED, Outcome, Reply, Ticket
@@ -25,7 +25,7 @@ from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.held_requests import HeldRequests
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
-from charonia.server.front_ends.reconnect import OpenSequences, interrupted
+from charonia.server.front_ends.reconnect import OpenSequences, Sequence, interrupted
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -97,6 +97,15 @@ class RemoteEngine:
     async def ask(self, question: str, *arguments: object) -> Any:
         """Ask the engine. Raises as `Link.ask`."""
         return await self._link.ask(question, *arguments)
+
+    def pause(self) -> None:
+        """Hold what is new, as while the engine is away; what is in flight goes on. Open sequences are lost."""
+        self.held.engine_lost()
+        self._sequences.engine_ended()
+
+    def lose(self, sequences: Collection[Sequence]) -> None:
+        """Let the next request of these sequences be told that they were lost with another engine."""
+        self._sequences.lose(sequences)
 
     def close(self) -> None:
         """Leave the engine: it cancels what is in flight."""
@@ -272,10 +281,23 @@ def lost_sequence(sequences: OpenSequences, config: ModelConfig | None, request:
     return sequences.sent((request.model_name, request.correlation_id), starts=starts, ends=ends)
 
 
+class Asked(Protocol):
+    """An engine in another process, as far as services need it."""
+
+    @property
+    def state(self) -> EngineState:
+        """What is known of it."""
+        ...
+
+    async def ask(self, question: str, *arguments: object) -> Any:
+        """Ask it. Raises as `Link.ask`."""
+        ...
+
+
 class SharedRegions(RegionRegistry):
     """The regions of all front ends, mapped in this one. A registration is in force in all of them, or in none."""
 
-    def __init__(self, bytes_max: int, engine: RemoteEngine) -> None:
+    def __init__(self, bytes_max: int, engine: Asked) -> None:
         super().__init__(bytes_max)
         self._engine = engine
 
@@ -338,7 +360,7 @@ class SharedLog:
         own: The log of this process.
     """
 
-    def __init__(self, own: LogControl, engine: RemoteEngine) -> None:
+    def __init__(self, own: LogControl, engine: Asked) -> None:
         self.own = own
         self._engine = engine
 
@@ -365,7 +387,7 @@ class _NoIds:
 class RemoteTracing:
     """Tracing, which the engine does: it picks requests, and the trace here only collects the front end's events."""
 
-    def __init__(self, engine: RemoteEngine, *, can_trace: bool) -> None:
+    def __init__(self, engine: Asked, *, can_trace: bool) -> None:
         self.can_trace = can_trace
         self._engine = engine
         self._ids = _NoIds()
@@ -394,7 +416,7 @@ def _dropped(tree: TraceTree) -> None:
 
 
 def services_of(
-    engine: RemoteEngine, offers: frozenset[str], regions: SharedRegions | None, log: LogControl | None
+    engine: Asked, offers: frozenset[str], regions: SharedRegions | None, log: LogControl | None
 ) -> Services:
     """Return the services that the engine offers.
 
