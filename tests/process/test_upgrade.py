@@ -354,6 +354,9 @@ def test_a_server_of_one_process_says_what_it_lacks(repository: Path) -> None:
     with ServeProcess(repository) as server:
         refused = upgrade(server)
         gone = run_command("upgrade", "--pid=4194305")
+        server.process.send_signal(signal.SIGUSR2)
+        assert server.logs("the server cannot be upgraded")
+        assert server.stop() == 0
 
     assert (refused.returncode, gone.returncode) == (1, 1)
     assert "process" in refused.stderr

@@ -426,6 +426,9 @@ def _stop_event() -> asyncio.Event:
             loop.add_signal_handler(number, stop, number)
         except NotImplementedError:  # an event loop on Windows
             signal.signal(number, lambda caught, _: loop.call_soon_threadsafe(stop, caught))
+    if hasattr(signal, "SIGUSR2"):  # which asks for an upgrade, and would end a process that does not handle it
+        hint = "it has not started yet, or is one process: --front-ends 1 and more can be upgraded"
+        loop.add_signal_handler(signal.SIGUSR2, lambda: _log.error("the server cannot be upgraded (hint: %s)", hint))
     return event
 
 

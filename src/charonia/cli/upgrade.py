@@ -13,7 +13,7 @@ import psutil
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.values import number
-from charonia.core.errors import ServingError, invalid, not_found, unsupported
+from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
 from charonia.server.guard.control import command, running_servers
 
 
@@ -121,6 +121,8 @@ def _no_server(pid: int) -> ServingError:
         process = psutil.Process(pid)
     except psutil.NoSuchProcess:
         return not_found(f"there is no process {pid}")
+    if _is_serve(process) and any(word.startswith("--front-ends") for word in process.cmdline()):
+        return unavailable(f"server {pid} is not ready yet", hint="wait until its log says that it has started")
     if _is_serve(process):
         return unsupported(
             f"server {pid} cannot be upgraded: its engine and its endpoints are one process",

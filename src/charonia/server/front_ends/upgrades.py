@@ -170,9 +170,11 @@ class Upgrades:
             self.guard.upgrade(spec, stops_first=wanted.stops_first, finish_s=wanted.finish_s)
             step("a new engine starts" if not wanted.stops_first else "the engine ends, then a new one starts")
             await self._follow(wanted, step)
-            self._arguments = arguments
-        finally:
-            self._notifier.send(notify.READY, notify.status("serving"))
+        except ServingError:
+            self._notifier.send(notify.READY, notify.status("serving; the last upgrade has failed, the log says why"))
+            raise
+        self._arguments = arguments
+        self._notifier.send(notify.READY, notify.status(f"serving; upgraded to release {self._version()}"))
 
     async def _follow(self, wanted: Wanted, step: Callable[[str], None]) -> None:
         """Tell what happens until the engine before has ended."""

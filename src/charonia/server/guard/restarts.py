@@ -377,6 +377,8 @@ class Restarts:
         match event:
             case Spawned(name, pid):
                 self._children[name].pid = pid
+                if self._upgrade is not None and name == self._upgrade.former.name != self._engine.name:
+                    commands.append(Kill(name))  # the next engine was ready before it was back
             case Ready(name):
                 commands += self._ready(self._children[name], now_ns)
             case Heartbeat(name):
@@ -389,7 +391,8 @@ class Restarts:
             case UpgradeAsked(name, stops_first, finish_ns) if self.may_upgrade:
                 commands += self._begin_upgrade(name, stops_first, finish_ns, now_ns)
             case HandedOver(name) if self._upgrade is not None and name == self._upgrade.former.name:
-                commands += self._handed_over(self._upgrade, now_ns)
+                if self.phase is Phase.RUNNING:
+                    commands += self._handed_over(self._upgrade, now_ns)
             case StopAsked() if self.phase in (Phase.STARTING, Phase.RUNNING):
                 self._begin_stop(0, now_ns)
             case StopAsked() | Tick() | UpgradeAsked() | HandedOver():
@@ -488,9 +491,8 @@ class Restarts:
         commands: list[Command] = [ReportUpgrade(Stage.LOADED, following.name, following.pid)]
         if upgrade.stops_first or not former.is_alive:
             return [*commands, *self._end_upgrade(former)]
-        if former.state is not _State.READY:  # it has crashed, and holds nothing
-            former.kill_ns = now_ns
-            return commands
+        if former.state is not _State.READY:  # it has crashed, is being started again, and holds nothing
+            return [*commands, Kill(former.name)] if former.pid else commands
         former.kill_ns = now_ns + HAND_OVER_NS_MAX
         return [*commands, HandOver(former.name, following.name)]
 
@@ -519,7 +521,7 @@ class Restarts:
         former.kill_ns = None
         if upgrade.stops_first:
             former.is_asked_to_stop = False
-            former.state, former.again_ns = _State.WAITING, now_ns
+            former.state, former.again_ns = _State.WAITING, now_ns + RESTART_DELAY_NS
         return [ReportUpgrade(Stage.FAILED, child.name, pid, child.last_exit)]
 
     def _run_step(self, now_ns: int) -> list[Command]:

@@ -186,6 +186,7 @@ class Supervisor:
     def _forget(self, name: str) -> None:
         """Close the socket of a process that has ended for good."""
         heard = self._sockets.pop(name)
+        (self._folder / name).unlink(missing_ok=True)
         self._loop.remove_reader(heard)
         heard.close()
 
