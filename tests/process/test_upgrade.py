@@ -128,7 +128,7 @@ class Load:
 
 def _id_of(received: Any) -> str:
     response = received.get_response()
-    return response["id"] if isinstance(response, dict) else response.id
+    return str(response["id"] if isinstance(response, dict) else response.id)
 
 
 def body(values: list[float]) -> bytes:
@@ -161,6 +161,11 @@ def test_every_request_of_both_protocols_has_exactly_one_correct_answer(server: 
             )
 
     assert load.errors == []
+    # A front end that is started again finds the engine of now.
+    front_end = child(server, "front_end_1")
+    front_end.kill()
+    assert eventually(lambda: not front_end.is_running())
+    assert server.logs("front_end_1 (pid ", times=2)  # it has ended, and is ready again
     wait_until_ended(before)
     lines = done.stdout.splitlines()
     assert lines[0] == f"server {server.process.pid}: release 0.1.0"

@@ -40,15 +40,10 @@ class ServedFake(FakeEngine):
 
     changed: Callable[[], None] = staticmethod(lambda: None)
     requests: ModelRequests | None = None
-    sequences: frozenset[tuple[str, int | str]] = frozenset()
 
     def directory(self) -> Directory:
         """Return `models`, each with version 1."""
         return Directory({(name, v): config for name, config in self.models.items() for v in ("", "1")})
-
-    def open_sequences(self) -> set[tuple[str, int | str]]:
-        """Return `sequences`."""
-        return set(self.sequences)
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Let the test report changes with `changed`."""

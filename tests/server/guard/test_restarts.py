@@ -7,6 +7,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from charonia.server.guard.events import (
+    Abort,
+    Command,
+    Event,
+    Exited,
+    Finish,
+    HandedOver,
+    HandOver,
+    Heartbeat,
+    Kill,
+    Ready,
+    ReportEnd,
+    ReportReady,
+    ReportReadyAgain,
+    ReportUpgrade,
+    Role,
+    Spawned,
+    SpawnFailed,
+    Stage,
+    Start,
+    StopAsked,
+    Terminate,
+    Tick,
+    UpgradeAsked,
+)
 from charonia.server.guard.record import ProcessRecord
 from charonia.server.guard.restarts import (
     ENGINE_RESTART_DELAY_NS_MAX,
@@ -21,31 +46,8 @@ from charonia.server.guard.restarts import (
     NOT_STARTED,
     RESTART_DELAY_NS,
     TERMINATED,
-    Abort,
-    Command,
-    Event,
-    Exited,
-    Finish,
-    HandedOver,
-    HandOver,
-    Heartbeat,
-    Kill,
     Phase,
-    Ready,
-    ReportEnd,
-    ReportReady,
-    ReportReadyAgain,
-    ReportUpgrade,
     Restarts,
-    Role,
-    Spawned,
-    SpawnFailed,
-    Stage,
-    Start,
-    StopAsked,
-    Terminate,
-    Tick,
-    UpgradeAsked,
 )
 
 S = 1_000_000_000

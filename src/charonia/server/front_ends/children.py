@@ -13,7 +13,7 @@ from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry
 from charonia.server.front_ends.messages import decode_error
 from charonia.server.front_ends.records import plain, record
-from charonia.server.guard.restarts import Role
+from charonia.server.guard.events import Role
 from charonia.server.guard.supervisor import ProcessSpec
 from charonia.server.options import ServerOptions
 

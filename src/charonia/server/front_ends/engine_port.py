@@ -7,54 +7,33 @@ for the engine that follows this one, and only then answered.
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
-from charonia.core.request import SEQUENCE_END, InferRequest
 from charonia.core.trace import TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Directory
 from charonia.server.facade import Engine, ModelRequests, Services
+from charonia.server.front_ends.hand_over import CHANGES, SOCKET_NAME, HandOver, Listener
 from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
-from charonia.server.front_ends.messages import MOVED, decode_parent, decode_request, encode_error, encode_outcome
-from charonia.server.front_ends.reconnect import Sequence
+from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState, Readiness
-from charonia.server.front_ends.staying import StayingSequences
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire.log_settings import LogOptions
 from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
 
 _log = logging.getLogger(__name__)
 
-SOCKET_NAME = "engine.sock"
-
-BACKLOG = 64
-"""Front ends that may wait to be accepted."""
-
 CHANGE_S_MAX = 10.0
 """Time in which a front end confirms a change; one that does not is cut off, since it would answer from the past."""
-
-
-CHANGES = frozenset(
-    {
-        *("load", "unload", "demand", "change_trace", "log"),
-        *("register_system", "register_cuda", "unregister_system", "unregister_cuda"),
-    }
-)
-"""The questions that change something; an engine that hands over leaves them to the next one."""
-
-LOOK_S = 0.02
-"""Pause between two looks at what is under way."""
 
 
 class ServedEngine(Engine, Protocol):
@@ -66,10 +45,6 @@ class ServedEngine(Engine, Protocol):
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call a function whenever readiness, or what `directory` returns, may have changed."""
-        ...
-
-    def open_sequences(self) -> set[Sequence]:
-        """Return the sequences that have begun and not ended."""
         ...
 
     requests: ModelRequests | None
@@ -85,28 +60,23 @@ class EnginePort:
         is_strict: Whether `start` fails if a model that was loaded by request cannot be loaded.
 
     Attributes:
-        staying: The sequences that stay here when new ones go to another engine; None until then.
+        hand_over: Lets front ends go to the next engine.
     """
 
     def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False) -> None:
-        self.staying: StayingSequences | None = None
         self._folder = folder
-        self._path = folder / name
         self._is_strict = is_strict
         self._keeper = Keeper(folder)
         self._is_due_to_catch_up = name != SOCKET_NAME
-        self._may_change = asyncio.Event()
-        self._may_change.set()
-        self._changes = 0  # under way
-        self._has_handed_over = False
+        self._listener = Listener(folder / name, self.connect)
         self._loop = asyncio.get_running_loop()
-        self._listener: socket.socket | None = None
         self._peers: set[_Peer] = set()
         self._is_due = False
         self._tasks: set[asyncio.Task[object]] = set()
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
         self._engine: ServedEngine
         self._services: Services
+        self.hand_over = HandOver(folder, self._listener, self._changing, self._tell_all, self.spawn)
 
     async def check(self) -> None:
         """Do nothing: the ports are those of the front ends."""
@@ -125,92 +95,25 @@ class EnginePort:
         if not self._is_due_to_catch_up:
             engine.requests = self._keeper
         engine.on_change(self._changed)
-        self._listen()
-
-    def _listen(self) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._path.unlink(missing_ok=True)  # an engine that was killed has left it
-            self._listener.bind(str(self._path))
-            os.chmod(self._path, 0o600)
-            self._listener.listen(BACKLOG)
-        except OSError as error:
-            raise unavailable(
-                f"front ends: the socket {self._path} cannot be made: {error}", hint="TMPDIR names another folder"
-            ) from error
-        self._listener.setblocking(False)
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._listener.open()
 
     def connect(self, sock: socket.socket) -> None:
         """Take in a front end."""
         self._peers.add(_Peer(self, sock))
 
-    async def hand_over(self, next_name: str) -> None:
-        """Let all front ends send what is new to the next engine.
-
-        Args:
-            next_name: Name of its socket; "" where it does not listen yet: front ends then wait for it.
-
-        Raises:
-            ServingError: UNAVAILABLE when the next engine has gone. All is as before then.
-        """
-        self._may_change.clear()
-        try:
-            while self._changes:
-                await asyncio.sleep(LOOK_S)
-            async with self._changing:
-                if next_name:
-                    await self._tell_all("meet", next_name)
-                    await self._move(next_name)
-                else:
-                    self._stop_listening()
-                    await self._tell_all("pause")
-                self._has_handed_over = True
-        finally:
-            self._may_change.set()
-
-    async def _move(self, next_name: str) -> None:
-        self._stop_listening()
-        try:
-            (self._folder / next_name).replace(self._path)
-            self.staying = StayingSequences(self._engine.open_sequences())
-            await self._tell_all("move", list(self.staying.ids))
-        except (ServingError, OSError) as error:
-            self.staying = None
-            self._listen()
-            raise unavailable(f"the next engine has gone: {error}") from error
-
-    async def finish(self, timeout_s: float) -> None:
-        """Return when what was begun before `hand_over` is finished, or at a limit. Front ends then leave this engine.
-
-        Args:
-            timeout_s: Seconds that requests, streams and open sequences have.
-        """
-        end_s = self._loop.time() + timeout_s
-        while self._loop.time() < end_s and (any(peer.is_busy for peer in self._peers) or self._has_sequences()):
-            await asyncio.sleep(LOOK_S)
-        await self._tell_all("part", [list(sequence) for sequence in self._engine.open_sequences()])
-
-    def _has_sequences(self) -> bool:
-        """Whether there are sequences that go on here; those that wait for a next engine are lost."""
-        return self.staying is not None and bool(self._engine.open_sequences())
+    def is_busy(self) -> bool:
+        """Whether front ends wait for answers."""
+        return any(peer.is_busy for peer in self._peers)
 
     def stop_accepting(self) -> None:
         """Let no front end accept more connections, or more requests on open ones."""
-        if self._listener is not None:
-            self._stop_listening()
+        if self._listener.is_open:
+            self._listener.close()
             self.spawn(self._tell_all("stop"))
-
-    def _stop_listening(self) -> None:
-        assert self._listener is not None
-        self._loop.remove_reader(self._listener.fileno())
-        self._listener.close()
-        self._listener = None
-        self._path.unlink(missing_ok=True)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
-        if self._has_handed_over:  # the front ends go on
+        if self.hand_over.is_done:  # the front ends go on
             return True
         async with self._changing:
             answers = await asyncio.gather(*(peer.ask("drain", timeout_s) for peer in self._peers))
@@ -253,36 +156,8 @@ class EnginePort:
         """Answer a question of a front end. Raises ServingError."""
         if question not in CHANGES:
             return await self._answer(peer, question, arguments, blobs)
-        await self._may_change.wait()
-        if self._has_handed_over:
-            raise unavailable(MOVED)
-        self._changes += 1
-        try:
+        async with self.hand_over.change():
             return await self._answer(peer, question, arguments, blobs)
-        finally:
-            self._changes -= 1
-
-    def told_before(self, request: InferRequest, reply: Reply) -> Reply:
-        """Return a reply for a request of a sequence: front ends know where the next one goes before it is answered."""
-        staying = self.staying
-        assert staying is not None
-        sequence, ends = (request.model_name, request.correlation_id), bool(request.flags & SEQUENCE_END)
-        number = staying.came(sequence)
-
-        def told(outcome: Outcome, final: bool) -> None:
-            is_refused = isinstance(outcome, ServingError)
-            news = staying.answered(sequence, number, ends=ends, is_refused=is_refused) if final else None
-            if news is None:
-                reply(outcome, final)
-            else:
-                self.spawn(self._tell_then_reply(news, partial(reply, outcome, final)))
-
-        return told
-
-    async def _tell_then_reply(self, news: tuple[int | str, bool], reply: Callable[[], None]) -> None:
-        with suppress(ServingError):
-            await self._tell_all("sequence", *news)
-        reply()
 
     async def _answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         engine = self._engine
@@ -345,10 +220,10 @@ class EnginePort:
             "explain": services.explain is not None,
         }
         async with self._changing:
-            if self._has_handed_over:
-                raise unavailable(MOVED)
+            self.hand_over.check()
             if self._is_due_to_catch_up:
                 self._is_due_to_catch_up = False
+                self._listener.path = self._folder / SOCKET_NAME  # by the engine that hands over
                 await self._keeper.replay(self._engine, services)
                 self._engine.requests = self._keeper
             peer.is_welcome = True
@@ -426,15 +301,6 @@ class EnginePort:
         refusals = [r for r in await asyncio.gather(*told, return_exceptions=True) if isinstance(r, BaseException)]
         if refusals:
             raise refusals[0]
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        try:
-            self.connect(self._listener.accept()[0])
-        except BlockingIOError:
-            return
-        except OSError as error:
-            _log.error("a front end cannot be accepted: %s", error)
 
 
 class _Peer:
@@ -519,8 +385,8 @@ class _Peer:
             request.trace = tree.root
             self._traces[number] = tree
         reply: Reply = partial(self._reply, number)
-        if request.correlation_id and self._port.staying is not None:
-            reply = self._port.told_before(request, reply)
+        if request.correlation_id and self._port.hand_over.staying is not None:
+            reply = self._port.hand_over.told_before(request, reply)
         ticket = self._port.engine.infer(request, reply)
         if number in open_:
             open_[number] = ticket

@@ -14,7 +14,8 @@ from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.app import InferenceServer
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.children import EngineReport, ErrorRecord
-from charonia.server.front_ends.engine_port import SOCKET_NAME, EnginePort
+from charonia.server.front_ends.engine_port import EnginePort
+from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.keeper import read_changes
 from charonia.server.front_ends.messages import encode_error
 from charonia.server.front_ends.orders import read_order
@@ -108,12 +109,12 @@ async def _hand_over(
         asked.clear()
         order = read_order(folder)
         try:
-            await port.hand_over(order.socket)
+            await port.hand_over.run(order.socket, server.engine.open_sequences)
         except ServingError as error:
             _log.error("the front ends stay with this engine: %s", error)
             continue
         if server.metrics is not None:
             await server.metrics.close()
         handed_over()
-        await port.finish(order.finish_s)
+        await port.hand_over.finish(order.finish_s, port.is_busy, server.engine.open_sequences)
         return

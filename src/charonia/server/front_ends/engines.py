@@ -26,78 +26,14 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Engines:
-    """An `Engine` that may be replaced.
-
-    Args:
-        make: Makes an engine that is not connected yet; it is given what to call with the reason when that has gone.
-        ended: Called with the reason when the present engine has gone; `connect` meets the one that follows.
+class CurrentEngine:
+    """What is asked of an engine that may be replaced, beside requests.
 
     Attributes:
         current: The engine that gets what is new.
     """
 
-    def __init__(self, make: Callable[[Callable[[str], None]], RemoteEngine], ended: Callable[[str], None]) -> None:
-        self._make = make
-        self._ended = ended
-        self._next: RemoteEngine | None = None
-        self._former: RemoteEngine | None = None
-        self._staying: set[int | str] = set()  # ids of sequences of the engine before
-        self.current = self._new()
-
-    async def connect(self, sock: socket.socket) -> frozenset[str]:
-        """Meet the engine. See `RemoteEngine.connect`."""
-        return await self.current.connect(sock)
-
-    async def meet(self, sock: socket.socket) -> None:
-        """Meet the engine that comes next. Raises as `connect`."""
-        self._next = self._new()
-        await self._next.connect(sock)
-
-    def move(self, staying: Collection[int | str]) -> None:
-        """Send what is new to the next engine.
-
-        Args:
-            staying: The ids of sequences whose requests go to the present one.
-
-        Raises:
-            ServingError: UNAVAILABLE when the next engine has gone.
-        """
-        if self._next is None:
-            raise unavailable("the next engine has gone")
-        self._former, self.current, self._next = self.current, self._next, None
-        self._staying = set(staying)
-
-    def pause(self) -> None:
-        """Hold what is new until `connect`; what is in flight goes on. Open sequences are lost."""
-        self.current.pause()
-
-    def sequence(self, id: int | str, is_there: bool) -> None:
-        """Note whether a sequence is one of the engine before."""
-        if is_there:
-            self._staying.add(id)
-        else:
-            self._staying.discard(id)
-
-    def part(self, lost: Collection[Sequence]) -> None:
-        """Send nothing more to the engine before.
-
-        Args:
-            lost: Its sequences that have not ended.
-        """
-        self._staying = set()
-        self.current.lose(lost)
-
-    def close(self) -> None:
-        """Leave all engines: they cancel what is in flight."""
-        for engine in self._all():
-            engine.close()
-
-    def infer(self, request: InferRequest, reply: Reply) -> Ticket:
-        """Run a request. See `Engine.infer`."""
-        if self._staying and self._former is not None and request.correlation_id in self._staying:
-            return self._former.infer(request, reply)
-        return self.current.infer(request, reply)
+    current: RemoteEngine
 
     @property
     def state(self) -> EngineState:
@@ -152,6 +88,88 @@ class Engines:
         """Start to unload a model."""
         await self._asked(lambda engine: engine.unload_model(name, unload_dependents))
 
+    async def _asked(self, ask: Callable[[RemoteEngine], Awaitable[T]]) -> T:
+        """Ask the engine; one that has been replaced before it began with the answer refers to the next one."""
+        while True:
+            engine = self.current
+            try:
+                return await ask(engine)
+            except ServingError as error:
+                if error.message != MOVED or engine is self.current:
+                    raise
+
+
+class Engines(CurrentEngine):
+    """An `Engine` that may be replaced.
+
+    Args:
+        make: Makes an engine that is not connected yet; it is given what to call with the reason when that has gone.
+        ended: Called with the reason when the present engine has gone; `connect` meets the one that follows.
+    """
+
+    def __init__(self, make: Callable[[Callable[[str], None]], RemoteEngine], ended: Callable[[str], None]) -> None:
+        self._make = make
+        self._ended = ended
+        self._next: RemoteEngine | None = None
+        self._former: RemoteEngine | None = None
+        self._staying: set[int | str] = set()  # ids of sequences of the engine before
+        self.current = self._new()
+
+    async def connect(self, sock: socket.socket) -> frozenset[str]:
+        """Meet the engine. See `RemoteEngine.connect`."""
+        return await self.current.connect(sock)
+
+    async def meet(self, sock: socket.socket) -> None:
+        """Meet the engine that comes next. Raises as `connect`."""
+        self._next = self._new()
+        await self._next.connect(sock)
+
+    def move(self, staying: Collection[int | str]) -> None:
+        """Send what is new to the next engine.
+
+        Args:
+            staying: The ids of sequences whose requests go to the present one.
+
+        Raises:
+            ServingError: UNAVAILABLE when the next engine has gone.
+        """
+        if self._next is None:
+            raise unavailable("the next engine has gone")
+        self._former, self.current, self._next = self.current, self._next, None
+        self._staying = set(staying)
+
+    def pause(self) -> None:
+        """Hold what is new until `connect`; what is in flight goes on. Open sequences are lost."""
+        self.current.held.engine_lost()
+        self.current.sequences.engine_ended()
+
+    def sequence(self, id: int | str, is_there: bool) -> None:
+        """Note whether a sequence is one of the engine before."""
+        if is_there:
+            self._staying.add(id)
+        else:
+            self._staying.discard(id)
+
+    def part(self, lost: Collection[Sequence]) -> None:
+        """Send nothing more to the engine before.
+
+        Args:
+            lost: Its sequences that have not ended.
+        """
+        self._staying = set()
+        self.current.sequences.lose(lost)
+
+    def close(self) -> None:
+        """Leave all engines: they cancel what is in flight."""
+        for engine in self._all():
+            engine.close()
+
+    def infer(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request. See `Engine.infer`."""
+        if self._staying and self._former is not None and request.correlation_id in self._staying:
+            return self._former.infer(request, reply)
+        return self.current.infer(request, reply)
+
     def begin_exit(self) -> None:
         """Turn not ready and refuse new requests; those in flight go on."""
         for engine in self._all():
@@ -168,16 +186,6 @@ class Engines:
         engine: RemoteEngine
         engine = self._make(lambda reason: self._gone(engine, reason))
         return engine
-
-    async def _asked(self, ask: Callable[[RemoteEngine], Awaitable[T]]) -> T:
-        """Ask the engine; one that has been replaced before it began with the answer refers to the next one."""
-        while True:
-            engine = self.current
-            try:
-                return await ask(engine)
-            except ServingError as error:
-                if error.message != MOVED or engine is self.current:
-                    raise
 
     def _gone(self, engine: RemoteEngine, reason: str) -> None:
         if engine is self._next:

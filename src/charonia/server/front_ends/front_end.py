@@ -13,8 +13,8 @@ from typing import Any
 from charonia.core.errors import ServingError, unavailable
 from charonia.server.endpoints import Endpoints
 from charonia.server.facade import LogControl
-from charonia.server.front_ends.engine_port import SOCKET_NAME
 from charonia.server.front_ends.engines import Engines
+from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.records import record
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedLog, SharedRegions, services_of
 from charonia.server.listening import GRACE_S

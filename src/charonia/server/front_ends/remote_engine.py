@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, cast
 
 from charonia.config.model import ModelConfig
@@ -25,7 +25,7 @@ from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.held_requests import HeldRequests
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
-from charonia.server.front_ends.reconnect import OpenSequences, Sequence, interrupted
+from charonia.server.front_ends.reconnect import OpenSequences, interrupted
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -61,6 +61,11 @@ class RemoteEngine:
     Args:
         take: Handles what the engine tells all front ends: its name and its arguments.
         ended: Called with the reason when the engine has gone; `connect` meets the next one.
+
+    Attributes:
+        state: What is known of it.
+        held: The requests that wait for it.
+        sequences: The sequences that it has, and those that were lost.
     """
 
     def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
@@ -70,7 +75,7 @@ class RemoteEngine:
         self._ended = ended
         self._link: Link
         self._has_news = False  # whether this engine has told its state
-        self._sequences = OpenSequences()
+        self.sequences = OpenSequences()
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
         self._metadata = ServerMetadata("", "", ())
@@ -97,15 +102,6 @@ class RemoteEngine:
     async def ask(self, question: str, *arguments: object) -> Any:
         """Ask the engine. Raises as `Link.ask`."""
         return await self._link.ask(question, *arguments)
-
-    def pause(self) -> None:
-        """Hold what is new, as while the engine is away; what is in flight goes on. Open sequences are lost."""
-        self.held.engine_lost()
-        self._sequences.engine_ended()
-
-    def lose(self, sequences: Collection[Sequence]) -> None:
-        """Let the next request of these sequences be told that they were lost with another engine."""
-        self._sequences.lose(sequences)
 
     def close(self) -> None:
         """Leave the engine: it cancels what is in flight."""
@@ -222,7 +218,7 @@ class RemoteEngine:
         if not request.correlation_id:
             return None
         config = self.state.directory.configs.get((request.model_name, request.model_version))
-        return lost_sequence(self._sequences, config, request)
+        return lost_sequence(self.sequences, config, request)
 
     def _received(self, message: Incoming) -> None:
         header = message.header
@@ -250,7 +246,7 @@ class RemoteEngine:
     def _lost(self, reason: str) -> None:
         was_away = self.held.is_away
         self.held.engine_lost()
-        self._sequences.engine_ended()
+        self.sequences.engine_ended()
         self._fail_all(interrupted())
         if not was_away:
             self._ended(reason)

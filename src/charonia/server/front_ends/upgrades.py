@@ -23,7 +23,7 @@ from charonia.server.front_ends.children import (
     read_report,
     take_options,
 )
-from charonia.server.front_ends.engine_port import SOCKET_NAME
+from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.messages import PROTOCOL
 from charonia.server.front_ends.orders import (
     HandOverOrder,
@@ -34,8 +34,8 @@ from charonia.server.front_ends.orders import (
 )
 from charonia.server.guard import notify
 from charonia.server.guard.control import Message
+from charonia.server.guard.events import ReportUpgrade, Role, Stage
 from charonia.server.guard.notify import Notifier
-from charonia.server.guard.restarts import ReportUpgrade, Role, Stage
 from charonia.server.guard.supervisor import Supervisor
 from charonia.server.machine.memory import available_memory, tree_bytes
 from charonia.server.options import ServerOptions

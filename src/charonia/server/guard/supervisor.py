@@ -19,8 +19,7 @@ from typing import Any
 
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.server.guard import notify
-from charonia.server.guard.record_file import RECORD_VARIABLE, write_record
-from charonia.server.guard.restarts import (
+from charonia.server.guard.events import (
     Abort,
     Command,
     Event,
@@ -35,7 +34,6 @@ from charonia.server.guard.restarts import (
     ReportReady,
     ReportReadyAgain,
     ReportUpgrade,
-    Restarts,
     Role,
     Spawned,
     SpawnFailed,
@@ -46,6 +44,8 @@ from charonia.server.guard.restarts import (
     Tick,
     UpgradeAsked,
 )
+from charonia.server.guard.record_file import RECORD_VARIABLE, write_record
+from charonia.server.guard.restarts import Restarts
 
 _log = logging.getLogger(__name__)
 
