@@ -137,8 +137,8 @@ class InferenceServer:
         self._tracing: TracingService | None = None
         models = options.models
         cores = usable_cores()
-        # With a single core, busy polling would starve the thread that it waits for.
-        poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
+        # With a single core, busy polling would starve the thread that it waits for; with front ends elsewhere, them.
+        poll_ns = options.busy_poll_us * 1000 if cores > 1 and front_ends is None else 0
         busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
         self._cache = _make_cache(options.cache)
         self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None

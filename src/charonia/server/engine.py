@@ -1,6 +1,6 @@
 """The implementation of `Engine` that front ends call, over the life cycle and its runners."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from charonia.config.model import ModelConfig
@@ -21,6 +21,7 @@ from charonia.server.directory import (
     target_of,
 )
 from charonia.server.execution.admission import with_request_id
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import ModelRequests
 from charonia.server.lifecycle.lifecycle import Lifecycle
@@ -89,6 +90,11 @@ class ModelEngine:
         runner = self._routes.get((request.model_name, request.model_version))
         return runner.run_at_once(request) if runner is not None and not self._is_exiting else None
 
+    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        """Run requests of equal forms as `ModelRunner.run_together` does; none if they are to be run by `infer`."""
+        runner = self._routes.get((requests[0].model_name, requests[0].model_version))
+        return runner.run_together(requests) if isinstance(runner, ModelRunner) and not self._is_exiting else []
+
     def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request of a model that is loaded, or answer that it is not."""
         try:
@@ -152,7 +158,7 @@ class ModelEngine:
             ((n, int(v), runner) for (n, v), runner in self._routes.items() if v and (name or n in self._models)),
             key=lambda item: item[:2],
         )
-        self._require_repositories()
+        _check_read(self._lifecycle.unread)
         if not name:
             return [runner.metrics.statistics for _, _, runner in runners]
         if not is_version(version):
@@ -172,7 +178,7 @@ class ModelEngine:
 
     def index(self) -> list[ModelIndexEntry]:
         """Return every model in the repositories with the state of its versions."""
-        self._require_repositories()
+        _check_read(self._lifecycle.unread)
         return self._lifecycle.index()
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
@@ -226,6 +232,8 @@ class ModelEngine:
             self._lifecycle.unread,
         )
 
-    def _require_repositories(self) -> None:
-        if self._lifecycle.unread:
-            raise unavailable("Server not ready", hint=self._lifecycle.unread)
+
+def _check_read(unread: str) -> None:
+    """Raise UNAVAILABLE while the repositories could never be read."""
+    if unread:
+        raise unavailable("Server not ready", hint=unread)

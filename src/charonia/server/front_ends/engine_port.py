@@ -8,18 +8,21 @@ for the engine that follows this one, and only then answered.
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
-from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Directory
 from charonia.server.facade import Engine, ModelRequests, Services
+from charonia.server.front_ends.bursts import RequestReader, ResponseWriter
 from charonia.server.front_ends.hand_over import CHANGES, SOCKET_NAME, HandOver, Listener
 from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
@@ -38,6 +41,14 @@ CHANGE_S_MAX = 10.0
 
 class ServedEngine(Engine, Protocol):
     """An engine whose models other processes know."""
+
+    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        """Run requests that came together and differ in ids, deadlines and elements of tensors only.
+
+        Returns:
+            The outcomes of the first of them; none if they are to be run by `infer`.
+        """
+        ...
 
     def directory(self) -> Directory:
         """Return the models as they are now."""
@@ -312,8 +323,12 @@ class _Peer:
         self._sent = EngineState()
         self._latest: asyncio.Task[object] | None = None
         self._link = Link(
-            sock, "the front end", take=self._received, answer=partial(port.answer, self), ended=self._ended
+            *(sock, "the front end", ResponseWriter()),
+            take=self._received,
+            answer=partial(port.answer, self),
+            ended=self._ended,
         )
+        self._requests = RequestReader()
         self._open: dict[int, Ticket | None] = {}
         self._traces: dict[int, TraceTree] = {}
 
@@ -353,6 +368,9 @@ class _Peer:
     def _received(self, message: Incoming) -> None:
         header = message.header
         match header[0]:
+            case "infers":
+                for numbers, requests in self._requests.read(message):
+                    self._infer_together(numbers, requests)
             case "infer":
                 self._infer(message)
             case "cancel":
@@ -368,14 +386,23 @@ class _Peer:
             case kind:
                 raise ChannelError(f"there is no message of kind {kind!r}")
 
+    def _infer_together(self, numbers: Sequence[int], requests: Sequence[InferRequest]) -> None:
+        while outcomes := self._port.engine.infer_together(requests):
+            for number, outcome in zip(numbers, outcomes, strict=False):
+                self._send(number, outcome, True)
+            numbers, requests = numbers[len(outcomes) :], requests[len(outcomes) :]
+            if not requests:
+                return
+            self._link.flush_burst()  # they took a while, and so may the rest
+        for number, request in zip(numbers, requests, strict=True):
+            self._run(number, request)
+
     def _infer(self, message: Incoming) -> None:
         _, number, fields, trace, *_ = message.header
-        open_ = self._open
-        open_[number] = None
         try:
             request = decode_request(fields, message, self._link.release)
         except ServingError as error:
-            self._reply(number, error, True)
+            self._send(number, error, True)
             return
         sampler = self._port.tracing.sampler if trace is not None and self._port.tracing is not None else None
         tree = sampler.sample(request.model_name, decode_parent(trace)) if sampler is not None else None
@@ -384,6 +411,11 @@ class _Peer:
                 tree.mark(name, at_ns)
             request.trace = tree.root
             self._traces[number] = tree
+        self._run(number, request)
+
+    def _run(self, number: int, request: InferRequest) -> None:
+        open_ = self._open
+        open_[number] = None
         reply: Reply = partial(self._reply, number)
         if request.correlation_id and self._port.hand_over.staying is not None:
             reply = self._port.hand_over.told_before(request, reply)
@@ -402,11 +434,20 @@ class _Peer:
                 ticket.cancel()
         elif final:
             del open_[number]
-        outgoing = link.outgoing()
+        self._send(number, outcome, final)
+
+    def _send(self, number: int, outcome: Outcome, final: bool) -> None:
+        link = self._link
+        outgoing: Outgoing | None = None
         try:
+            if final and isinstance(outcome, InferResponse) and link.burst.add(number, outcome):
+                link.burst_begun()
+                return
+            outgoing = link.outgoing()
             link.send(("outcome", number, final, encode_outcome(outcome, outgoing)), outgoing)
         except (ServingError, ChannelError, OSError, TypeError, ValueError) as error:
-            outgoing.withdraw()
+            if outgoing is not None:
+                outgoing.withdraw()
             failure = error if isinstance(error, ServingError) else internal(f"the response cannot be sent: {error}")
             link.send(("outcome", number, final, encode_error(failure)))
 
