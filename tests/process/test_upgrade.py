@@ -94,7 +94,7 @@ class Load:
         targets = [(module, model) for module in (httpclient, grpcclient) for model in ("echo", "worker")]
         self._threads = [
             threading.Thread(target=self._run, args=(number, *target), daemon=True)
-            for number, target in enumerate(targets * 2)
+            for number, target in enumerate(targets)
         ]
 
     def __enter__(self) -> Self:
