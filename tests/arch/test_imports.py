@@ -84,7 +84,16 @@ INTERNAL = {
     | {"server.shared_memory.registry", "server.page"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
-    "server.front_ends": {"core", "config", "wire", "server", "server.app", "server.endpoints", "server.guard"}
+    "server.front_ends": {
+        "__version__",
+        "core",
+        "config",
+        "wire",
+        "server",
+        "server.app",
+        "server.endpoints",
+        "server.guard",
+    }
     | {"server.directory", "server.machine", "server.shared_memory.registry", "server.tracing.requests"}
     | {"server.backends.python.channel_end", "server.backends.python.tensors", "server.backends.python.worker"}
     # What runs the models that a front end has itself.

@@ -156,5 +156,5 @@ def test_it_says_where_a_model_runs_if_front_ends_are_processes() -> None:
 
     assert last_line(None).startswith("Settings")
     assert last_line(WhereRun(2, "")) == "Runs in      2 front ends"
-    assert last_line(WhereRun(0, "")) == "Runs in      the engine, until front ends have loaded it"
+    assert last_line(WhereRun(0, "")) == "Runs in      the engine: no front end has loaded it"
     assert last_line(WhereRun(0, "it is decoupled")) == "Runs in      the engine only: it is decoupled"

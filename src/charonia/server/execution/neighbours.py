@@ -13,6 +13,9 @@ from pathlib import Path
 PAGE_NAME = "requests"
 """File with the time of the latest request of each process, in the private folder of the server."""
 
+PAGE_BYTES = 8192
+"""Its size: 8 bytes for each of 1024 processes."""
+
 AWAKE_NS = 20_000_000
 """Time after a request for which a process needs a core: long enough for one that had to wait for it."""
 
@@ -46,15 +49,14 @@ class Neighbours:
     """
 
     def __init__(self, folder: Path, own: int, count: int, cores: int) -> None:
-        size = count * _TIME.size
         file = os.open(folder / PAGE_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(file, size)  # each process does: it is the same size for all
-            self._page = mmap.mmap(file, size)
+            os.ftruncate(file, PAGE_BYTES)  # each process does; it has to be the same size for all
+            self._page = mmap.mmap(file, PAGE_BYTES)
         finally:
             os.close(file)
         self._own = own * _TIME.size
-        self._others = [at for at in range(0, size, _TIME.size) if at != self._own]
+        self._others = [at for at in range(0, count * _TIME.size, _TIME.size) if at != self._own]
         self._cores = cores
 
     def note(self, now_ns: int) -> None:

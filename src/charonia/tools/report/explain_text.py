@@ -128,7 +128,7 @@ def _runs_in(where: Mapping[str, Any] | None) -> Iterator[str]:
     if where is None:
         return
     count, reason = where["front_ends"], where["only_in_engine_because"]
-    text = f"the engine only: {reason}" if reason else "the engine, until front ends have loaded it"
+    text = f"the engine only: {reason}" if reason else "the engine: no front end has loaded it"
     yield _line("Runs in", f"{count} front end{'s' if count > 1 else ''}" if count else text)
 
 
