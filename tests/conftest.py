@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import uvloop
 from hypothesis import settings
+from tests.support import warm_start
+
+warm_start.install()
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any machine", deadline=None)
@@ -48,6 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "loop_faults: the test provokes exceptions in callbacks of event loops")
+    config.addinivalue_line("markers", "cold_start: its programs start as they do elsewhere (tests/support/warm_start.py)")
+
+
+def pytest_unconfigure() -> None:
+    warm_start.end()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,6 +71,14 @@ def _begins(item: pytest.Item) -> int:
     if item.path.name in SLOWEST_FILES:
         return SLOWEST_FILES.index(item.path.name)
     return len(SLOWEST_FILES) + (item.path.parent.name != "process")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("cold_start") is not None:
+            patch.setenv(warm_start.COLD, "yes")
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
