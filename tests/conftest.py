@@ -51,7 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "loop_faults: the test provokes exceptions in callbacks of event loops")
-    config.addinivalue_line("markers", "cold_start: its programs start as they do elsewhere (tests/support/warm_start.py)")
+    config.addinivalue_line(
+        "markers", "cold_start: its programs start as they do elsewhere (tests/support/warm_start.py)"
+    )
 
 
 def pytest_unconfigure() -> None:

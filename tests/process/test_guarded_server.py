@@ -203,6 +203,7 @@ def test_while_the_engine_loads_its_models_the_server_is_live_and_not_ready(
     assert server.stop() == 0
 
 
+@pytest.mark.cold_start
 def test_when_the_guard_is_killed_every_process_ends(server: ServeProcess) -> None:
     processes = started_by(server.process.pid)
     assert len(processes) >= 3

@@ -1,17 +1,22 @@
 """The OCR pipelines read what the package's own pipeline reads, and fail for those only whose request is wrong."""
 
+import importlib
 import io
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from examples.demo import pictures
 from examples.demo.pictures import photo, scanned_page
 from examples.ocr.make_repository import BLS, ENSEMBLE, build_ocr, shipped_file
 from PIL import Image, ImageDraw, ImageFont
+from tests.support.kept import kept_folder
 from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
@@ -98,22 +103,35 @@ def read_once(server: ServeProcess) -> Callable[[str, str], tuple[list[str], Any
 SETTINGS: dict[str, dict[str, Any]] = {ENSEMBLE: {"use_cls": False, "rec_batch_num": 128}, BLS: {}}
 
 
-@pytest.fixture(scope="module", params=[ENSEMBLE, BLS])
-def model_and_package(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    package = pytest.importorskip("rapidocr_onnxruntime", reason="the package that ships PP-OCRv4 is for Python < 3.13")
-    # One thread: by default those of the package turn on every core while they wait, which starves the server.
-    return request.param, package.RapidOCR(**SETTINGS[request.param], intra_op_num_threads=1)
+def read_with_the_package(folder: Path) -> None:
+    package = importlib.import_module("rapidocr_onnxruntime")
+    for model, settings in SETTINGS.items():
+        # One thread: by default those of the package turn on every core while they wait, which starves the server.
+        pipeline = package.RapidOCR(**settings, intra_op_num_threads=1)
+        readings = {name: pipeline(picture())[0] or [] for name, picture in PICTURES.items()}
+        (folder / model).write_text(json.dumps(readings, default=float))
 
 
+@pytest.fixture(scope="module")
+def readings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the package reads, by model whose settings it has and by picture."""
+    pytest.importorskip("rapidocr_onnxruntime", reason="the package that ships PP-OCRv4 is for Python < 3.13")
+    kept = kept_folder(
+        *(request.config, "ocr-readings", read_with_the_package),
+        sources=(Path(__file__), Path(pictures.__file__)),
+        packages=("rapidocr-onnxruntime", "onnxruntime", "opencv-python-headless", "numpy", "pillow", "scikit-image"),
+    )
+    return {model: json.loads((kept / model).read_text()) for model in SETTINGS}
+
+
+@pytest.mark.parametrize("model", SETTINGS)
 @pytest.mark.parametrize("name", PICTURES)
 def test_text_and_boxes_are_those_of_the_packages_own_pipeline(
-    read_once: Callable[[str, str], tuple[list[str], Any, Any]], model_and_package: tuple[str, Any], name: str
+    read_once: Callable[[str, str], tuple[list[str], Any, Any]], readings: dict[str, Any], name: str, model: str
 ) -> None:
-    model, package = model_and_package
-
     texts, boxes, scores = read_once(model, name)
 
-    expected = package(PICTURES[name]())[0] or []
+    expected = readings[model][name]
     assert texts == [text for _, text, _ in expected]
     assert boxes.shape == (len(expected), 4, 2)
     for box, score, (expected_box, _, expected_score) in zip(boxes, scores, expected, strict=True):

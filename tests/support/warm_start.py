@@ -1,6 +1,6 @@
 """Starts the server's Python programs as forks of a process that has their modules already: its template.
 
-Workers, engines, front ends and load generators do little at first but import, and the tests start thousands of them.
+Workers, engines, front ends and load generators do little at first but import, and the tests start hundreds.
 `install` changes how `subprocess` starts these programs. The template is a child of this process with a single thread.
 What it forks is a child of this process, too (CLONE_PARENT), with the descriptors, variables, folder, session, cores,
 limits and command line that it would have had. Every other program starts as ever, and so does every program in a test
@@ -15,6 +15,7 @@ import atexit
 import ctypes
 import fcntl
 import gc
+import importlib
 import io
 import marshal
 import os
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,13 @@ _CLONE_PARENT = 0x8000
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_BYTES_MAX = 128 * 1024
 _DESCRIPTORS_MAX = 64
+_DESCRIPTOR_MAX = 1 << 20
 _COMMAND_LINE_BYTES = 1024
 
 _start_cold: Callable[..., int] = subprocess._fork_exec  # type: ignore[attr-defined]
 _create_cold = asyncio.create_subprocess_exec
 _template: "Template | None" = None
-_programs: Sequence[str] = ()
+_programs: Sequence[str] = PROGRAMS
 _lock = threading.Lock()
 
 # Taken out of `sys.modules` again: a server that runs a model in a thread has its own idea of these names.
@@ -73,7 +76,7 @@ class Template:
         self.owner = os.getpid()
         self._connection = connection
 
-    def start(self, order: tuple[object, ...], descriptors: Sequence[int]) -> int:
+    def start(self, order: Any, descriptors: Sequence[int]) -> int:
         """Start a program and return its process."""
         socket.send_fds(self._connection, [marshal.dumps(order)], descriptors)
         answer = self._connection.recv(8)
@@ -83,6 +86,7 @@ class Template:
 
     def close(self) -> None:
         """End it."""
+        self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         os.waitpid(self.pid, 0)
 
@@ -103,14 +107,14 @@ def install(template: Template | None = None) -> None:
     """Start programs of this process warm from now on.
 
     Args:
-        template: Their template. Without, one is made when the first worker process starts, for these alone.
+        template: Their template. Without, one is made for the first worker or load generator, and for these alone.
     """
     global _template, _programs
     if _CLONE is not None:
         _template = template
-        _programs = PROGRAMS if template is not None else ()
+        _programs = PROGRAMS if template is not None else PROGRAMS[-1:]
         subprocess._fork_exec = _start  # type: ignore[attr-defined]
-        asyncio.create_subprocess_exec = _create_subprocess_exec
+        asyncio.create_subprocess_exec = _create_subprocess_exec  # type: ignore[assignment]
 
 
 class _Process:
@@ -151,10 +155,10 @@ def end() -> None:
 def fork_template() -> Template:
     """Make a template of this process, which must have one thread only."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    parent, pid = os.getpid(), os.fork()
+    pid = os.fork()
     if not pid:
         try:
-            _serve(theirs, parent)
+            _serve(theirs)
         finally:
             os._exit(1)
     theirs.close()
@@ -166,8 +170,10 @@ def _begin_template() -> Template:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         os.set_inheritable(theirs.fileno(), True)
-        command = [sys.executable, __file__, str(theirs.fileno()), str(os.getpid()), "-" * _COMMAND_LINE_BYTES]
-        pid = os.posix_spawn(sys.executable, command, os.environ)
+        command = [sys.executable, __file__, str(theirs.fileno()), "-" * _COMMAND_LINE_BYTES]
+        # What dies with its parent dies with the thread that started it, or with the main thread if that has ended.
+        with ThreadPoolExecutor(1) as thread:
+            pid = thread.submit(os.posix_spawn, sys.executable, command, os.environ).result()
     return Template(ours, pid)
 
 
@@ -204,10 +210,11 @@ def _start(args: Sequence[Any], executables: object, close_fds: object, keep: Se
 def _program(words: list[str]) -> tuple[list[str] | None, int]:
     """Return what a command line runs, None for what is not run warm, and the signal that it gets when we end."""
     death_signal = 0
-    if words[1:4] == ["-I", "-S", "-c"] and "prctl" in words[4]:
+    if words[1:4] == ["-I", "-S", "-c"] and "prctl" in words[4]:  # `with_parent_death_signal`
         death_signal = int(words[5])
         words = words[7:]
-    if words[0] == sys.executable and (words[1] == WORKER or (words[1] == "-m" and words[2] in _programs)):
+    is_python = words[:1] == [sys.executable] and len(words) > 2
+    if is_python and (words[1] == WORKER or (words[1] == "-m" and words[2] in _programs)):
         return words[1:], death_signal
     return None, 0
 
@@ -215,22 +222,21 @@ def _program(words: list[str]) -> tuple[list[str] | None, int]:
 # What follows runs in the template.
 
 
-def _serve(connection: socket.socket, owner: int) -> None:
+def _serve(connection: socket.socket) -> None:
     """Start what the owner wants until it has ended."""
     os.setsid()  # a signal to the owner's group is not for this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != owner:
-        return
     _place([connection.detach()], [3])
     connection = socket.socket(fileno=3)
-    for number in range(3):
-        os.dup2(os.open(os.devnull, os.O_RDWR), number) if number else os.open(os.devnull, os.O_RDWR)
+    for _ in range(3):
+        os.open(os.devnull, os.O_RDWR)  # gets the least number
     _rename([TEMPLATE])
     for name in list(sys.modules):  # a model's process is no process of multiprocessing
         if name.split(".")[0] in ("multiprocessing", "tests", "__mp_main__"):
             del sys.modules[name]
-    sys.path[:] = [path for path in sys.path if path and Path(path) not in (ROOT, Path(__file__).parent)]
+    # Added by pytest, as the folder of a script, and by a variable that each program has for itself.
+    added = (ROOT, Path(__file__).parent, Path(sys.executable).parent, *map(Path, _python_path()))
+    sys.path[:] = [path for path in sys.path if path and Path(path) not in added]
     atexit._clear()
     gc.freeze()
     while True:
@@ -238,6 +244,9 @@ def _serve(connection: socket.socket, owner: int) -> None:
         if not message:
             return
         order = marshal.loads(message)
+        if order[0][0] == "-m" and order[0][1] in MODULES and order[0][1] not in sys.modules:
+            importlib.import_module(order[0][1])
+            gc.freeze()
         pid = _clone()
         if not pid:
             _become(descriptors, *order)
@@ -265,6 +274,7 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     first = max(*descriptors, *numbers, 64) + 1
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, first) for descriptor in descriptors]
     os.closerange(0, first)
+    os.closerange(max(moved) + 1, _DESCRIPTOR_MAX)
     for descriptor, number in zip(moved, numbers, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -299,11 +309,13 @@ def _become(
         os.sched_setaffinity(0, cores)
         os.chdir(folder)
         os.environ.clear()
-        os.environb.update(variable.split(b"=", 1) for variable in variables)
-        sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        os.environb.update(variable.split(b"=", 1) for variable in variables)  # type: ignore[misc] # in two
+        sys.path[:0] = _python_path()
         _rename([os.fsdecode(word) for word in words])
-        sys.stdin, sys.stdout, sys.stderr = open(0), _stream(1), _stream(2)  # noqa: SIM115
-        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+        sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), _stream(1), _stream(2)  # noqa: SIM115
+        for name in ("stdin", "stdout", "stderr"):
+            setattr(sys, f"__{name}__", getattr(sys, name))
+        sys.modules["numpy"].random.seed()  # as Python does with its own generator
         if program[0] == WORKER:
             sys.modules.update(_worker_modules)
         elif program[1] != MODULES[-1]:
@@ -313,11 +325,15 @@ def _become(
         os._exit(status & 0xFF)
 
 
+def _python_path() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
 def _stream(number: int) -> Any:
     if number == 1 and "PYTHONUNBUFFERED" not in os.environ:
         return open(number, "w", closefd=False)
-    file = open(number, "wb", 0, closefd=False)
-    return io.TextIOWrapper(file, errors="backslashreplace" if number == 2 else "strict", write_through=True)
+    file = open(number, "wb", 0, closefd=False)  # noqa: SIM115 # like the standard streams, it stays open
+    return io.TextIOWrapper(file, "utf-8", errors="backslashreplace" if number == 2 else "strict", write_through=True)
 
 
 def _rename(words: Sequence[str]) -> None:
@@ -344,7 +360,7 @@ def _run(program: list[str]) -> int:
     except SystemExit as leaving:
         status = leaving.code or 0
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type] # there is one
+        sys.excepthook(*sys.exc_info())
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -356,4 +372,4 @@ def _run(program: list[str]) -> int:
 
 if __name__ == "__main__":
     preload()
-    _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    _serve(socket.socket(fileno=int(sys.argv[1])))
