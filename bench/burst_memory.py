@@ -65,18 +65,22 @@ def main() -> None:
         host, _, port = server.http.rpartition(":")
         print(f"at start {server.memory_bytes() // MIB} MiB")
         costs: dict[float, list[float]] = {SHORT_S: [], LONG_S: []}
+        faults: dict[float, list[int]] = {SHORT_S: [], LONG_S: []}
         asyncio.run(burst(host, int(port), given.requests))
         for _ in range(given.rounds):
             for pause_s in (LONG_S, SHORT_S):
                 high = server.memory_bytes() // MIB
                 time.sleep(pause_s)
-                rest, before = server.memory_bytes() // MIB, server.cpu_seconds()
+                rest, before, pages = server.memory_bytes() // MIB, server.cpu_seconds(), server.page_faults()
                 asyncio.run(burst(host, int(port), given.requests))
                 costs[pause_s].append(server.cpu_seconds() - before)
-                print(f"pause {pause_s:.0f} s: {high} -> {rest} MiB, next burst {costs[pause_s][-1]:.2f} s of CPU time")
+                faults[pause_s].append(server.page_faults() - pages)
+                burst_cost = f"{costs[pause_s][-1]:.2f} s of CPU time, {faults[pause_s][-1]} page faults"
+                print(f"pause {pause_s:.0f} s: {high} -> {rest} MiB, next burst {burst_cost}", flush=True)
         long, short = statistics.median(costs[LONG_S]), statistics.median(costs[SHORT_S])
         ratios = sorted(a / b - 1 for a, b in zip(costs[LONG_S], costs[SHORT_S], strict=True))
         print(f"median after memory was given back {long:.2f} s, at once {short:.2f} s: {long / short - 1:+.1%}")
+        print(f"page faults {statistics.median(faults[LONG_S]):.0f} and {statistics.median(faults[SHORT_S]):.0f}")
         print(f"median of the pairs {statistics.median(ratios):+.1%}, from {ratios[0]:+.1%} to {ratios[-1]:+.1%}")
 
 

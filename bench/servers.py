@@ -106,6 +106,11 @@ class Server:
             total += times.user + times.system
         return total
 
+    def page_faults(self) -> int:
+        """Pages that the system has had to provide so far, processes of Python models included."""
+        stats = [Path(f"/proc/{process.pid}/stat").read_text() for process in self.processes()]
+        return sum(int(stat.rpartition(")")[2].split()[7]) for stat in stats)
+
     def memory_bytes(self) -> int:
         """Resident memory now, processes of Python models included."""
         return sum(process.memory_info().rss for process in self.processes())

@@ -47,6 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="random scenarios that tests/interop runs on Charonia and Triton, besides those kept as tests",
     )
+    parser.addoption(
+        "--killed-requests",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="requests that are sent while processes of the server are killed (tests/process/test_killed_at_random.py)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -50,11 +50,12 @@ class Client(MemoryClient):
         self.answered += 1
 
     async def infer(self, message: bytes) -> None:
-        """Send a request and wait for its response."""
+        """Send a request and wait for its response, and for the loop's next round: a socket's bytes come no earlier."""
         expected = self.answered + 1
         self.send(message)
         while self.answered < expected:
             await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
 
 class Tracer:

@@ -47,7 +47,7 @@ def test_summaries_buckets_and_tags_are_on_the_page(tmp_path: Path) -> None:
                 client.infer("pipe", [given])
         shown = page(server)
 
-    echo = 'model="echo",version="1",_team="vision"'
+    echo = '_team="vision",model="echo",version="1"'
     assert f'nv_inference_request_summary_us{{{echo},quantile="0.9"}} ' in shown
     assert f"nv_inference_request_summary_us_count{{{echo}}} 3" in shown
     assert 'nv_inference_request_summary_us_count{model="pipe",version="1"} 3' in shown

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import httptools
 
 from charonia.server.http.frontend import HttpEndpoint
+from charonia.server.http.turns import Turns
 
 _DUE: WeakKeyDictionary[HttpEndpoint, list[Callable[[], None]]] = WeakKeyDictionary()
 """What the connections of an endpoint want to be called for in the next round of the event loop."""
@@ -139,9 +140,11 @@ class MemoryClient:
         self._current = Response()
         self._held = b""
         self._is_feeding = False
-        self._due = _DUE.setdefault(endpoint, [])
+        if endpoint not in _DUE:
+            _DUE[endpoint] = []
+            endpoint.turns = Turns(_DUE[endpoint].append)
+        self._due = _DUE[endpoint]
         self.waits_for_rounds = False
-        endpoint.call_soon = self._due.append
         self._parser = httptools.HttpResponseParser(self)
         self.connection = endpoint.connect()
         self.transport = MemoryTransport(self)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -115,7 +116,12 @@ class InferenceServer:
     """
 
     def __init__(
-        self, options: ServerOptions, *, log: LogControl | None = None, front_ends: FrontEnds | None = None
+        self,
+        options: ServerOptions,
+        *,
+        log: LogControl | None = None,
+        front_ends: FrontEnds | None = None,
+        left_out: Collection[str] = (),
     ) -> None:
         """Create the parts; nothing is loaded or opened yet. To be called on the event loop.
 
@@ -123,14 +129,16 @@ class InferenceServer:
             options: All options.
             log: The log, whose settings clients may change; None where it belongs to the embedding program.
             front_ends: What takes requests; None for endpoints of this process.
+            left_out: Models that are not loaded at start, because `front_ends` know how.
         """
         self._options = options
         self._log = log
+        self._left_out = left_out
         self._tracing: TracingService | None = None
         models = options.models
         cores = usable_cores()
-        # With a single core, busy polling would starve the thread that it waits for.
-        poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
+        # With a single core, busy polling would starve the thread that it waits for; with front ends elsewhere, them.
+        poll_ns = options.busy_poll_us * 1000 if cores > 1 and front_ends is None else 0
         busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
         self._cache = _make_cache(options.cache)
         self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None
@@ -194,7 +202,9 @@ class InferenceServer:
         if isinstance(self._cache, RedisCache):
             await self._cache.connect()
         try:
-            failures = await self._lifecycle.load_at_start((*options.models.load, *options.models.auto.pinned))
+            failures = await self._lifecycle.load_at_start(
+                (*options.models.load, *options.models.auto.pinned), self._left_out
+            )
         except ServingError as error:
             if options.exit_on_error:
                 raise

@@ -1,6 +1,6 @@
 """The implementation of `Engine` that front ends call, over the life cycle and its runners."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from charonia.config.model import ModelConfig
 from charonia.core.calls import ANSWERED, Reply, Ticket
@@ -20,7 +20,9 @@ from charonia.server.directory import (
     target_of,
 )
 from charonia.server.execution.admission import with_request_id
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
+from charonia.server.facade import ModelRequests
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
@@ -33,6 +35,7 @@ class ModelEngine:
 
     Attributes:
         demand: Loads models on demand, None in other control modes.
+        requests: Is told of loads and unloads by request before these are answered.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class ModelEngine:
         strict_readiness: bool = True,
     ) -> None:
         self.demand: OnDemandLoader | None = None
+        self.requests: ModelRequests | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
         lifecycle.ensembles.infer_at_once = self.infer_at_once
@@ -82,6 +86,11 @@ class ModelEngine:
         """Run a request as `Runner.run_at_once` does; None if it is to be run by `infer`."""
         runner = self._routes.get((request.model_name, request.model_version))
         return runner.run_at_once(request) if runner is not None and not self._is_exiting else None
+
+    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        """Run requests of equal forms as `ModelRunner.run_together` does; none if they are to be run by `infer`."""
+        runner = self._routes.get((requests[0].model_name, requests[0].model_version))
+        return runner.run_together(requests) if isinstance(runner, ModelRunner) and not self._is_exiting else []
 
     def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request of a model that is loaded, or answer that it is not."""
@@ -146,7 +155,7 @@ class ModelEngine:
             ((n, int(v), runner) for (n, v), runner in self._routes.items() if v and (name or n in self._models)),
             key=lambda item: item[:2],
         )
-        self._require_repositories()
+        _check_read(self._lifecycle.unread)
         if not name:
             return [runner.metrics.statistics for _, _, runner in runners]
         if not is_version(version):
@@ -166,16 +175,20 @@ class ModelEngine:
 
     def index(self) -> list[ModelIndexEntry]:
         """Return every model in the repositories with the state of its versions."""
-        self._require_repositories()
+        _check_read(self._lifecycle.unread)
         return self._lifecycle.index()
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model."""
         await self._lifecycle.load(name, config, files)
+        if self.requests is not None:
+            await self.requests.model_loaded(name, config, files, self._lifecycle.is_overridden(name))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Start to unload a model, with `unload_dependents` also those that were loaded only for this ensemble."""
         await self._lifecycle.unload(name, unload_dependents)
+        if self.requests is not None:
+            self.requests.model_unloaded(name)
 
     def sequences(self, name: str, version: str = "") -> ModelSequences:
         """Return the slots and the backlog of a model that works on sequences.
@@ -216,6 +229,8 @@ class ModelEngine:
             self._lifecycle.unread,
         )
 
-    def _require_repositories(self) -> None:
-        if self._lifecycle.unread:
-            raise unavailable("Server not ready", hint=self._lifecycle.unread)
+
+def _check_read(unread: str) -> None:
+    """Raise UNAVAILABLE while the repositories could never be read."""
+    if unread:
+        raise unavailable("Server not ready", hint=unread)

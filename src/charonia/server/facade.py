@@ -171,6 +171,20 @@ class Engine(Protocol):
         ...
 
 
+class ModelRequests(Protocol):
+    """Is told which models were loaded and unloaded by request."""
+
+    async def model_loaded(
+        self, name: str, config: str | None, files: Mapping[str, bytes] | None, is_overridden: bool
+    ) -> None:
+        """A model was loaded, as by `Engine.load_model`; whether it has the configuration of a request."""
+        ...
+
+    def model_unloaded(self, name: str) -> None:
+        """A model was unloaded."""
+        ...
+
+
 def first_error(engine: Engine, services: Services, model: str, version: str, error: ServingError) -> ServingError:
     """Return why a request that cannot be read is refused: a model that is not there counts first."""
     if services.demand is None:  # otherwise the model may be one that is loaded on demand

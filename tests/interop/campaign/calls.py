@@ -95,6 +95,13 @@ class Scenario:
         """Names of the models that put several requests into a batch."""
         return frozenset(entry.name for entry in self.models if entry.config.HasField("dynamic_batching"))
 
+    def has_decoupled_steps(self, name: str) -> bool:
+        """Return whether this model is an ensemble with a step that may answer more than once."""
+        steps = {
+            step.model_name for one in self.models if one.name == name for step in one.config.ensemble_scheduling.step
+        }
+        return any(one.config.model_transaction_policy.decoupled for one in self.models if one.name in steps)
+
     def used_by(self, call: Call) -> frozenset[str]:
         """Return the names of the models that a call reaches; all of them if it is about the server."""
         text = str(call)
@@ -105,6 +112,19 @@ class Scenario:
             if entry.name in named:
                 named |= {step.model_name for step in entry.config.ensemble_scheduling.step}
         return frozenset(named)
+
+
+def request_count(call: Call) -> int:
+    """Return the number of requests that a call makes, each message of a stream being one."""
+    match call:
+        case Stream():
+            return len(call.messages)
+        case Together() | Following():
+            return sum(map(request_count, call.calls))
+        case Write():
+            return 0
+        case _:
+            return 1
 
 
 def is_control(call: Call) -> bool:

@@ -33,6 +33,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 COUNTED_WITHIN_S = 2.0
 SCENARIOS_A_START = 25
+SILENCES_MAX = 3
+"""So many calls a start may take their whole time limit, for which Triton gets no other chance than a new start."""
 FLAGS = ("--model-control-mode=explicit", "--strict-readiness=false")
 
 
@@ -92,7 +94,7 @@ class Side:
 
 
 class DiedError(Exception):
-    """Triton has ended: the campaign can only keep clear of what does that."""
+    """Triton has ended, or answers no longer: the campaign can only keep clear of what does that."""
 
 
 class Campaign:
@@ -101,6 +103,7 @@ class Campaign:
     def __init__(self, ours: Side, theirs: Side) -> None:
         self._sides = (ours, theirs)
         self._pool = ThreadPoolExecutor(2)
+        self._silences = 0
 
     def run(self, scenario: Scenario) -> Iterator[Difference]:
         """Run a scenario; yield what differs.
@@ -109,7 +112,7 @@ class Campaign:
         on, and the counts of models whose answers differed are not compared.
 
         Raises:
-            DiedError: Triton has ended.
+            DiedError: Triton has ended, or answers no longer.
             RuntimeError: Charonia has ended.
         """
         for side in self._sides:
@@ -151,11 +154,16 @@ class Campaign:
             time.sleep(0.05)
 
     def _make(self, call: Call) -> Sequence[Any]:
+        began_s = time.monotonic()
         answers = list(self._pool.map(lambda side: side.make(call), self._sides))
         for side in self._sides:
             if side.server.process.poll() is not None:
                 kind = DiedError if isinstance(side.server, TritonProcess) else RuntimeError
                 raise kind(f"{type(side.server).__name__} ended with {side.server.process.poll()} at {call}")
+        if time.monotonic() - began_s >= ANSWER_SECONDS_MAX:
+            self._silences += 1
+            if self._silences >= SILENCES_MAX:
+                raise DiedError(f"{self._silences} calls had no answer in time, the last is {call}")
         return answers
 
 

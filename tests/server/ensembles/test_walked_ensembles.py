@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.in_place import FixedPlace
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -163,14 +164,10 @@ class Executor(BlockingExecutor):
 
     def __init__(self, instance: Instance, name: str, in_place: bool) -> None:
         super().__init__(instance, Placement(f"{name}_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
-        self._is_in_place = in_place
-
-    @property
-    def in_place(self) -> bool:
-        return self._is_in_place
+        self.rule = FixedPlace(in_place=in_place)
 
     def run(self, batch: ExecutableBatch) -> None:
-        if self._is_in_place:
+        if self.rule.in_place:
             super().run(batch)
         else:
             asyncio.get_running_loop().call_soon(lambda: batch.executed(*self.run_in_place(batch.requests)))

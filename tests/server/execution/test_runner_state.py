@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from tests.support.in_place import FixedPlace
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
@@ -126,12 +127,6 @@ class Bench:
         await self.runner.aclose()
 
 
-class InPlace(BlockingExecutor):
-    """Runs every batch on the event loop."""
-
-    in_place = True
-
-
 class Zeros:
     """A model."""
 
@@ -146,7 +141,8 @@ class Zeros:
 def test_a_scheduler_that_raises_fails_a_request_that_would_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         cfg, loop = config(batches=True), asyncio.get_running_loop()
-        executor = InPlace(Zeros(), Placement("m_0", InstanceKind.KIND_CPU), loop)
+        executor = BlockingExecutor(Zeros(), Placement("m_0", InstanceKind.KIND_CPU), loop)
+        executor.rule = FixedPlace(in_place=True)
         runner = ModelRunner(cfg, "1", scheduler=make_scheduler(cfg), executors=[executor], labels={}, loop=loop)
         outcomes: list[Outcome] = []
 

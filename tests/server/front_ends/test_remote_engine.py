@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from charonia.core.response import InferResponse
 from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
+from charonia.server.backends.python.channel_end import ChannelEnd
 from charonia.server.directory import Directory
-from charonia.server.facade import Services
+from charonia.server.facade import ModelRequests, Services
 from charonia.server.front_ends import reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.held_requests import size_of
@@ -39,6 +40,11 @@ class ServedFake(FakeEngine):
     """The engine of the test, whose models other processes know."""
 
     changed: Callable[[], None] = staticmethod(lambda: None)
+    requests: ModelRequests | None = None
+
+    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        """Return nothing: every request goes through `infer`."""
+        return []
 
     def directory(self) -> Directory:
         """Return `models`, each with version 1."""
@@ -81,7 +87,7 @@ class FrontEndInMemory:
         self.told.append((change, arguments))
         if self.refusal is not None:
             raise self.refusal
-        if "register" in change:
+        if "register" in change or change == "regions":
             await self.regions.take(change, arguments)
         return None
 
@@ -164,6 +170,69 @@ def test_a_request_is_answered_and_its_memory_is_used_again(tmp_path: Path, size
             bench.fake.tickets.clear()
             del outcome
         assert await bench.engine.drained(0)
+
+    run(scenario, tmp_path)
+
+
+def test_what_comes_together_travels_in_one_message_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[object] = []
+    send = ChannelEnd.send
+
+    def counted(self: ChannelEnd, header: tuple[object, ...], *args: Any, **kwargs: Any) -> None:
+        kinds.append(header[0])
+        send(self, header, *args, **kwargs)
+
+    async def scenario(bench: Bench) -> None:
+        monkeypatch.setattr(ChannelEnd, "send", counted)
+        replies = Replies()
+        for _ in range(16):
+            bench.engine.infer(request(), replies)
+        await bench.until(lambda: len(replies) == 16)
+
+        assert kinds == ["infers", "outcomes"]
+        assert all(isinstance(outcome, InferResponse) and final for outcome, final in replies)
+        assert await bench.engine.drained(0)
+
+    run(scenario, tmp_path)
+
+
+def test_requests_that_run_at_once_are_answered_without_a_ticket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def first_two(self: ServedFake, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        asked.append(len(requests))
+        return [self.echo(requests[0]), invalid("not this one")] if len(asked) < 3 else []
+
+    monkeypatch.setattr(ServedFake, "infer_together", first_two)
+
+    async def scenario(bench: Bench) -> None:
+        replies = [Replies() for _ in range(6)]
+        for each in replies:
+            bench.engine.infer(request(), each)
+        await bench.until(lambda: all(replies))
+
+        assert asked == [6, 4, 2]
+        assert [each.errors for each in replies] == [[], [(Code.INVALID_ARG, "not this one")]] * 2 + [[], []]
+        assert [len(each) for each in replies] == [1] * 6
+        assert len(bench.fake.tickets) == 2
+
+    run(scenario, tmp_path)
+
+
+def test_requests_of_all_kinds_arrive_in_their_order(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fake.hold = True
+        replies = Replies()
+        asked = [request(), request(), request(size=100_000), request(), part("identity", SEQUENCE_START), request()]
+        for number, each in enumerate(asked):
+            each.id = str(number)
+            ticket = bench.engine.infer(each, replies)
+        ticket.cancel()
+        await bench.until(lambda: len(bench.fake.tickets) == len(asked) and bench.fake.tickets[-1].cancelled)
+
+        assert [ticket.request.id for ticket in bench.fake.tickets] == [each.id for each in asked]
 
     run(scenario, tmp_path)
 

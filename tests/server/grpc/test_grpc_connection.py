@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from charonia.server.grpc.frontend import GrpcLimits
 from charonia.server.grpc.http2 import PREFACE
-from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND
+from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND, PIECE_BYTES_MIN
 from charonia.server.listening import GRACE_S
 from charonia.wire.grpc_status import Status
 
@@ -572,6 +572,27 @@ def test_calls_that_are_cancelled_with_what_began_them_never_begin_but_count(pla
         assert goaway_code(transport.take()) == ENHANCE_YOUR_CALM
 
     play(scenario, GrpcLimits(resets_burst=30, resets_per_s=0))
+
+
+def test_a_flood_of_cancelled_calls_is_parsed_in_many_rounds(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client, parts = bench.client(), []
+        for _ in range(2000):
+            stream_id = client.http2.send_request(request_headers("ModelInfer"))
+            parts.append(client.http2.data_to_send())
+            client.http2.reset_stream(stream_id)
+            parts.append(client.http2.data_to_send())
+        data = b"".join(parts)
+        client.feed(data)
+
+        rounds = 1
+        while not client.transport.is_reading_on:
+            await asyncio.sleep(0)
+            rounds += 1
+
+        assert rounds >= len(data) // PIECE_BYTES_MIN - 5  # pieces are larger at first
+
+    play(scenario)
 
 
 def test_the_next_connections_of_an_offender_wait_before_they_are_read(play: Any) -> None:

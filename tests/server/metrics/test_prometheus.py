@@ -75,7 +75,7 @@ def test_no_label_is_one_that_prometheus_gives_to_what_it_scrapes() -> None:
 
 
 def test_values_carry_the_labels_of_the_model() -> None:
-    labels = r'model="m",version="2",_team="a\"b\\c\n"'
+    labels = r'_team="a\"b\\c\n",model="m",version="2"'
     text = page()
     assert f"nv_inference_request_success{{{labels}}} 2" in text
     assert f"nv_inference_count{{{labels}}} 3" in text
@@ -110,7 +110,7 @@ def test_the_buckets_of_batch_sizes_are_powers_of_two() -> None:
 def test_each_worker_has_its_own_lines() -> None:
     text = page()
 
-    labels = r'model="m",version="2",_team="a\"b\\c\n",model_instance='
+    labels = r'_team="a\"b\\c\n",model="m",version="2",model_instance='
     assert f'charonia_worker_up{{{labels}"m_0_0"}} 1\ncharonia_worker_up{{{labels}"m_0_1"}} 0\n' in text
     assert f'charonia_worker_restarts_total{{{labels}"m_0_1"}} 7\n' in text
     assert f'charonia_worker_memory_bytes{{{labels}"m_0_0"}} 5000\n' in text

@@ -78,6 +78,11 @@ class BusyPoll:
         if rule.is_open and not self._is_polling:
             self._begin()
 
+    def ran_at_once(self, now_ns: int) -> None:
+        """A client's request arrived, and nothing else happens until it is answered."""
+        self.submitted(now_ns)
+        self._in_flight -= 1
+
     def answered(self) -> None:
         """A request has its final response."""
         self._in_flight -= 1

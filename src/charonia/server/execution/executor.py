@@ -74,6 +74,10 @@ class BlockingExecutor:
     """Runs the batches of a blocking instance: in a thread, or in place while that is faster.
 
     It has one batch at a time: the thread gets the next one without delay.
+
+    Attributes:
+        placement: Where the instance runs.
+        rule: Decides whether the next batch runs in place.
     """
 
     capacity_max = 1
@@ -89,23 +93,18 @@ class BlockingExecutor:
         self._busy_poll = busy_poll
         self._instance = instance
         self._loop = loop
-        self._rule = InPlaceRule(is_bound=bool(placement.cores))
+        self.rule = InPlaceRule(is_bound=bool(placement.cores))
         self._queue: SimpleQueue[ExecutableBatch | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=placement.name, daemon=True)
         self._thread.start()
 
     def __repr__(self) -> str:
-        where = "on the event loop" if self._rule.in_place else "in its thread"
+        where = "on the event loop" if self.rule.in_place else "in its thread"
         return f"<BlockingExecutor {self.placement.name} [runs {where} | {self._queue.qsize()} in line]>"
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the next batch runs in place."""
-        return self._rule.in_place
 
     def run(self, batch: ExecutableBatch) -> None:
         """Run the batch in place or hand it to the thread."""
-        if self.in_place:
+        if self.rule.in_place:
             batch.executed(*self.run_in_place(batch.requests))
         else:
             if self._busy_poll is not None:
@@ -113,8 +112,8 @@ class BlockingExecutor:
             self._queue.put(batch)
 
     def run_in_place(self, requests: Sequence[InferRequest]) -> tuple[Execution | ServingError, int, int]:
-        """Run a batch now; return what came of it, when it began and when it ended. To be called while `in_place`."""
-        rule = self._rule
+        """Run a batch now, as the rule allows; return what came of it, when it began and when it ended."""
+        rule = self.rule
         before = usage() if rule.is_watched else None
         start = now_ns()
         execution = execute(self._instance, requests)
@@ -155,7 +154,7 @@ class BlockingExecutor:
     def _done(
         self, batch: ExecutableBatch, execution: Execution | ServingError, start_ns: int, end_ns: int, cpu_ns: int
     ) -> None:
-        self._rule.ran_in_thread(end_ns - start_ns, cpu_ns)
+        self.rule.ran_in_thread(end_ns - start_ns, cpu_ns)
         if self._busy_poll is not None:
             self._busy_poll.thread_done()
         batch.executed(execution, start_ns, end_ns)

@@ -28,7 +28,7 @@ from charonia.server.execution.deadlock import DeadlockDetector, WaitingRequest
 from charonia.server.execution.executor import Executor
 from charonia.server.execution.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
 from charonia.server.execution.outcomes import selected
-from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
+from charonia.server.metrics.model_metrics import BatchNote, FailureReason, ModelMetrics
 from charonia.server.metrics.options import chosen_buckets
 from charonia.server.scheduling.api import CloseReason
 
@@ -184,6 +184,39 @@ class InFlight:
             wall_ms=int(time.time() * 1000),
         )
         return outcome
+
+    def ran_together(
+        self,
+        requests: Sequence[InferRequest],
+        runs: Sequence[tuple[Execution | ServingError, int, int]],
+        instance: str,
+        batch_size: int,
+        arrival_ns: int,
+    ) -> list[InferResponse | ServingError]:
+        """Count requests that arrived together and ran one after the other, and return their outcomes.
+
+        Args:
+            requests: The requests, of which the last may not have run.
+            runs: What came of each, when it began and when it ended.
+            instance: Name of the instance that ran them.
+            batch_size: Batch elements of each.
+            arrival_ns: When they arrived.
+        """
+        name, version, reason = self._config.name, self._version, CloseReason.FULL
+        arrivals_ns = (arrival_ns,)
+        outcomes: list[InferResponse | ServingError] = []
+        notes: list[BatchNote] = []
+        for request, (execution, start_ns, end_ns) in zip(requests, runs, strict=False):
+            record = ExecutionRecord(instance, batch_size, start_ns - arrival_ns, end_ns - start_ns)
+            result = execution if isinstance(execution, ServingError) else execution.results[0]
+            if isinstance(execution, ServingError) or isinstance(result, ServingError) or request.outputs:
+                outcomes.append(self.ran_alone(request, execution, record, reason, arrival_ns))
+                continue
+            marks_ns = (start_ns, execution.input_end_ns, execution.output_start_ns, end_ns)
+            notes.append((arrivals_ns, batch_size, batch_size, reason, marks_ns))
+            outcomes.append(InferResponse(name, version, request.id, result.tensors, result.parameters, record))
+        self.metrics.batches_done(notes, int(time.time() * 1000))
+        return outcomes
 
     def stream(self, entry: PendingRequest, outcome: Outcome) -> None:
         """Send a response that is not final."""

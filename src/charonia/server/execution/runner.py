@@ -21,6 +21,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.trace import Trace
+from charonia.server.backends.api import Execution
 from charonia.server.execution.admission import Admission, RequestCheck, with_request_id
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import WakeTimer, now_ns
@@ -58,6 +59,9 @@ from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.scheduling.slots import SlotChange, Slots, capacity_limit
 
 _log = logging.getLogger(__name__)
+
+TOGETHER_NS_MAX = 500_000
+"""Time for which requests that came together run in place before the first of them are answered."""
 
 
 class ModelRunner:
@@ -190,7 +194,7 @@ class ModelRunner:
         if scheduler is None or slot is None or in_flight.order is not None:
             return None
         executor = self._executors[slot % len(self._executors)]
-        if not isinstance(executor, BlockingExecutor) or not executor.in_place:
+        if not isinstance(executor, BlockingExecutor) or not executor.rule.in_place:
             return None
         arrival_ns = now_ns()
         try:
@@ -199,8 +203,7 @@ class ModelRunner:
             self.metrics.failed(FailureReason.OTHER, now_ns() - arrival_ns)
             return error
         if self._busy_poll is not None and request.caller is None:
-            self._busy_poll.submitted(arrival_ns)
-            self._busy_poll.answered()
+            self._busy_poll.ran_at_once(arrival_ns)
         reason = CloseReason.FULL
         if self._gathers:
             self._next_id += 1
@@ -211,13 +214,45 @@ class ModelRunner:
                 self._scheduler_failed()
                 return None
             reason = cast("Run", run).reason
-            self._slots.begin(slot)
         # Without gathering, the slot is idle again before the next event, so the scheduler need not know.
         execution, start_ns, end_ns = executor.run_in_place((request,))
         if self._gathers:
-            self._follow(self._slots.end(slot, end_ns - start_ns))
+            self._follow(self._slots.ran(slot, end_ns - start_ns))
         record = ExecutionRecord(executor.placement.name, batch_size, start_ns - arrival_ns, end_ns - start_ns)
         return in_flight.ran_alone(request, execution, record, reason, arrival_ns)
+
+    def run_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        """Run clients' requests that came together and have equal forms, each alone, as `run_at_once` does.
+
+        What depends on the form only is done once. The form is everything but ids, deadlines and elements of tensors.
+
+        Returns:
+            The outcomes of the first requests; none if they are to be submitted, fewer than all when time is over.
+        """
+        scheduler, in_flight = self._plain, self._in_flight
+        slot = scheduler.slot_at_once() if scheduler is not None and not self._gathers else None
+        if slot is None or in_flight.order is not None:
+            return []
+        executor = self._executors[slot % len(self._executors)]
+        if not isinstance(executor, BlockingExecutor):
+            return []
+        arrival_ns = now_ns()
+        try:
+            batch_size, _ = self._admission.check(requests[0])
+        except ServingError:
+            return []
+        rule, name = executor.rule, executor.placement.name
+        end_ns, until_ns = arrival_ns, arrival_ns + TOGETHER_NS_MAX
+        runs: list[tuple[Execution | ServingError, int, int]] = []
+        for request in requests:
+            if not rule.in_place or end_ns > until_ns:
+                break
+            if self._busy_poll is not None:
+                self._busy_poll.ran_at_once(arrival_ns)
+            run = executor.run_in_place((request,))
+            runs.append(run)
+            end_ns = run[2]
+        return in_flight.ran_together(requests, runs, name, batch_size, arrival_ns)
 
     def cancel(self, entry: PendingRequest) -> None:
         """The caller of an unanswered request has gone."""

@@ -1,26 +1,30 @@
 """Where front ends in other processes reach the engine: a Unix socket in a private folder.
 
 Each front end has a link. Its requests run as those of a front end in this process would; one that goes away cancels
-them. A change that must hold everywhere, such as a registered region, is made here, then in all front ends, and only
-then answered.
+them. A change that must hold everywhere, such as a registered region, is made here, then in all front ends, then kept
+for the engine that follows this one, and only then answered.
 """
 
 import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal, unavailable, unsupported
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
-from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Directory
-from charonia.server.facade import Engine, Services
+from charonia.server.facade import Engine, ModelRequests, Services
+from charonia.server.front_ends.bursts import RequestReader, ResponseWriter
+from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
@@ -43,6 +47,14 @@ CHANGE_S_MAX = 10.0
 class ServedEngine(Engine, Protocol):
     """An engine whose models other processes know."""
 
+    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
+        """Run requests that came together and differ in ids, deadlines and elements of tensors only.
+
+        Returns:
+            The outcomes of the first of them; none if they are to be run by `infer`.
+        """
+        ...
+
     def directory(self) -> Directory:
         """Return the models as they are now."""
         ...
@@ -50,6 +62,8 @@ class ServedEngine(Engine, Protocol):
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call a function whenever readiness, or what `directory` returns, may have changed."""
         ...
+
+    requests: ModelRequests | None
 
 
 class EnginePort:
@@ -61,6 +75,7 @@ class EnginePort:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SOCKET_NAME
+        self._keeper = Keeper(folder)
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
         self._peers: set[_Peer] = set()
@@ -74,12 +89,14 @@ class EnginePort:
         """Do nothing: the ports are those of the front ends."""
 
     async def start(self, engine: ServedEngine, services: Services) -> None:
-        """Accept front ends.
+        """Make the changes of an engine before this one, and accept front ends.
 
         Raises:
             ServingError: UNAVAILABLE when the socket cannot be made.
         """
         self._engine, self._services = engine, services
+        await self._keeper.replay(engine, services)
+        engine.requests = self._keeper
         engine.on_change(self._changed)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -183,11 +200,14 @@ class EnginePort:
                 return await self._trace(question, arguments)
             case "log" if services.log is not None:
                 async with self._changing:
-                    await services.log.change(record(LogOptions, arguments[0]))
+                    options = record(LogOptions, arguments[0])
+                    await services.log.change(options)
                     await self._tell_all("log", arguments[0])
+                    self._keeper.log_changed(options)
             case "register_system" | "register_cuda" | "unregister_system" | "unregister_cuda":
                 async with self._changing:
                     await self._change_regions(question, arguments)
+                    self._keeper.regions_changed(services)
             case _:
                 raise unsupported(f"'{question}' is not offered by this server")
         return None
@@ -210,14 +230,7 @@ class EnginePort:
             if services.log is not None:
                 await peer.ask("log", plain(services.log.options))
             if services.regions is not None:
-                known: list[tuple[str, SystemRegion | CudaRegion]]
-                known = [("register_system", region) for region in services.regions.system()]
-                known += [("register_cuda", region) for region in services.regions.cuda()]
-                for change, region in known:
-                    try:
-                        await peer.ask(change, *region)
-                    except ServingError as error:  # its owner may have removed it meanwhile
-                        _log.warning("a new front end cannot use shared memory region '%s': %s", region.name, error)
+                await peer.ask("regions", plain(services.regions.system()), plain(services.regions.cuda()))
         return [plain(self._engine.server_metadata()), [name for name, is_there in offered.items() if is_there]]
 
     async def _then_published(self, work: Awaitable[None] | None) -> None:
@@ -235,6 +248,7 @@ class EnginePort:
         if question == "trace_settings":
             return await tracing.settings(*arguments)
         await self._then_published(tracing.change(*arguments))
+        self._keeper.trace_changed(*arguments)
         return None
 
     async def _change_regions(self, question: str, arguments: list[Any]) -> None:
@@ -306,8 +320,12 @@ class _Peer:
         self._sent = EngineState()
         self._latest: asyncio.Task[object] | None = None
         self._link = Link(
-            sock, "the front end", take=self._received, answer=partial(port.answer, self), ended=self._ended
+            *(sock, "the front end", ResponseWriter()),
+            take=self._received,
+            answer=partial(port.answer, self),
+            ended=self._ended,
         )
+        self._requests = RequestReader()
         self._open: dict[int, Ticket | None] = {}
         self._traces: dict[int, TraceTree] = {}
 
@@ -342,6 +360,9 @@ class _Peer:
     def _received(self, message: Incoming) -> None:
         header = message.header
         match header[0]:
+            case "infers":
+                for numbers, requests in self._requests.read(message):
+                    self._infer_together(numbers, requests)
             case "infer":
                 self._infer(message)
             case "cancel":
@@ -357,14 +378,23 @@ class _Peer:
             case kind:
                 raise ChannelError(f"there is no message of kind {kind!r}")
 
+    def _infer_together(self, numbers: Sequence[int], requests: Sequence[InferRequest]) -> None:
+        while outcomes := self._port.engine.infer_together(requests):
+            for number, outcome in zip(numbers, outcomes, strict=False):
+                self._send(number, outcome, True)
+            numbers, requests = numbers[len(outcomes) :], requests[len(outcomes) :]
+            if not requests:
+                return
+            self._link.flush_burst()  # they took a while, and so may the rest
+        for number, request in zip(numbers, requests, strict=True):
+            self._run(number, request)
+
     def _infer(self, message: Incoming) -> None:
         _, number, fields, trace, *_ = message.header
-        open_ = self._open
-        open_[number] = None
         try:
             request = decode_request(fields, message, self._link.release)
         except ServingError as error:
-            self._reply(number, error, True)
+            self._send(number, error, True)
             return
         sampler = self._port.tracing.sampler if trace is not None and self._port.tracing is not None else None
         tree = sampler.sample(request.model_name, decode_parent(trace)) if sampler is not None else None
@@ -373,6 +403,11 @@ class _Peer:
                 tree.mark(name, at_ns)
             request.trace = tree.root
             self._traces[number] = tree
+        self._run(number, request)
+
+    def _run(self, number: int, request: InferRequest) -> None:
+        open_ = self._open
+        open_[number] = None
         ticket = self._port.engine.infer(request, partial(self._reply, number))
         if number in open_:
             open_[number] = ticket
@@ -388,11 +423,20 @@ class _Peer:
                 ticket.cancel()
         elif final:
             del open_[number]
-        outgoing = link.outgoing()
+        self._send(number, outcome, final)
+
+    def _send(self, number: int, outcome: Outcome, final: bool) -> None:
+        link = self._link
+        outgoing: Outgoing | None = None
         try:
+            if final and isinstance(outcome, InferResponse) and link.burst.add(number, outcome):
+                link.burst_begun()
+                return
+            outgoing = link.outgoing()
             link.send(("outcome", number, final, encode_outcome(outcome, outgoing)), outgoing)
         except (ServingError, ChannelError, OSError, TypeError, ValueError) as error:
-            outgoing.withdraw()
+            if outgoing is not None:
+                outgoing.withdraw()
             failure = error if isinstance(error, ServingError) else internal(f"the response cannot be sent: {error}")
             link.send(("outcome", number, final, encode_error(failure)))
 

@@ -12,6 +12,7 @@ from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.app import InferenceServer
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.engine_port import EnginePort
+from charonia.server.front_ends.keeper import read_changes
 from charonia.server.front_ends.messages import encode_error
 from charonia.server.front_ends.processes import EngineReport, ErrorRecord
 from charonia.server.machine.memory import give_back_idle_memory
@@ -36,7 +37,9 @@ async def serve_engine(
         with suppress(NotImplementedError):  # an event loop on Windows
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
-        server = InferenceServer(options, log=log, front_ends=EnginePort(folder))
+        # The engine before this one may have left changes; the port makes them.
+        left_out = read_changes(folder).models
+        server = InferenceServer(options, log=log, front_ends=EnginePort(folder), left_out=left_out)
     except ServingError as error:
         report(EngineReport(ErrorRecord(*encode_error(error))))
         return 1

@@ -120,12 +120,9 @@ class FrontEnd:
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Meet the engine again. It knows no regions: clients register them again."""
+        """Meet the engine again."""
         while self._engine is not None and self._engine.held.is_away:
             sock = await engine_socket(self._folder)
-            if self._regions is not None:
-                for change in ("unregister_system", "unregister_cuda"):
-                    await self._regions.take(change, [])
             with suppress(ServingError):  # it has gone again
                 await self._engine.connect(sock)
         _log.info("the engine is back")

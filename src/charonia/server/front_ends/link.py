@@ -1,5 +1,8 @@
 """A connection between a front end and the engine, one end of it: messages, and questions with their answers.
 
+What is plain leaves with others of its kind: what comes of the messages that are read together, or of one iteration of
+the event loop, is one message, see `bursts.py`.
+
 Either end asks questions. The answer of a question about the engine may be anything plain; the answer of one that tells
 of a change, such as a new table of models, says that it is in force at the other end.
 """
@@ -9,11 +12,13 @@ import itertools
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.backends.python.channel_end import SOCKET_BYTES, ChannelEnd, TensorLink
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.front_ends.bursts import RequestWriter, ResponseWriter
 from charonia.server.front_ends.messages import decode_error, encode_error
 
 _log = logging.getLogger(__name__)
@@ -21,22 +26,25 @@ _log = logging.getLogger(__name__)
 UNSENT_BYTES_MAX = 256 * 2**20
 """Bytes that may wait for the other end to read before requests, and responses of streams, are refused."""
 
+Writer = TypeVar("Writer", RequestWriter, ResponseWriter)
 Blobs = Sequence[bytes]
 Answer = Callable[[str, list[object], list[bytes]], Awaitable[object]]
 """Answers a question: its name, its plain arguments, and bytes that are too long to be among them."""
 
 
-class Link:
+class Link(Generic[Writer]):
     """One end of a connection. Not thread-safe: use it on the event loop's thread.
 
     Args:
         sock: The connected socket.
         name: Who is at the other end.
+        burst: Collects what is plain; call `burst_begun` after adding to it.
         take: Called with each message that is no question or answer.
         answer: Answers the questions of the other end.
         ended: Called once with the reason when the connection has ended, unless by `close`.
 
     Attributes:
+        burst: The given one.
         is_open: Whether the other end is still there.
     """
 
@@ -44,12 +52,15 @@ class Link:
         self,
         sock: socket.socket,
         name: str,
+        burst: Writer,
         *,
         take: Callable[[Incoming], None],
         answer: Answer,
         ended: Callable[[str], None],
     ) -> None:
+        self.burst: Writer = burst
         self.is_open = True
+        self._is_burst_due = False  # whether `_send_burst` is going to be called
         self._name = name
         self._take = take
         self._answer = answer
@@ -67,6 +78,7 @@ class Link:
             on_message=self._received,
             on_broken=self._broken,
             on_end=lambda: self._broken("it has closed the connection"),
+            on_read=self._send_burst,
         )
         self._tensors = TensorLink(self._end)
         self.outgoing = self._tensors.outgoing
@@ -84,7 +96,28 @@ class Link:
             ChannelError: It is too large, or holds what cannot be sent.
         """
         if self.is_open:
+            self._complete_burst(at_once=False)
             self._tensors.send(header, outgoing)
+
+    def burst_begun(self) -> None:
+        """Send what is plain when this iteration of the event loop, or the present read, has come to its end."""
+        if not self._is_burst_due:
+            self._is_burst_due = True
+            self._loop.call_soon(self._send_burst)
+
+    def flush_burst(self) -> None:
+        """Send what is plain now."""
+        if self.is_open:
+            self._complete_burst(at_once=True)
+
+    def _send_burst(self) -> None:
+        self._is_burst_due = False
+        self.flush_burst()
+
+    def _complete_burst(self, *, at_once: bool) -> None:
+        if self.burst:
+            outgoing = self.outgoing()
+            self._tensors.send(self.burst.take(outgoing), outgoing, at_once=at_once)
 
     async def ask(self, question: str, *arguments: object, blobs: Blobs = ()) -> object:
         """Ask the other end, and return its answer.
@@ -120,7 +153,10 @@ class Link:
 
     def _received(self, message: Incoming) -> None:
         header = message.header
+        self._is_burst_due = True  # at the end of the read
         match header[0]:
+            case "infers" | "outcomes":
+                self._take(message)
             case "ask":
                 _, number, question, arguments, places, *_ = header
                 blobs = [bytes(message.find(place)) for place in places]

@@ -22,6 +22,7 @@ from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.facade import Document, LogControl, Services
+from charonia.server.front_ends.bursts import RequestWriter, ResponseReader
 from charonia.server.front_ends.held_requests import HeldRequests
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
@@ -68,7 +69,8 @@ class RemoteEngine:
         self.held = HeldRequests(self._send)
         self._take = take
         self._ended = ended
-        self._link: Link
+        self._link: Link[RequestWriter]
+        self._responses = ResponseReader()
         self._has_news = False  # whether this engine has told its state
         self._sequences = OpenSequences()
         self._numbers = itertools.count(1)
@@ -88,7 +90,10 @@ class RemoteEngine:
             ServingError: UNAVAILABLE when it is gone again.
         """
         self._has_news = False
-        self._link = Link(sock, "the engine", take=self._received, answer=self._told, ended=self._lost)
+        self._responses = ResponseReader()
+        self._link = Link(
+            *(sock, "the engine", RequestWriter()), take=self._received, answer=self._told, ended=self._lost
+        )
         metadata, offers = cast(list[Any], await self.ask("hello"))
         self._metadata = record(ServerMetadata, metadata)
         self.held.engine_back()
@@ -118,14 +123,17 @@ class RemoteEngine:
 
     def _send(self, number: int, request: InferRequest, reply: Reply) -> None:
         link, trace = self._link, request.trace
-        outgoing = link.outgoing()
-        try:
-            fields = encode_request(request, outgoing)
-            link.send(("infer", number, fields, None if trace is None else encode_trace(trace.tree)), outgoing)
-        except (ChannelError, OSError) as error:
-            outgoing.withdraw()
-            reply(internal(f"the request cannot be handed to the engine: {error}"), True)
-            return
+        if link.burst.add(number, request):
+            link.burst_begun()
+        else:
+            outgoing = link.outgoing()
+            try:
+                fields = encode_request(request, outgoing)
+                link.send(("infer", number, fields, None if trace is None else encode_trace(trace.tree)), outgoing)
+            except (ChannelError, OSError) as error:
+                outgoing.withdraw()
+                reply(internal(f"the request cannot be handed to the engine: {error}"), True)
+                return
         if not self._replies:
             self._is_idle.clear()
         self._replies[number] = reply if trace is None else traced(link, number, trace.tree, reply)
@@ -217,6 +225,15 @@ class RemoteEngine:
 
     def _received(self, message: Incoming) -> None:
         header = message.header
+        if header[0] == "outcomes":
+            replies = self._replies
+            for number, response in self._responses.read(message):
+                reply = replies.pop(number, None)
+                if reply is not None:
+                    reply(response, True)
+            if not replies:
+                self._is_idle.set()
+            return
         if header[0] != "outcome":
             raise ChannelError(f"there is no message of kind {header[0]!r}")
         number, final = header[1], header[2]
@@ -253,7 +270,7 @@ class RemoteEngine:
             reply(error, True)
 
 
-def traced(link: Link, number: int, tree: TraceTree, reply: Reply) -> Reply:
+def traced(link: Link[RequestWriter], number: int, tree: TraceTree, reply: Reply) -> Reply:
     """Return a reply that sends the front end's last events to the engine, whose trace they belong to."""
 
     def then_sent(outcome: Outcome, final: bool) -> None:
@@ -304,8 +321,31 @@ class SharedRegions(RegionRegistry):
                 await super().register_cuda(CudaRegion(*arguments))
             case "unregister_system":
                 await super().unregister_system(*arguments)
+            case "regions":
+                system, cuda = arguments
+                await self._follow([SystemRegion(*each) for each in system], [CudaRegion(*each) for each in cuda])
             case _:
                 await super().unregister_cuda(*arguments)
+
+    async def _follow(self, system: list[SystemRegion], cuda: list[CudaRegion]) -> None:
+        """Have these regions. Those that are here already stay as they are: requests may use them meanwhile."""
+        for known in self.system():
+            if known not in system:
+                await super().unregister_system(known.name)
+        for memory in self.cuda():
+            if memory not in cuda:
+                await super().unregister_cuda(memory.name)
+        regions: list[SystemRegion | CudaRegion] = [*system, *cuda]
+        for region in regions:
+            if region in (*self.system(), *self.cuda()):
+                continue
+            try:
+                if isinstance(region, SystemRegion):
+                    await super().register_system(region)
+                else:
+                    await super().register_cuda(region)
+            except ServingError as error:  # its owner may have removed it meanwhile
+                _log.warning("this front end cannot use shared memory region '%s': %s", region.name, error)
 
 
 class SharedLog:

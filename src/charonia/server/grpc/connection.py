@@ -205,8 +205,7 @@ class GrpcConnection(asyncio.Protocol):
         calls, intake = self._calls, self._intake
         try:
             while room > 0 and intake.has_more:
-                events = intake.next_events(room, self._cancelled)
-                room -= max(len(events), 1)
+                events, room = intake.next_events(room, self._cancelled)
                 for event in events:
                     if type(event) is DataReceived:
                         calls.receive(event.stream_id, event.data, event.end_stream)

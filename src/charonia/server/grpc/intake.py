@@ -49,12 +49,16 @@ class Intake:
         self._unread = b""
         self.has_more = False
 
-    def next_events(self, room: int, cancelled: Callable[[StreamReset], bool]) -> Sequence[Event]:
-        """Return up to `room` events, in order.
+    def next_events(self, room: int, cancelled: Callable[[StreamReset], bool]) -> tuple[Sequence[Event], int]:
+        """Return up to `room` events, in order, and the room that is left.
 
         Args:
             room: Most events.
             cancelled: Counts a call that was cancelled before it began; returns whether the connection goes on.
+
+        Returns:
+            The events, and the number of further ones that may be handled at once: none after a piece with more events
+            than `room`, even if all of them are of cancelled calls.
 
         Raises:
             Http2Error: A protocol error that ends the connection.
@@ -68,13 +72,16 @@ class Intake:
                 if size < PIECE_BYTES_MAX:
                     self._piece_bytes = size * 2
                 self.has_more = bool(self._unread)
-                return events
+                return events, room - max(len(events), 1)
             self._piece_bytes = PIECE_BYTES_MIN
             waiting += self._begun(events, cancelled)
             room = EVENTS_PER_ROUND
+            left = 0
+        else:
+            left = max(room - len(waiting), 0)
         taken = [waiting.popleft() for _ in range(min(room, len(waiting)))]
         self.has_more = bool(waiting or self._unread)
-        return taken
+        return taken, left
 
     def newest_stream(self) -> int:
         """Return the newest stream whose request waits, 0 if none does."""

@@ -4,8 +4,8 @@ Received bytes go to the parser, and each request that it completes becomes an e
 order of the requests, even if they are ready in another order (pipelining). Back-pressure works both ways: reading
 pauses while too many requests are in flight or while the client does not read its responses.
 
-Clients share the event loop fairly: of several requests that arrive together, a connection takes one in each round of
-the loop, and reads no more until it has taken all.
+Clients share the event loop fairly: of several requests that arrive together, a connection takes one at once and each
+further one when it has its turn (`Turns`), and reads no more until it has taken all.
 
 No request needs a task, a future or a timer here: the endpoint's sweep finds slow clients (`check_time`). An exception
 in a callback of the loop is logged and closes the connection, so that its client does not wait for a response in vain.
@@ -24,6 +24,7 @@ from charonia.server.access.rules import Refusal
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.parser import RECEIVING, Event, Expectation, ParserState, Request, RequestParser
+from charonia.server.http.turns import Turns
 from charonia.server.listening import unsent_bytes
 from charonia.wire.http_status import REFUSED
 
@@ -48,6 +49,7 @@ class Host(Protocol):
         is_traced: Whether exchanges record when they began to arrive.
         keeps_names: Whether requests keep the original spelling of header names.
         singular: Header fields that a request must not give twice with different values.
+        turns: Turns of the connections on which more has arrived than they handle at once.
     """
 
     limits: HttpLimits
@@ -58,6 +60,7 @@ class Host(Protocol):
     is_traced: bool
     keeps_names: bool
     singular: Set[bytes]
+    turns: Turns
 
     def opened(self, connection: "HttpConnection") -> bool:
         """Register a connection; return False when there are too many."""
@@ -65,10 +68,6 @@ class Host(Protocol):
 
     def closed(self, connection: "HttpConnection") -> None:
         """Forget a connection."""
-        ...
-
-    def call_soon(self, callback: Callable[[], None]) -> object:
-        """Call in the next round of the event loop."""
         ...
 
     def handle(self, exchange: Exchange) -> None:
@@ -187,7 +186,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._fail()
 
     def _take_turn(self) -> None:
-        """Take one request of those that wait; the next one has its turn in the next round of the event loop."""
+        """Take one request of those that wait; the next one has to wait for its turn."""
         self._is_turn_due = False
         if self._phase is not _OPEN or self._is_full():
             return
@@ -330,7 +329,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         is_full, is_behind = self._is_full(), bool(self._waiting or self._parser.backlog)
         if is_behind and not (is_full or self._is_turn_due):
             self._is_turn_due = True
-            self._host.call_soon(self._take_turn)
+            self._host.turns.wait(self._take_turn)
         if (is_full or is_behind) and not self._reading_paused:
             self._reading_paused = True
             transport.pause_reading()

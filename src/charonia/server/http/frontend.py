@@ -22,6 +22,7 @@ from charonia.server.http.page import PageHandlers
 from charonia.server.http.parser import JSON_SIZE
 from charonia.server.http.route_hints import route_hint
 from charonia.server.http.routes import Route, Router, RouteTarget, none_ready, on_demand
+from charonia.server.http.turns import Turns
 from charonia.server.listening import cannot_listen, drain
 
 __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend", "protocol_routes"]
@@ -50,7 +51,7 @@ class HttpEndpoint:
         keeps_names: Whether requests keep the original spelling of header names.
         singular: Header fields that a request must not give twice with different values.
         handle: Answers a request, now or later. Never raises.
-        call_soon: Calls a function in the next round of the event loop.
+        turns: Of the connections on which more has arrived than they handle at once.
         port: Listening port, once started.
     """
 
@@ -86,7 +87,7 @@ class HttpEndpoint:
         self.singular: Set[bytes] = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
         self._router = Router(routes, hint, versions=versions, gate=gate, is_exiting=is_exiting)
         self.handle = self._router.handle
-        self.call_soon: Callable[[Callable[[], None]], object] = _call_soon
+        self.turns = Turns(_call_soon)
         self.port = 0
         self._access_log = access_log
         self._connections: set[HttpConnection] = set()

@@ -11,7 +11,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -111,8 +111,12 @@ class Lifecycle:
         self._requested: set[str] = set()  # models loaded for their own sake; others were loaded for an ensemble
         self._watch = Watch()
 
-    async def load_at_start(self, names: Sequence[str]) -> list[str]:
+    async def load_at_start(self, names: Sequence[str], without: Collection[str] = ()) -> list[str]:
         """Load the models that the control mode selects at startup: all, or in explicit mode `names` ("*" for all).
+
+        Args:
+            names: The models of explicit mode.
+            without: Models that are not loaded, whatever selects them.
 
         Returns:
             The reasons of the failures.
@@ -131,7 +135,7 @@ class Lifecycle:
             wanted = sorted(found.models) + sorted(found.ambiguous)
         else:
             wanted = [key for name in names for key in keys_of(name, found) or [name]]
-        results = await self._load_all(wanted, found)
+        results = await self._load_all([key for key in wanted if name_of(key) not in without], found)
         return [*found.unread, *(reason_of(r) for r in results if r is not None)]
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
@@ -221,6 +225,10 @@ class Lifecycle:
             if isinstance(error, ServingError) and error.code is Code.UNAVAILABLE:
                 self._watch.forget(name)  # its files could not be fetched: retry at the next scan
         return self._watch.is_pending
+
+    def is_overridden(self, name: str) -> bool:
+        """Whether a model has the configuration of a load request in place of its own."""
+        return any(model.override for key, model in self.table.models.items() if name_of(key) == name)
 
     def index(self) -> list[ModelIndexEntry]:
         """Return every model of the repositories and of the past, with the state of its versions."""

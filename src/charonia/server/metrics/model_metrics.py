@@ -40,6 +40,10 @@ BATCH_SIZE = "charonia_batch_size"
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
+BatchNote = tuple[Sequence[int], int, int, CloseReason, tuple[int, int, int, int]]
+"""An executed batch: the arguments of `ModelMetrics.batch_done` in their order, without the last."""
+
+
 class FailureReason(Enum):
     """Why a request failed, as label values of the failure counter."""
 
@@ -86,7 +90,7 @@ class ModelMetrics:
         self._queue_ns = Histogram(chosen.get(QUEUE_DURATION, DURATION_BOUNDS_NS))
         self._compute_ns = Histogram(chosen.get(COMPUTE_DURATION, DURATION_BOUNDS_NS))
         self._batch_size = Histogram(chosen.get(BATCH_SIZE, BATCH_BOUNDS))
-        self._notes: list[tuple[Sequence[int], int, int, CloseReason, tuple[int, int, int, int]]] = []
+        self._notes: list[BatchNote] = []
         self._composed: list[tuple[int, int, int, int, int]] = []
 
     @property
@@ -232,6 +236,13 @@ class ModelMetrics:
         if len(self._notes) >= NOTES_MAX:
             self._add_up()
 
+    def batches_done(self, notes: Sequence[BatchNote], wall_ms: int) -> None:
+        """Count executed batches as `batch_done` does, `wall_ms` after the epoch."""
+        self._statistics.last_inference_ms = wall_ms
+        self._notes += notes
+        if len(self._notes) >= NOTES_MAX:
+            self._add_up()
+
     def composed(
         self, *, duration_ns: int, inferences: int, queue_ns: int, compute_ns: int, end_ns: int, wall_ms: int
     ) -> None:
@@ -309,14 +320,14 @@ class ModelMetrics:
         notes.clear()
 
     def labels(self, tags: Mapping[str, str]) -> dict[str, str]:
-        """Return the labels of this version's metrics: model, version, namespace, and the tags of the configuration.
+        """Return the labels of this version's metrics: the tags of the configuration, model, version and namespace.
 
         Names of tags are prefixed with "_". The namespace is left out without namespaces.
         """
         statistics = self._statistics
         namespace = {"namespace": self.namespace} if self.namespace else {}
         own = {"model": statistics.name, "version": statistics.version, **namespace}
-        return own | {f"_{k}": v for k, v in tags.items()}
+        return {f"_{name}": tags[name] for name in sorted(tags)} | own
 
 
 def _phases(counted: ModelStatistics | BatchStatistics) -> tuple[Duration, Duration, Duration]:

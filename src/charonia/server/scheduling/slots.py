@@ -151,6 +151,11 @@ class Slots:
         free, gone = self._resize(instance, rule.capacity)
         return SlotChange((slot, *free) if self._states[slot] is SlotState.FREE else free, gone)
 
+    def ran(self, slot: int, compute_ns: int) -> SlotChange:
+        """The scheduler sent a batch to a slot, and it is done already: `begin` and `end` in one."""
+        self.begin(slot)
+        return self.end(slot, compute_ns)
+
     def limit(self, capacity: int) -> SlotChange:
         """Limit the capacity of every instance from now on."""
         gone: list[SlotGone] = []

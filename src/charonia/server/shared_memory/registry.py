@@ -1,10 +1,10 @@
 """The shared-memory regions that clients have registered, by name. Both kinds share one set of names."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
+from charonia.core.errors import Code, ServingError, internal, invalid, not_found, unavailable
 from charonia.server.shared_memory.cuda import CudaMemory
 from charonia.server.shared_memory.system import SystemMemory
 from charonia.wire.shared_memory import CudaRegion, RegionSpan, SystemRegion
@@ -26,6 +26,16 @@ class Memory(Protocol):
     def write(self, offset: int, data: memoryview) -> None:
         """Copy bytes into it."""
         ...
+
+
+class _Elsewhere:
+    """Memory that only other processes have mapped."""
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        raise internal("the memory of the region is mapped by another process")
+
+    def write(self, offset: int, data: memoryview) -> None:
+        raise internal("the memory of the region is mapped by another process")
 
 
 class _Registered:
@@ -83,6 +93,10 @@ class RegionRegistry:
     async def register_cuda(self, region: CudaRegion) -> None:
         """Register a region of a GPU's memory. Raises as `register_system`, with `CudaMemory` for `SystemMemory`."""
         await self._register(region, lambda: self._open_cuda(region))
+
+    def remember(self, regions: Iterable[SystemRegion | CudaRegion]) -> None:
+        """Take these regions for the registered ones, without their memory: other processes have it mapped."""
+        self._regions = {region.name: _Registered(region, _Elsewhere()) for region in regions}
 
     async def unregister_system(self, name: str = "") -> None:
         """Forget one region of system shared memory, or all; an unknown one is no error."""

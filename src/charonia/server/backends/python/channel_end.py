@@ -41,6 +41,7 @@ class ChannelEnd:
         on_broken: Called with the reason when the other end must be given up: it sends what cannot be read, nothing can
             be sent to it, or a message cannot be handled for a fault of this end.
         on_end: Called when the other end sends no more, and after `on_broken` for what it has sent.
+        on_read: Called after messages that were received together.
 
     Attributes:
         pool: The regions of this end.
@@ -57,6 +58,7 @@ class ChannelEnd:
         on_message: Callable[[Incoming], None],
         on_broken: Callable[[str], None],
         on_end: Callable[[], None],
+        on_read: Callable[[], None] | None = None,
     ) -> None:
         self.pool = RegionPool(forwards=True)
         self.unsent: list[bytes | bytearray | memoryview] = []
@@ -65,6 +67,7 @@ class ChannelEnd:
         self._on_message = on_message
         self._on_broken = on_broken
         self._on_end = on_end
+        self._on_read = on_read
         self._loop = asyncio.get_running_loop()
         self._mappings = Mappings(forwards=True)
         self._receiver = Receiver(self._mappings, self.pool)
@@ -112,6 +115,8 @@ class ChannelEnd:
         try:
             for message in self._receiver.feed(data, fds):
                 self._on_message(message)
+            if self._on_read is not None:
+                self._on_read()
         except ChannelError as error:
             self._on_broken(f"it sent something that cannot be read: {error}")
             return False

@@ -1,0 +1,279 @@
+"""Plain requests and plain responses between a front end and the engine, as many to a message as come together. Pure.
+
+Most requests of a client differ in the elements of their tensors only. What they share, their *form*, is sent once, and
+named by a number from then on; so is that of responses. A request is plain if it has no more than inputs, an id, the
+names of outputs and a deadline; a response, no more than outputs, its id and how it was run. Everything else travels
+alone, in a message of `messages.py`.
+
+A message has the new forms, the records of all requests or responses one after the other, the sizes of BYTES tensors,
+and one block with the elements of all tensors. Each begins at a multiple of the channel's alignment.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from charonia.core.dtypes import BY_WIRE, DataType
+from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.tensor import Tensor
+from charonia.server.backends.python.worker.channel import ALIGNMENT, INLINE_BYTES_MAX, Incoming, Outgoing
+from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.wire.tensors import Buffer, decode_tensor, encode_elements, encode_tensor
+
+BURST_MAX = 256
+"""Requests, or responses, of a message; one more travels alone."""
+
+BURST_BYTES_MAX = INLINE_BYTES_MAX
+"""Bytes of their tensors together."""
+
+FORMS_MAX = 1024
+"""Forms that an end has numbers for; of more, it forgets all and begins again."""
+
+T = TypeVar("T")
+
+_BYTES = DataType.BYTES
+_PADDING = bytes(ALIGNMENT)
+
+
+class _Writer:
+    """Collects the requests, or the responses, of a message."""
+
+    __slots__ = ("_announced", "_block", "_count", "_forms", "_kind", "_records", "_size", "_sizes")
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._forms: dict[Hashable, int] = {}
+        self._begin()
+
+    def __bool__(self) -> bool:
+        """Whether there is something to send."""
+        return self._count > 0
+
+    def _begin(self) -> None:
+        self._count = 0
+        self._size = 0
+        self._announced: list[tuple[int, object]] = []
+        self._records: list[object] = []
+        self._sizes: list[int] = []
+        self._block: list[Buffer] = []
+
+    def _add(self, head: Iterable[Hashable], tensors: Iterable[Tensor], number: int, *record: object) -> bool:
+        """Add a record and its tensors, whose form begins with `head`; return False if there is no room for them."""
+        parts: list[Hashable] = [*head]
+        size, sizes, block = self._size, [], []
+        for tensor in tensors:
+            array, datatype = tensor.array, tensor.datatype
+            data: Buffer
+            if datatype is _BYTES:
+                elements: list[bytes] = array.ravel().tolist()
+                if sum(map(len, elements)) > BURST_BYTES_MAX:
+                    return False
+                data = encode_elements(elements)
+                sizes.append(len(data))
+            elif array.nbytes > BURST_BYTES_MAX:
+                return False
+            else:
+                data = encode_tensor(tensor)
+            parts += (tensor.name, datatype.wire, array.shape)
+            block.append(data)
+            length = len(data)
+            padding = -length % ALIGNMENT
+            if padding:
+                block.append(_PADDING[:padding])
+            size += length + padding
+        if size > BURST_BYTES_MAX or self._count >= BURST_MAX:
+            return False
+        form = tuple(parts)
+        form_id = self._forms.get(form)
+        if form_id is None:
+            if len(self._forms) >= FORMS_MAX:
+                return False
+            form_id = self._forms[form] = len(self._forms)
+            self._announced.append((form_id, form))
+        self._count += 1
+        self._size = size
+        if sizes:
+            self._sizes += sizes
+        self._block += block
+        self._records += (number, form_id, *record)
+        return True
+
+    def take(self, outgoing: Outgoing) -> tuple[object, ...]:
+        """Return the message of what was added, which has its tensors in `outgoing`, and begin the next one."""
+        place = outgoing.place(b"".join(self._block))
+        header = (self._kind, self._announced, self._records, self._sizes, place)
+        self._begin()
+        if len(self._forms) >= FORMS_MAX:
+            self._forms.clear()
+        return header
+
+
+class RequestWriter(_Writer):
+    """Collects plain requests for a message."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("infers")
+
+    def add(self, number: int, request: InferRequest) -> bool:
+        """Add a request; return False if it has to travel alone."""
+        if (
+            request.trace is not None
+            or request.parameters
+            or request.correlation_id
+            or request.flags
+            or request.priority
+            or request.timeout_us
+        ):
+            return False
+        outputs = tuple([(each.name, each.classification) for each in request.outputs]) if request.outputs else ()
+        head = (request.model_name, request.model_version, outputs)
+        return self._add(head, request.inputs.values(), number, request.id, request.deadline_ns)
+
+
+class ResponseWriter(_Writer):
+    """Collects plain responses for a message."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("outcomes")
+
+    def add(self, number: int, response: InferResponse) -> bool:
+        """Add a request's only response; return False if it has to travel alone."""
+        run = response.execution
+        if run is None or response.parameters:
+            return False
+        head = (response.model_name, response.model_version, run.instance)
+        return self._add(*(head, response.outputs, number), response.id, run.batch_size, run.queue_ns, run.compute_ns)
+
+
+class _Form(Generic[T]):
+    """What requests, or responses, share.
+
+    Attributes:
+        head: What they share besides their tensors.
+        tensors: Name, datatype, shape, dtype and padded size in bytes of each tensor; -1 where the size varies.
+    """
+
+    __slots__ = ("head", "tensors")
+
+    def __init__(self, head: T, described: Iterable[Any]) -> None:
+        """Make a form; `described` has name, datatype and shape of one tensor after the other."""
+        self.head = head
+        parts = iter(described)
+        self.tensors = [
+            _planned(name, BY_WIRE[wire], shape) for name, wire, shape in zip(parts, parts, parts, strict=True)
+        ]
+
+
+def _planned(
+    name: str, datatype: DataType, shape: tuple[int, ...]
+) -> tuple[str, DataType, tuple[int, ...], "np.dtype[np.generic]", int]:
+    size = -1 if datatype is _BYTES else _padded(int(np.prod(shape, dtype=np.int64)) * datatype.byte_size)
+    return name, datatype, shape, datatype.numpy, size
+
+
+def _padded(size: int) -> int:
+    return size + -size % ALIGNMENT
+
+
+class _Block:
+    """The elements of the tensors of a message."""
+
+    __slots__ = ("_data", "_position", "_sizes")
+
+    def __init__(self, data: memoryview, sizes: Iterable[int]) -> None:
+        self._data = data
+        self._sizes = iter(sizes)
+        self._position = 0
+
+    def tensors(self, form: _Form[Any]) -> dict[str, Tensor]:
+        """Return the next tensors, which have this form, by name."""
+        found: dict[str, Tensor] = {}
+        data, position = self._data, self._position
+        for name, datatype, shape, dtype, size in form.tensors:
+            if size >= 0:
+                found[name] = Tensor(name, datatype, np.ndarray(shape, dtype, data, position))
+                position += size
+            else:
+                end = position + next(self._sizes)
+                found[name] = decode_tensor(name, datatype, shape, data[position:end])
+                position = _padded(end)
+        self._position = position
+        return found
+
+
+class RequestReader:
+    """Reads the messages of a `RequestWriter` at the other end."""
+
+    __slots__ = ("_forms",)
+
+    def __init__(self) -> None:
+        self._forms: dict[int, _Form[tuple[str, str, tuple[RequestedOutput, ...]]]] = {}
+
+    def read(self, message: Incoming) -> Iterable[tuple[list[int], list[InferRequest]]]:
+        """Return the numbers and the requests, those of a form together.
+
+        Raises:
+            ChannelError: The message is not as a `RequestWriter` makes it.
+        """
+        _, announced, records, sizes, place, *_ = message.header
+        forms = self._forms
+        for form_id, (model, version, outputs, *inputs) in announced:
+            forms[form_id] = _Form((model, version, tuple(RequestedOutput(*each) for each in outputs)), inputs)
+        block = _Block(message.find(place), sizes)
+        groups: dict[int, tuple[list[int], list[InferRequest]]] = {}
+        fields = iter(records)
+        try:
+            for number, form_id, request_id, deadline_ns in zip(fields, fields, fields, fields, strict=True):
+                form = forms[form_id]
+                model, version, outputs = form.head
+                request = InferRequest(
+                    model, block.tensors(form), model_version=version, id=request_id, outputs=outputs
+                )
+                request.deadline_ns = deadline_ns
+                group = groups.get(form_id)
+                if group is None:
+                    groups[form_id] = ([number], [request])
+                else:
+                    group[0].append(number)
+                    group[1].append(request)
+        except (KeyError, TypeError, ValueError, StopIteration) as error:
+            raise ChannelError(f"a message of requests is malformed: {error!r}") from error
+        return groups.values()
+
+
+class ResponseReader:
+    """Reads the messages of a `ResponseWriter` at the other end."""
+
+    __slots__ = ("_forms",)
+
+    def __init__(self) -> None:
+        self._forms: dict[int, _Form[tuple[str, str, str]]] = {}
+
+    def read(self, message: Incoming) -> Iterator[tuple[int, InferResponse]]:
+        """Iterate over the responses and the numbers of their requests.
+
+        Raises:
+            ChannelError: The message is not as a `ResponseWriter` makes it.
+        """
+        _, announced, records, sizes, place, *_ = message.header
+        forms = self._forms
+        for form_id, (model, version, instance, *outputs) in announced:
+            forms[form_id] = _Form((model, version, instance), outputs)
+        block = _Block(message.find(place), sizes)
+        fields = iter(records)
+        try:
+            for number, form_id, request_id, batch_size, queue_ns, compute_ns in zip(
+                fields, fields, fields, fields, fields, fields, strict=True
+            ):
+                form = forms[form_id]
+                model, version, instance = form.head
+                run = ExecutionRecord(instance, batch_size, queue_ns, compute_ns)
+                yield number, InferResponse(model, version, request_id, [*block.tensors(form).values()], None, run)
+        except (KeyError, TypeError, ValueError, StopIteration) as error:
+            raise ChannelError(f"a message of responses is malformed: {error!r}") from error
