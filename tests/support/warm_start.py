@@ -319,6 +319,8 @@ def _become(
         if program[0] == WORKER:
             sys.modules.update(_worker_modules)
         elif program[1] != MODULES[-1]:
+            signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # as libuv does, which starts engines and front ends
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             install(fork_template())  # for the workers of a server
         status = _run(program)
     finally:
