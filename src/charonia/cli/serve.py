@@ -35,6 +35,7 @@ from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
 from charonia.server.machine.memory import give_back_idle_memory, keep_freed_memory
 from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
+from charonia.wire.example_inputs import takes_picture
 from charonia.wire.example_request import example_request
 
 _log = logging.getLogger(__name__)
@@ -365,7 +366,9 @@ def shown_models(options: ServerOptions, server: RunningServer, names: Sequence[
         lines = [f"{name}: {signature(config)}"]
         if url:
             request = example_request(config, url=url)
-            forms = (request.infer_command(), request.curl(), request.python())
+            pictures = [given.name for given in config.input if takes_picture(config, given)]
+            command = request.infer_command() + "".join(f"    # or -i {name}=@cat.jpg" for name in pictures[:1])
+            forms = (command, request.curl(), request.python())
             lines += [indent(form, "    ") for form in forms if form]
         blocks.append("\n\n".join(line.rstrip() for line in lines))
     return "\n" + "\n\n".join(blocks) + "\n"
