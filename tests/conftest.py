@@ -28,14 +28,16 @@ LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
 
 # What takes longest begins first, or the last process would still be at it when the others have long been done.
 SLOWEST_FILES = (
-    *("test_tune_command.py", "test_demo.py", "test_ocr_example.py", "test_ocr_faults.py", "test_perf_command.py"),
+    *("test_ocr_example.py", "test_tune_command.py", "test_demo.py", "test_sentence_encoder_example.py"),
     *(
-        "test_pytorch_models.py",
-        "test_sentence_encoder_example.py",
-        "test_repository_features.py",
-        "test_cache_and_rate_limiter.py",
+        "test_pytorch_conformance.py",
+        "test_ocr_faults.py",
+        "test_environments.py",
+        "test_page.py",
+        "test_perf_command.py",
     ),
-    *("test_run.py", "test_tracing.py", "test_voice_activity_torch.py", "test_pytorch_server.py"),
+    *("test_killed_at_random.py", "test_repository_features.py", "test_cache_and_rate_limiter.py", "test_run.py"),
+    *("test_tracing.py", "test_voice_activity_torch.py", "test_pytorch_server.py", "test_guarded_server.py"),
 )
 
 

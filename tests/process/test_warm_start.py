@@ -81,6 +81,7 @@ def test_a_worker_of_this_process_sees_the_same(tmp_path: Path, monkeypatch: pyt
 
     compared(read(tmp_path / "m"))
     assert read(tmp_path / "m")[1][0]["parent"] == os.getpid()
+    assert warm_start._template is not None
 
 
 @pytest.mark.skipif(warm_start._CLONE is None, reason="programs start as ever here")

@@ -38,8 +38,12 @@ def shared_memory_of(pid: int) -> set[str]:
 
 def started_by(pid: int) -> list[psutil.Process]:
     """Return the processes that a process has started, and those that they have; templates are no part of a server."""
-    found = psutil.Process(pid).children(recursive=True)
-    return [process for process in found if process.cmdline()[:1] != [warm_start.TEMPLATE]]
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if process.cmdline()[:1] != [warm_start.TEMPLATE]:
+                found.append(process)
+    return found
 
 
 class ServeProcess:

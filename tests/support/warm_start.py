@@ -12,6 +12,7 @@ by variables: these libraries are loaded already.
 
 import asyncio
 import atexit
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -77,11 +78,15 @@ class Template:
         self._connection = connection
 
     def start(self, order: Any, descriptors: Sequence[int]) -> int:
-        """Start a program and return its process."""
+        """Start a program and return its process.
+
+        Raises:
+            OSError: The template has ended: a test may kill whatever it finds.
+        """
         socket.send_fds(self._connection, [marshal.dumps(order)], descriptors)
         answer = self._connection.recv(8)
         if not answer:
-            raise RuntimeError("the template of warm starts has ended")
+            raise BrokenPipeError("the template of warm starts has ended")
         return int.from_bytes(answer, "little")
 
     def close(self) -> None:
@@ -202,9 +207,10 @@ def _start(args: Sequence[Any], executables: object, close_fds: object, keep: Se
     with _lock:
         if _template is None:
             _template = _begin_template()
-        if _template.owner != os.getpid():  # a fork of the process that it works for
-            return _start_cold(args, executables, close_fds, keep, *rest)
-        return _template.start(order, [*streams, *passed])
+        if _template.owner == os.getpid():  # otherwise this is a fork of the process that it works for
+            with contextlib.suppress(OSError):
+                return _template.start(order, [*streams, *passed])
+    return _start_cold(args, executables, close_fds, keep, *rest)
 
 
 def _program(words: list[str]) -> tuple[list[str] | None, int]:
