@@ -141,7 +141,7 @@ def run(arguments: Sequence[str]) -> int:
     with TemporaryDirectory(prefix="charonia-") as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
         make_server: Callable[[ServerOptions], RunningServer] = partial(InferenceServer, log=log)
         if options.front_ends:
-            make_server = partial(ServerProcesses, heartbeat_s=notifier.limit_s)
+            make_server = partial(ServerProcesses, arguments=arguments, notifier=notifier)
         status, is_clean = runner.run(serve_given(options, given, Path(folder), make_server, notifier))
         if not is_clean:
             # Threads that still compute would delay the exit.
@@ -429,6 +429,9 @@ def _stop_event() -> asyncio.Event:
             loop.add_signal_handler(number, stop, number)
         except NotImplementedError:  # an event loop on Windows
             signal.signal(number, lambda caught, _: loop.call_soon_threadsafe(stop, caught))
+    if hasattr(signal, "SIGUSR2"):  # which asks for an upgrade, and would end a process that does not handle it
+        hint = "it has not started yet, or is one process: --front-ends 1 and more can be upgraded"
+        loop.add_signal_handler(signal.SIGUSR2, lambda: _log.error("the server cannot be upgraded (hint: %s)", hint))
     return event
 
 
