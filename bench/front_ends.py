@@ -1,7 +1,7 @@
 """CPU time of an inference by process, with front ends apart and without, in turn.
 
 python -m bench.front_ends
-python -m bench.front_ends --client wrk --model mlp --front-ends 0 1 2
+python -m bench.front_ends --client wrk --model mlp --front-ends 0 1 2     # over gRPC, h2load
 
 With it, `bench.capacity` says what larger machines do. The client is on the same machine and takes cores from the
 server, so the rates are those of a machine that does both.
@@ -66,14 +66,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5)
     given = parser.parse_args()
-    protocols = ["http"] if given.client == "wrk" else given.protocol
     record: dict[str, object] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
     with ExitStack() as stack:
         variant = f"charonia:{given.model}"
         servers = {n: stack.enter_context(Server(variant, [f"--front-ends={n}"])) for n in given.front_ends}
-        for protocol in protocols:
+        for protocol in given.protocol:
+            client = "h2load" if (given.client, protocol) == ("wrk", "grpc") else given.client
             for concurrency in given.concurrency:
-                load = Load(given.client, protocol, concurrency, given.seconds)
+                load = Load(client, protocol, concurrency, given.seconds)
                 samples: dict[int, list[Sample]] = {n: [] for n in servers}
                 for number in range(given.rounds + 1):
                     for n in list(servers)[:: 1 if number % 2 else -1]:

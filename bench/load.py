@@ -1,16 +1,20 @@
-"""The load: one run of perf_analyzer or wrk against a server, as a record."""
+"""The load: one run of perf_analyzer, wrk or h2load against a server, as a record."""
 
 import csv
 import json
 import math
 import re
+import statistics
+import struct
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.models import INPUT_SHAPES, MODEL, is_batched
 from bench.servers import PEERS, Server
+from charonia.schema.pool import message_class
 
 RUN_TIMEOUT_S = 300.0
 
@@ -32,7 +36,7 @@ class Load:
     """What to send.
 
     Attributes:
-        client: "perf_analyzer" or "wrk" (HTTP only, and far less CPU on the client's side).
+        client: "perf_analyzer"; or, with far less CPU on the client's side, "wrk" for HTTP and "h2load" for gRPC.
         protocol: "http" or "grpc".
         concurrency: Requests in flight.
         seconds: Length of one measurement.
@@ -64,7 +68,7 @@ class Point:
 def run(server: Server, load: Load) -> Point:
     """Run the load once."""
     cpu_before, count_before = server.cpu_seconds(), server.inference_count()
-    rate, p50, p99 = _wrk(server, load) if load.client == "wrk" else _perf_analyzer(server, load)
+    rate, p50, p99 = _CLIENTS[load.client](server, load)
     count = server.inference_count() - count_before
     return Point(rate, p50, p99, (server.cpu_seconds() - cpu_before) * 1e6 / max(count, 1))
 
@@ -85,11 +89,14 @@ def _perf_analyzer(server: Server, load: Load) -> tuple[float, float, float]:
     return float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"])
 
 
-def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
+def _shape(server: Server) -> list[int]:
     shape = INPUT_SHAPES[server.model]
+    return [1, *shape] if is_batched(server.model) else [*shape]
+
+
+def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
+    shape = _shape(server)
     elements = math.prod(shape)
-    if is_batched(server.model):
-        shape = [1, *shape]
     tensor = {
         "name": "INPUT0",
         "datatype": "FP32",
@@ -109,6 +116,30 @@ def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
     rate = re.search(r"Requests/sec:\s+([\d.]+)", report)
     assert rate, report
     return float(rate[1]), wrk_percentile(report, 50), wrk_percentile(report, 99)
+
+
+def _h2load(server: Server, load: Load) -> tuple[float, float, float]:
+    request: Any = message_class("inference.ModelInferRequest")(model_name=MODEL)
+    shape = _shape(server)
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=shape)
+    request.raw_input_contents.append(bytes(4 * math.prod(shape)))
+    encoded: bytes = request.SerializeToString()
+    with tempfile.TemporaryDirectory() as folder:
+        body, log = Path(folder) / "body", Path(folder) / "log"
+        body.write_bytes(b"\0" + struct.pack(">I", len(encoded)) + encoded)
+        url = f"http://{server.grpc}/inference.GRPCInferenceService/ModelInfer"
+        headers = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+        counts = ("-t1", "-m1", f"-c{load.concurrency}", f"-D{max(1, round(load.seconds))}")
+        report = _check(["h2load", *counts, *headers, f"--data={body}", f"--log-file={log}", url])
+        times_us = [int(line.split("\t")[2]) for line in log.read_text().splitlines()]
+    rate = re.search(r"^finished in .*?, ([\d.]+) req/s", report, re.MULTILINE)
+    if rate is None or " 0 failed, 0 errored" not in report:
+        raise SystemExit(f"{server.variant}: requests failed\n{report}")
+    cuts = statistics.quantiles(times_us, n=100)
+    return float(rate[1]), cuts[49], cuts[98]
+
+
+_CLIENTS = {"perf_analyzer": _perf_analyzer, "wrk": _wrk, "h2load": _h2load}
 
 
 def wrk_percentile(report: str, percent: int) -> float:

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from ..ocr.make_repository import build_ocr, shipped_file
+from ..ocr.make_repository import build_ocr, place, shipped_file
 
 CONTENT_TYPE = "content_type"
 ADD_SUB = "add_sub"
@@ -18,8 +18,7 @@ def build_repository(folder: Path) -> None:
     templates = Path(__file__).parent / "models"
     shutil.copytree(templates, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     content_type = folder / CONTENT_TYPE
-    (content_type / "1").mkdir(exist_ok=True)
-    shutil.copyfile(shipped_file("magika", f"{MAGIKA}/model.onnx"), content_type / "1" / "model.onnx")
+    place(shipped_file("magika", f"{MAGIKA}/model.onnx"), content_type / "1" / "model.onnx")
     description = json.loads(shipped_file("magika", f"{MAGIKA}/config.min.json").read_text(encoding="utf-8"))
     labels = "".join(label + "\n" for label in description["target_labels_space"])
     (content_type / "labels.txt").write_text(labels, encoding="utf-8")

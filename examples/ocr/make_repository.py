@@ -3,6 +3,7 @@
 Usage: python examples/ocr/make_repository.py FOLDER
 """
 
+import os
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
@@ -67,6 +68,16 @@ def is_installed(package: str) -> bool:
     return True
 
 
+def place(file: Path, target: Path) -> None:
+    """Put a file of a package at `target`: the same file under a second name where the disk can, else a copy."""
+    target.parent.mkdir(exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
+
+
 def build_ocr(folder: Path) -> None:
     """Write the models of the OCR pipelines to `folder`, in place of those that are there."""
     package = next(filter(is_installed, NETWORKS), "rapidocr")
@@ -75,8 +86,7 @@ def build_ocr(folder: Path) -> None:
     shutil.copytree(templates, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / ENSEMBLE / "1").mkdir(exist_ok=True)  # a model has a version even where it has no files
     for model, network in networks.items():
-        (folder / model / "1").mkdir(exist_ok=True)
-        shutil.copyfile(network, folder / model / "1" / "model.onnx")
+        place(network, folder / model / "1" / "model.onnx")
         session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
         name_output(folder, model, session.get_outputs()[0])
         if model == TEXT_RECOGNITION:

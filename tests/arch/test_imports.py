@@ -78,7 +78,16 @@ INTERNAL = {
     | {"server.shared_memory.registry", "server.page"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
-    "server.front_ends": {"core", "config", "wire", "server", "server.app", "server.endpoints", "server.guard"}
+    "server.front_ends": {
+        "__version__",
+        "core",
+        "config",
+        "wire",
+        "server",
+        "server.app",
+        "server.endpoints",
+        "server.guard",
+    }
     | {"server.directory", "server.machine", "server.shared_memory.registry", "server.tracing.requests"}
     | {"server.backends.python.channel_end", "server.backends.python.tensors", "server.backends.python.worker"},
     # Before there is a server: it writes the repository that the server then reads.
@@ -191,7 +200,8 @@ def is_pure(path: Path) -> bool:
     relative = path.relative_to(SOURCE).as_posix()
     if relative.startswith(tuple(room + "/" for room in PURE_ROOMS)):
         return True
-    return bool(PURE_WORD.search(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""))
+    text = path.read_text(encoding="utf-8")
+    return bool(PURE_WORD.search(text) and PURE_WORD.search(ast.get_docstring(ast.parse(text)) or ""))
 
 
 PURE = sorted(path for path in SOURCE.rglob("*.py") if is_pure(path))

@@ -259,6 +259,20 @@ def test_requests_name_the_address_that_the_server_listens_on(http: HttpOptions,
     assert shlex.split(curl)[1].startswith(url)
 
 
+def test_the_command_for_a_picture_says_how_to_send_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    dims = {"pixels": (3, -1, -1), "bytes": (-1, -1, 3), "spectrum": (2, 80, 100), "row": (3,)}
+    inputs = tuple(ModelInput(name, DataType.FP32, dims=each) for name, each in dims.items())
+    config = ModelConfig(name="net", max_batch_size=4, input=inputs)
+    server = FakeServer()
+    server.http = FakeEndpoint(9000)
+    monkeypatch.setattr(server, "model_config", lambda name: config)
+
+    shown = command.shown_models(ServerOptions(), server, ["net"])
+
+    assert "    # or -i pixels=@cat.jpg\n" in shown
+    assert shown.count("cat.jpg") == 1
+
+
 def test_a_stream_has_an_arrow_of_its_own() -> None:
     config = ModelConfig(
         output=(ModelOutput("z", DataType.BYTES, dims=(1,)),),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from charonia.cli.main import COMMANDS
 from charonia.cli.serve import parse
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,12 @@ def test_its_command_line_serves_a_repository_within_the_time_to_stop(unit: Conf
     assert notes == ()
     # What the guard may take: the engine's margin, see charonia.server.guard.restarts.
     assert options.exit_timeout_secs + 15 < int(service["TimeoutStopSec"])
+
+
+def test_a_reload_is_an_upgrade_of_its_main_process(unit: ConfigParser) -> None:
+    program, command, pid = shlex.split(unit["Service"]["ExecReload"])
+
+    assert (Path(program).name, command in COMMANDS, pid) == ("charonia", True, "$MAINPID")
 
 
 def test_it_is_ready_when_the_models_are_and_is_watched(unit: ConfigParser) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from examples.demo.repository import build_repository
-from examples.ocr.make_repository import shipped_file
+from examples.ocr.make_repository import place, shipped_file
 
 from charonia import Code, ServingError
 
@@ -71,3 +71,17 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it() -> None:
 def test_a_file_that_a_package_ships_no_longer_is_named() -> None:
     with pytest.raises(ServingError, match=r"magika/models/none\.onnx"):
         shipped_file("magika", "magika/models/none.onnx")
+
+
+def test_a_network_is_copied_where_it_cannot_be_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "network").write_bytes(b"content")
+
+    def no_link(source: Path, target: Path) -> None:
+        raise OSError("Invalid cross-device link")
+
+    for _ in range(2):
+        place(tmp_path / "network", tmp_path / "1" / "model.onnx")
+        monkeypatch.setattr("os.link", no_link)
+
+    assert (tmp_path / "1" / "model.onnx").read_bytes() == b"content"
+    assert not (tmp_path / "1" / "model.onnx").samefile(tmp_path / "network")

@@ -10,6 +10,7 @@ import pytest
 from tests.support.fork_server import run_command
 from tests.support.onnx_writer import GraphWriter
 from tests.support.process import ServeProcess
+from tests.support.wheels import inline_metadata
 
 from charonia.client import Client
 from charonia.core.dtypes import DataType
@@ -68,6 +69,17 @@ def test_an_onnx_file_and_a_folder_of_a_model_are_served_beside_a_repository(tmp
         for model in ("net", "inside"):
             answer = charonia("infer", model, "-u", server.http, "-i", "x=1,2")
             assert answer.stdout == "y FP32[1,2]\n  -1  -2\n"
+
+
+def test_a_service_file_runs_where_the_dependencies_are_that_it_names(tmp_path: Path) -> None:
+    service = tmp_path / "service.py"
+    code = "import charonia\nimport tiny\n\n@charonia.model\ndef word() -> str:\n    return tiny.WORD\n"
+    service.write_text(inline_metadata(tmp_path / "wheels") + code)
+    (tmp_path / "charonia").mkdir()  # a checkout beside it, which is not the package
+
+    with ServeProcess(service, f"--backend-config=python,environment-cache={tmp_path / 'cache'}") as server:
+        assert post(server.http, "word/generate", {})["output"] == "tiny"
+        assert server.logs("making the Python environment")
 
 
 def test_a_file_that_changes_is_loaded_again(tmp_path: Path) -> None:

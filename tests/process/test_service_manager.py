@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,20 @@ def test_it_tells_when_it_is_ready_and_when_it_stops(repository: Path, manager: 
 
     assert started == ["STATUS=loading models", "READY=1", "STATUS=1 of 1 model versions ready"]
     assert stopped == ["STOPPING=1", "STATUS=stopping: requests in flight are finished"]
+
+
+def test_it_tells_of_an_upgrade(repository: Path, manager: socket.socket) -> None:
+    with ServeProcess(repository, "--front-ends=1") as server:
+        lines(manager, "READY=1")
+        server.process.send_signal(signal.SIGUSR2)
+        begun = lines(manager, "RELOADING=1")
+        over = lines(manager, "READY=1")
+        assert server.stop() == 0
+
+    at_us = next(int(line.split("=")[1]) for line in (*begun, *over) if line.startswith("MONOTONIC_USEC="))
+    assert 0 < at_us <= time.monotonic_ns() // 1000
+    assert "STATUS=upgrade: a new engine starts" in (*begun, *over)
+    assert any(line.startswith("STATUS=serving; upgraded to release ") for line in over)
 
 
 def test_it_sends_heartbeats_while_its_event_loop_turns(

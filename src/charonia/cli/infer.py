@@ -228,7 +228,7 @@ def _read(path: str) -> bytes:
         raise invalid(f"--input: cannot read '{path}': {error.strerror}") from error
 
 
-def _picture(content: bytes, height: int, width: int, mode: str) -> Array:
+def _picture(content: bytes, height: int, width: int, multiple: int, mode: str) -> Array:
     try:
         from PIL import Image  # only images need it
     except ModuleNotFoundError:
@@ -237,7 +237,9 @@ def _picture(content: bytes, height: int, width: int, mode: str) -> Array:
         image = Image.open(io.BytesIO(content)).convert(mode)
     except OSError as error:
         raise invalid(f"--input: expected an image: {error}") from error
-    if height or width:
-        image = image.resize((width or image.width, height or image.height))
+    own_width, own_height = (max(multiple, round(side / multiple) * multiple) for side in image.size)
+    size = (width or own_width, height or own_height)
+    if size != image.size:
+        image = image.resize(size)
     array: Array = np.asarray(image)
     return array.reshape(array.shape[0], array.shape[1], -1)

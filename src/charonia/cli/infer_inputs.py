@@ -25,9 +25,12 @@ IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".
 _CHANNELS = (1, 3, 4)
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
-Picture = Callable[[bytes, int, int, str], Array]
-"""Decodes an image file to an array of UINT8, [height, width, channels], given height and width (0 for its own) and the
-mode of Pillow."""
+GRID = 32
+"""Networks that halve their picture again and again need sides that are multiples of this."""
+
+Picture = Callable[[bytes, int, int, int, str], Array]
+"""Decodes an image file to an array of UINT8, [height, width, channels], given height and width (0 for its own, rounded
+to a multiple of the next), that multiple, and the mode of Pillow."""
 
 
 def tensors_of(
@@ -114,7 +117,8 @@ def _picture(config: ModelConfig, target: ModelInput, content: bytes, picture: P
     first = dims[0] in _CHANNELS or (dims[0] == -1 and dims[2] not in _CHANNELS)
     channels, height, width = dims if first else (dims[2], dims[0], dims[1])
     mode = _MODES.get(channels, "RGB")
-    pixels = picture(content, max(height, 0), max(width, 0), mode)
+    is_fraction = datatype.numpy.kind == "f" or datatype is DataType.BF16
+    pixels = picture(content, max(height, 0), max(width, 0), GRID if is_fraction else 1, mode)
     array: Array = pixels.transpose(2, 0, 1) if first else pixels
     if len(target.dims) == 2:
         array = array.reshape(pixels.shape[:2])

@@ -18,6 +18,7 @@ COMMANDS = {
     "infer": "Send one request to a model and print the answer.",
     "perf": "Measure how fast a server answers: latency, throughput, under any load.",
     "tune": "Find the configuration of a model that gives the most within your limits.",
+    "upgrade": "Put a new engine behind the front ends of a running server, without losing a request.",
     "explain": "Show what a model did in the last minute, what limits it, and what to change.",
     "config": "Print the complete configuration of a model and what was inferred.",
     "key": "Make an API key for a server that asks for one.",

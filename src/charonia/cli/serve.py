@@ -35,6 +35,7 @@ from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
 from charonia.server.machine.memory import give_back_idle_memory, keep_freed_memory
 from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
+from charonia.wire.example_inputs import takes_picture
 from charonia.wire.example_request import example_request
 
 _log = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ def run(arguments: Sequence[str]) -> int:
     with TemporaryDirectory(prefix="charonia-") as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
         make_server: Callable[[ServerOptions], RunningServer] = partial(InferenceServer, log=log)
         if options.front_ends:
-            make_server = partial(ServerProcesses, heartbeat_s=notifier.limit_s)
+            make_server = partial(ServerProcesses, arguments=arguments, notifier=notifier)
         status, is_clean = runner.run(serve_given(options, given, Path(folder), make_server, notifier))
         if not is_clean:
             # Threads that still compute would delay the exit.
@@ -365,7 +366,9 @@ def shown_models(options: ServerOptions, server: RunningServer, names: Sequence[
         lines = [f"{name}: {signature(config)}"]
         if url:
             request = example_request(config, url=url)
-            forms = (request.infer_command(), request.curl(), request.python())
+            pictures = [given.name for given in config.input if takes_picture(config, given)]
+            command = request.infer_command() + "".join(f"    # or -i {name}=@cat.jpg" for name in pictures[:1])
+            forms = (command, request.curl(), request.python())
             lines += [indent(form, "    ") for form in forms if form]
         blocks.append("\n\n".join(line.rstrip() for line in lines))
     return "\n" + "\n\n".join(blocks) + "\n"
@@ -426,6 +429,9 @@ def _stop_event() -> asyncio.Event:
             loop.add_signal_handler(number, stop, number)
         except NotImplementedError:  # an event loop on Windows
             signal.signal(number, lambda caught, _: loop.call_soon_threadsafe(stop, caught))
+    if hasattr(signal, "SIGUSR2"):  # which asks for an upgrade, and would end a process that does not handle it
+        hint = "it has not started yet, or is one process: --front-ends 1 and more can be upgraded"
+        loop.add_signal_handler(signal.SIGUSR2, lambda: _log.error("the server cannot be upgraded (hint: %s)", hint))
     return event
 
 

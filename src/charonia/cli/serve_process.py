@@ -1,60 +1,75 @@
 """A process of `charonia serve --front-ends`: the engine, or a front end. For the parent to start, not for users.
 
-    python -m charonia.cli.serve_process engine|front_end_1|... FOLDER
+    python -m charonia.cli.serve_process engine|front_end_1|... FOLDER [SOCKET]
 
-The folder has the server's options, and the engine's socket; the report goes there, too.
+The folder has the server's options, and the engine's socket; the report goes there, too. An engine that takes the place
+of another one reads its own options from the command line that lies there. SOCKET is the name of its socket until then.
 """
 
 import asyncio
 import faulthandler
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from charonia.cli import logs
-from charonia.core.errors import ServingError
+from charonia.cli.serve import parse, sort_given
+from charonia.core.errors import ServingError, invalid
 from charonia.server.app import new_event_loop
-from charonia.server.front_ends.engine_process import serve_engine
-from charonia.server.front_ends.front_end import serve_front_end
-from charonia.server.front_ends.messages import encode_error
-from charonia.server.front_ends.processes import (
+from charonia.server.front_ends.children import (
     ENGINE,
     EngineReport,
     ErrorRecord,
     FrontEndReport,
     forget_report,
     read_options,
+    write_options,
     write_report,
 )
+from charonia.server.front_ends.engine_process import EnginePlace, serve_engine
+from charonia.server.front_ends.front_end import serve_front_end
+from charonia.server.front_ends.hand_over import SOCKET_NAME
+from charonia.server.front_ends.messages import encode_error
+from charonia.server.front_ends.orders import NewEngine, options_of, read_new_engine
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.machine.memory import keep_freed_memory
+from charonia.server.options import ServerOptions
 
 
-def main(name: str, folder: Path) -> int:
+def main(name: str, folder: Path, socket: str = SOCKET_NAME) -> int:
     """Run a process and return its exit status."""
     notifier = Notifier.taken_from(os.environ)
     if notifier.limit_s:
         faulthandler.enable()  # the guard sends SIGABRT when it misses heartbeats: the log then shows what hangs
     keep_freed_memory(os.environ)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_run(name, folder, notifier))
+        return runner.run(_run(name, folder, socket, notifier))
 
 
-async def _run(name: str, folder: Path, notifier: Notifier) -> int:
-    options = read_options(folder)
-    log = logs.configure(options.log)
+async def _run(name: str, folder: Path, socket: str, notifier: Notifier) -> int:
+    forget_report(folder, name)
+    try:
+        order = read_new_engine(folder, name)
+        options = read_options(folder) if order is None else options_of(order, lambda given: _parse(given, order))
+        log = logs.configure(options.log)
+    except ServingError as error:
+        write_report(folder, name, EngineReport(ErrorRecord(*encode_error(error))))
+        return 1
+    if order is not None:
+        write_options(folder, options, name)
 
     def report(found: EngineReport | FrontEndReport) -> None:
         write_report(folder, name, found)
         if found.error is None:
             notifier.send(notify.READY)
 
-    forget_report(folder, name)
     pings = asyncio.create_task(notifier.ping())
     try:
-        if name == ENGINE:
-            return await serve_engine(options, log, folder, report)
+        if name.startswith(ENGINE):
+            place = EnginePlace(folder, socket, is_new=order is not None)
+            return await serve_engine(options, log, place, report, lambda: notifier.send(notify.HANDED_OVER))
         return await serve_front_end(options, log, folder, lambda: report(FrontEndReport()))
     except ServingError as error:
         report(FrontEndReport(ErrorRecord(*encode_error(error))))
@@ -63,5 +78,15 @@ async def _run(name: str, folder: Path, notifier: Notifier) -> int:
         pings.cancel()
 
 
+def _parse(arguments: Sequence[str], order: NewEngine) -> ServerOptions:
+    """Return the options of a new engine's command line. Raises ServingError."""
+    options, _ = parse(arguments, os.environ)
+    if arguments != order.arguments_before and sort_given(options).needs_repository:
+        raise invalid(
+            "an upgrade takes repositories, not files", hint="leave out the arguments to have the same models again"
+        )
+    return options
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))

@@ -1,7 +1,4 @@
-"""Building inference requests from a caller's arguments, and caching metadata of models for it. No I/O.
-
-Python values to tensors, and responses to arrays. No I/O.
-"""
+"""Requests from a caller's arguments: Python values to tensors, responses to arrays, metadata in between. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from charonia.core.request import (
 )
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
+from charonia.wire.v2_data import expected_and_got
 from charonia.wire.v2_request import apply_parameters
 
 InputValue = Array | np.generic | Sequence[Any] | bytes | str | bool | int | float
@@ -163,24 +161,33 @@ def _from_elements(metadata: TensorMetadata, value: Any) -> Tensor:
     try:
         if datatype is DataType.BYTES:
             return Tensor(name, datatype, _bytes_elements(name, _object_array(value)))
-        array: Array = np.asarray(value)
+        array = _of_datatype(datatype, value)
     except ValueError as error:
         raise invalid(f"input '{name}': the lists differ in length: {error}") from error
-    if datatype is DataType.BF16 and array.dtype.kind in "iuf":
-        return Tensor(name, datatype, to_bfloat16(array.astype(np.float32)))
-    if not array.size:
-        return Tensor(name, datatype, array.astype(datatype.numpy))
-    wanted = datatype.numpy.kind
-    fits = array.dtype.kind in {"f": "iuf", "b": "b"}.get(wanted, "iu")
-    if wanted in "iu":
+    if array is None:
+        elements = [np.asarray(element).tolist() for element in np.array(value, object).ravel()]
+        first = next(index for index, element in enumerate(elements) if _of_datatype(datatype, element) is None)
+        raise invalid(f"input '{name}': {expected_and_got(datatype, elements, first)}")
+    return Tensor(name, datatype, array)
+
+
+def _of_datatype(datatype: DataType, value: Any) -> Array | None:
+    """Return lists of numbers or booleans as an array of a datatype, None where an element is not of it."""
+    array: Array = np.asarray(value)
+    wanted = "f" if datatype is DataType.BF16 else datatype.numpy.kind
+    if array.size and wanted in "iu":
         if array.dtype.kind in "fO":  # the dtype of integers that no integer dtype can hold together
             array = np.array(value, object)
-            fits = all(type(element) is int for element in array.ravel().tolist())
+            if not all(type(element) is int for element in array.ravel().tolist()):
+                return None
+        elif array.dtype.kind not in "iu":
+            return None
         limits = np.iinfo(datatype.numpy.name)
-        fits = fits and limits.min <= int(array.min()) and int(array.max()) <= limits.max
-    if not fits:
-        raise invalid(f"input '{name}': not every element is a valid {datatype.wire} value")
-    return Tensor(name, datatype, array.astype(datatype.numpy))
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            return None
+    elif array.size and array.dtype.kind not in ("b" if wanted == "b" else "iuf"):
+        return None
+    return to_bfloat16(array.astype(np.float32)) if datatype is DataType.BF16 else array.astype(datatype.numpy)
 
 
 def _object_array(value: Any) -> Array:

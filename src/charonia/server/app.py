@@ -197,7 +197,7 @@ class InferenceServer:
         options = self._options
         await self.front_ends.check()
         if options.metrics.enabled and options.metrics.port:
-            await check_address(options.metrics_address, options.metrics.port)
+            await check_address(options.metrics_address, options.metrics.port, reuse_port=options.metrics.reuse_port)
         self._tracing = TracingService(options.trace)
         if isinstance(self._cache, RedisCache):
             await self._cache.connect()
@@ -301,7 +301,9 @@ class InferenceServer:
                     _page_view(options.metrics),
                 )
             )
-            await self.metrics.start(options.metrics_address, options.metrics.port)
+            await self.metrics.start(
+                options.metrics_address, options.metrics.port, reuse_port=options.metrics.reuse_port
+            )
 
     def _services(self, tracing: TracingService) -> Services:
         options, limits, demand = self._options, self._limits, self._demand

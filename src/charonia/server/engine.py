@@ -1,6 +1,7 @@
 """The implementation of `Engine` that front ends call, over the life cycle and its runners."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from charonia.config.model import ModelConfig
 from charonia.core.calls import ANSWERED, Reply, Ticket
@@ -26,7 +27,7 @@ from charonia.server.facade import ModelRequests
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
-from charonia.server.sequences.models import sequences_of
+from charonia.server.sequences.models import open_sequences, sequences_of
 from charonia.server.sequences.overview import ModelSequences
 
 
@@ -36,6 +37,7 @@ class ModelEngine:
     Attributes:
         demand: Loads models on demand, None in other control modes.
         requests: Is told of loads and unloads by request before these are answered.
+        open_sequences: Returns the sequences that have begun and not ended: model and id.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ModelEngine:
         lifecycle.ensembles.infer = self.infer
         lifecycle.ensembles.infer_at_once = self.infer_at_once
         self._routes = lifecycle.table.routes
+        self.open_sequences = partial(open_sequences, self._routes)
         self._models = lifecycle.table.models
         self._metadata = metadata
         self._strict_readiness = strict_readiness

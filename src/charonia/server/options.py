@@ -166,6 +166,7 @@ class MetricsOptions:
         enabled: Whether it is there.
         address: Address to listen on, "" for the HTTP endpoint's.
         port: Port to listen on, 0 for any free one.
+        reuse_port: Whether several processes may listen on the port.
         interval_ms: Shortest time between two samples of CPU figures.
         cpu: Whether to include CPU figures.
         counter_latencies: Whether to report latencies as counters.
@@ -178,6 +179,7 @@ class MetricsOptions:
     enabled: bool = True
     address: str = ""
     port: int = 8002
+    reuse_port: bool = False
     interval_ms: int = 2000
     cpu: bool = True
     counter_latencies: bool = True

@@ -86,6 +86,13 @@ def _inner_size(inner: Sequence[int], index: int, datatype: DataType, is_state: 
     return TOKENS
 
 
+def takes_picture(config: ModelConfig, given: ModelInput) -> bool:
+    """Return whether an input is three-dimensional, behind the batch, with as many channels as pictures have."""
+    inner = given.dims if config.max_batch_size > 0 or len(given.dims) == 3 else given.dims[1:]
+    is_image = len(inner) == 3 and any(channels in (1, COLOURS, 4) for channels in (inner[0], inner[2]))
+    return is_image and given.data_type is not None and _is_picture(given.data_type)
+
+
 def _is_picture(datatype: DataType) -> bool:
     return datatype.numpy.kind == "f" or datatype in (DataType.UINT8, DataType.BF16)
 

@@ -144,8 +144,19 @@ def _wrong_element(name: str, datatype: DataType, elements: list[object]) -> Ser
             first = middle
         else:
             last = middle - 1
-    got = _shown(elements[first]) + (f" at index {first}" if len(elements) > 1 else "")
-    return invalid(f"Unable to parse 'data' of input '{name}': expected {_expected(datatype)}, got {got}")
+    return invalid(f"Unable to parse 'data' of input '{name}': {expected_and_got(datatype, elements, first)}")
+
+
+def expected_and_got(datatype: DataType, elements: Sequence[object], index: int) -> str:
+    """Return the words of an error about an element that is not of the datatype.
+
+    Args:
+        datatype: The datatype of all.
+        elements: All elements, in row-major order.
+        index: The wrong one.
+    """
+    place = f" at index {index}" if len(elements) > 1 else ""
+    return f"expected {_expected(datatype)}, got {_shown(elements[index])}{place}"
 
 
 def _are_valid(datatype: DataType, elements: list[object]) -> bool:
@@ -162,7 +173,7 @@ def _expected(datatype: DataType) -> str:
             return "true or false (BOOL)"
         case "O":
             return "a string (BYTES)"
-        case "f":
+        case kind if kind == "f" or datatype is DataType.BF16:
             return f"a number ({datatype.wire})"
     limits = np.iinfo(datatype.numpy.name)
     return f"an integer from {limits.min} to {limits.max} ({datatype.wire})"
@@ -170,7 +181,7 @@ def _expected(datatype: DataType) -> str:
 
 def _shown(element: object) -> str:
     """Return an element for a message: itself, as JSON, or what it is."""
-    if isinstance(element, list | dict):
+    if element is not None and not isinstance(element, str | int | float):
         return kind_of(element)
     text = json.dumps(element[: SHOWN_MAX + 1] if isinstance(element, str) else element)
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"

@@ -273,6 +273,27 @@ def test_a_model_that_mixes_the_rows_of_a_batch_is_found_out(tmp_path: Path) -> 
     assert caught.value.code is Code.INTERNAL
 
 
+def test_sizes_that_only_the_network_knows_are_told(tmp_path: Path) -> None:
+    graph = GraphWriter()
+    graph.input("a", FP32, ["n", "k"])
+    graph.input("b", FP32, ["n", "m"])
+    graph.node("Add", ["a", "b"], "y")
+    graph.output("y", FP32, ["n", "k"])
+    config = config_of({"a": (FP32, (-1,)), "b": (FP32, (-1,))}, {"y": (FP32, (-1,))})
+    instance = make(files_of(tmp_path, graph.model()), config)
+
+    with pytest.raises(ServingError) as caught:
+        instance.execute(
+            [request({name: (FP32, np.ones((1, size), np.float32)) for name, size in (("a", 2), ("b", 3))})]
+        )
+
+    assert caught.value.code is Code.INTERNAL
+    assert (
+        caught.value.hint
+        == "the inputs were a [1, 2], b [1, 3]; a network may need other sizes than its signature says"
+    )
+
+
 def reshaping() -> bytes:
     """`y` is `x` [batch, 4] in the shape that `shape` says: ONNX Runtime cannot know its rank."""
     graph = GraphWriter()

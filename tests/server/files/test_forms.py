@@ -1,12 +1,17 @@
 """The forms of models that are recognised, and the lines that lead to something that is served."""
 
 import ast
+import json
 import re
 import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from charonia.config.platforms import FOREIGN_BACKENDS, FORMATS
+from charonia.server.backends.python.worker.runner import PythonModelRunner
 from charonia.server.files.forms import RECOGNISED, SERVED, Form, advice, form_of, model_name
 
 HERE_DOCUMENT = re.compile(r"<<'EOF'\n(.*?)\nEOF\n", re.DOTALL)
@@ -26,6 +31,7 @@ def test_what_is_served_has_a_backend() -> None:
         ("A.ONNX", None, b"", "an ONNX model"),
         ("a.pt", None, b"", "a PyTorch model"),
         ("a.pth", None, b"", "a PyTorch model"),
+        ("a.jit", None, b"", "a PyTorch model"),
         ("a.pt2", None, b"", "a PyTorch program"),
         ("a.py", None, b"", "a Python file"),
         ("a", ["saved_model.pb", "variables"], b"", "a TensorFlow SavedModel"),
@@ -80,6 +86,51 @@ def test_the_task_of_a_hugging_face_model_is_that_of_its_architecture(architectu
     assert form is not None
 
     assert f'pipeline("{task}", model=' in advice(form, "a", f'{{"architectures": ["{architecture}"]}}')
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dependencies"),
+    [("BertModel", '["transformers", "torch"]'), ("ViTForImageClassification", '["transformers", "torch", "pillow"]')],
+)
+def test_a_hugging_face_model_needs_pillow_for_pictures_only(architecture: str, dependencies: str) -> None:
+    form = form_of("a", ["config.json", "model.safetensors"])
+    assert form is not None
+
+    lines = advice(form, "a", f'{{"architectures": ["{architecture}"]}}')
+
+    assert f"# dependencies = {dependencies}\n" in lines
+    assert ("PIL" in lines) == ("pillow" in dependencies)
+
+
+@pytest.mark.parametrize(
+    ("path", "config", "tensors"),
+    [
+        ("bert", '{"architectures": ["BertModel"]}', "text STRING [1] -> output FP64 [-1, -1, -1]"),
+        ("bert", '{"architectures": ["BertForMaskedLM"]}', "text STRING [1] -> output STRING [1]"),
+        ("vit", '{"architectures": ["ViTForImageClassification"]}', "image STRING [1] -> output STRING [1]"),
+        ("whisper", '{"architectures": ["Wav2Vec2ForCTC"]}', "audio STRING [1] -> output STRING [1]"),
+        ("a.gguf", "", "prompt STRING [1], max_tokens INT64 [1] -> output STRING [1]"),
+        ("a.safetensors", "", "x FP32 [3, 224, 224] -> output FP32 [1000]"),
+    ],
+)
+def test_the_service_files_that_can_be_pasted_define_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, config: str, tensors: str
+) -> None:
+    for library in ("llama_cpp", "mymodel", "safetensors", "safetensors.torch", "torch", "transformers"):
+        monkeypatch.setitem(sys.modules, library, MagicMock())
+    form = form_of(path, None if "." in path else ["config.json", "model.safetensors"])
+    assert form is not None
+    (script,) = HERE_DOCUMENT.findall(advice(form, path, config))
+    (tmp_path / "service.py").write_text(script)
+
+    runner = PythonModelRunner(MagicMock(), shares_process=True)
+    (described,) = json.loads(runner.describe(str(tmp_path / "service.py"), "{}")).values()
+
+    def shown(side: str) -> str:
+        ports = described[side]
+        return ", ".join(f"{each['name']} {each['data_type'].removeprefix('TYPE_')} {each['dims']}" for each in ports)
+
+    assert f"{shown('input')} -> {shown('output')}" == tensors
 
 
 @pytest.mark.parametrize("config", ["", "no JSON", "[]", '{"architectures": []}', '{"architectures": null}'])

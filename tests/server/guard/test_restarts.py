@@ -7,6 +7,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from charonia.server.guard.events import (
+    Abort,
+    Command,
+    Event,
+    Exited,
+    Finish,
+    HandedOver,
+    HandOver,
+    Heartbeat,
+    Kill,
+    Ready,
+    ReportEnd,
+    ReportReady,
+    ReportReadyAgain,
+    ReportUpgrade,
+    Role,
+    Spawned,
+    SpawnFailed,
+    Stage,
+    Start,
+    StopAsked,
+    Terminate,
+    Tick,
+    UpgradeAsked,
+)
 from charonia.server.guard.record import ProcessRecord
 from charonia.server.guard.restarts import (
     ENGINE_RESTART_DELAY_NS_MAX,
@@ -14,32 +39,15 @@ from charonia.server.guard.restarts import (
     ENGINE_STOP_MARGIN_NS,
     FRONT_END_RESTART_DELAY_NS_MAX,
     FRONT_END_STOP_MARGIN_NS,
+    HAND_OVER_NS_MAX,
     HEALTHY_NS,
     HUNG,
     HUNG_KILL_NS,
     NOT_STARTED,
     RESTART_DELAY_NS,
     TERMINATED,
-    Abort,
-    Command,
-    Event,
-    Exited,
-    Finish,
-    Heartbeat,
-    Kill,
     Phase,
-    Ready,
-    ReportEnd,
-    ReportReady,
-    ReportReadyAgain,
     Restarts,
-    Role,
-    Spawned,
-    SpawnFailed,
-    Start,
-    StopAsked,
-    Terminate,
-    Tick,
 )
 
 S = 1_000_000_000
@@ -55,6 +63,8 @@ REASONS = {
     CRASHED: "SIGSEGV",
 }
 ENGINE, FRONT, OTHER = "engine", "front_end_0", "front_end_1"
+NEXT = "engine_2"
+FINISH = 60 * S
 
 
 def exited(name: str, status: int) -> Exited:
@@ -277,6 +287,126 @@ def test_the_record_counts_restarts_by_the_reason_of_the_end_before() -> None:
     assert other == ProcessRecord(OTHER, 3)
 
 
+def upgrading(*, stops_first: bool = False, is_loaded: bool = True) -> Restarts:
+    """Return a guard in an upgrade, whose next engine has process id 4, is ready, and has not got the front ends."""
+    machine = running()
+    first = HandOver(ENGINE, "") if stops_first else Start(NEXT)
+    assert machine.handle(UpgradeAsked(NEXT, stops_first, FINISH), 0) == [first]
+    assert not machine.may_upgrade
+    if not stops_first:
+        machine.handle(Spawned(NEXT, 4), 0)
+        if is_loaded:
+            machine.handle(Ready(NEXT), S)
+    return machine
+
+
+def names(machine: Restarts) -> dict[str, int]:
+    """Return the numbers of the processes by the name that they are shown with."""
+    return {record.name: record.pid for record in machine.records()}
+
+
+def test_an_upgrade_moves_when_the_next_engine_is_ready_and_ends_with_the_engine_before() -> None:
+    machine = upgrading(is_loaded=False)
+    assert names(machine) == {"engine": 1, FRONT: 2, OTHER: 3, "next_engine": 4}
+
+    assert machine.handle(Ready(NEXT), S) == [ReportUpgrade(Stage.LOADED, NEXT, 4), HandOver(ENGINE, NEXT)]
+    assert machine.handle(HandedOver(ENGINE), 2 * S) == [ReportUpgrade(Stage.MOVED, ENGINE, 1)]
+    assert names(machine) == {"former_engine": 1, FRONT: 2, OTHER: 3, "engine": 4}
+    assert machine.wake_at() == 2 * S + FINISH + EXIT_TIMEOUT + ENGINE_STOP_MARGIN_NS
+    assert machine.handle(exited(ENGINE, 0), 3 * S) == [
+        ReportEnd(ENGINE, 1, "exit status 0", 3 * S, None),
+        ReportUpgrade(Stage.ENDED, ENGINE, 0),
+    ]
+    assert names(machine) == {FRONT: 2, OTHER: 3, "engine": 4}
+    assert machine.engine == NEXT
+    assert machine.may_upgrade
+
+
+def test_a_next_engine_that_fails_changes_nothing() -> None:
+    machine = upgrading(is_loaded=False)
+
+    commands = machine.handle(exited(NEXT, 1), 5 * S)
+
+    assert commands[-1] == ReportUpgrade(Stage.FAILED, NEXT, 4, "exit status 1")
+    assert names(machine) == {"engine": 1, FRONT: 2, OTHER: 3}
+    assert machine.wake_at() is None
+    assert machine.may_upgrade
+
+
+def test_a_next_engine_that_ends_before_it_has_the_front_ends_leaves_them_to_the_one_before() -> None:
+    machine = upgrading()
+
+    assert machine.handle(exited(NEXT, KILLED), 5 * S)[-1] == ReportUpgrade(Stage.FAILED, NEXT, 4, "SIGKILL")
+    assert names(machine) == {"engine": 1, FRONT: 2, OTHER: 3}
+    assert machine.may_upgrade
+
+
+def test_after_that_it_is_started_again_like_any_engine() -> None:
+    machine = upgrading()
+    machine.handle(HandedOver(ENGINE), 2 * S)
+
+    assert restart(machine, NEXT, 5 * S) == 5 * S + RESTART_DELAY_NS
+    assert names(machine)["former_engine"] == 1
+
+
+def test_an_engine_that_crashes_while_the_next_one_loads_is_started_again_and_then_not_needed() -> None:
+    machine = upgrading(is_loaded=False)
+    now_ns = restart(machine, ENGINE, 5 * S, is_ready=False)
+
+    assert machine.handle(Ready(NEXT), now_ns) == [ReportUpgrade(Stage.LOADED, NEXT, 4), Kill(ENGINE)]
+    assert machine.handle(exited(ENGINE, KILLED), now_ns)[-1] == ReportUpgrade(Stage.ENDED, ENGINE, 0)
+    assert {record.name: dict(record.restarts) for record in machine.records()}["engine"] == {"SIGKILL": 1}
+
+
+def test_an_engine_that_does_not_hand_over_is_killed() -> None:
+    machine = upgrading()
+
+    assert machine.wake_at() == S + HAND_OVER_NS_MAX
+    assert machine.handle(Tick(), S + HAND_OVER_NS_MAX) == [Kill(ENGINE)]
+    assert machine.handle(exited(ENGINE, KILLED), S + HAND_OVER_NS_MAX)[-1].stage is Stage.ENDED  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("status", [0, CRASHED])
+def test_an_engine_that_ends_first_makes_room_for_the_next_one(status: int) -> None:
+    machine = upgrading(stops_first=True)
+    machine.handle(HandedOver(ENGINE), S)
+
+    assert machine.handle(exited(ENGINE, status), 2 * S)[-1] == Start(NEXT)
+    machine.handle(Spawned(NEXT, 4), 2 * S)
+    assert machine.handle(Ready(NEXT), 3 * S) == [
+        ReportUpgrade(Stage.LOADED, NEXT, 4),
+        ReportUpgrade(Stage.ENDED, ENGINE, 0),
+    ]
+    assert machine.may_upgrade
+
+
+def test_an_engine_that_ended_first_comes_back_if_the_next_one_fails() -> None:
+    machine = upgrading(stops_first=True)
+    machine.handle(exited(ENGINE, 0), 2 * S)
+    machine.handle(Spawned(NEXT, 4), 2 * S)
+
+    assert machine.handle(exited(NEXT, 1), 3 * S)[-1] == ReportUpgrade(Stage.FAILED, NEXT, 4, "exit status 1")
+    assert machine.handle(Tick(), 3 * S + RESTART_DELAY_NS) == [Start(ENGINE)]
+    machine.handle(Spawned(ENGINE, 5), 4 * S)
+    assert machine.handle(Ready(ENGINE), 4 * S) == [ReportReadyAgain(ENGINE, 5)]
+    assert machine.may_upgrade
+
+
+def test_a_stop_ends_both_engines_after_the_front_ends() -> None:
+    machine = upgrading()
+
+    assert machine.handle(StopAsked(), 2 * S) == [Terminate(FRONT), Terminate(OTHER)]
+    machine.handle(exited(FRONT, 0), 3 * S)
+    assert machine.handle(exited(OTHER, 0), 3 * S)[1:] == [Terminate(ENGINE), Terminate(NEXT)]
+    machine.handle(exited(ENGINE, 0), 4 * S)
+    assert machine.handle(exited(NEXT, 0), 4 * S)[-1] == Finish(0)
+
+
+def test_only_one_upgrade_at_a_time_and_none_before_the_server_is_ready() -> None:
+    assert guard().handle(UpgradeAsked(NEXT, False, FINISH), 0) == [Start(ENGINE)]
+    assert upgrading().handle(UpgradeAsked("engine_3", False, FINISH), 0) == []
+
+
 STATUSES = st.sampled_from([0, 1, KILLED, CRASHED])
 
 
@@ -309,7 +439,8 @@ class World:
                 assert name not in self.alive
                 assert name not in self.starting
                 if name in self.ended_ns:
-                    limit_ns = ENGINE_RESTART_DELAY_NS_MAX if name == ENGINE else FRONT_END_RESTART_DELAY_NS_MAX
+                    is_engine = name.startswith(ENGINE)
+                    limit_ns = ENGINE_RESTART_DELAY_NS_MAX if is_engine else FRONT_END_RESTART_DELAY_NS_MAX
                     assert RESTART_DELAY_NS <= self.now_ns - self.ended_ns[name] <= limit_ns
                 self.starting.append(name)
             case Terminate(name) | Abort(name):
@@ -319,6 +450,11 @@ class World:
                 self.killed.add(name)
             case ReportEnd(_, pid):
                 self.reported.append(pid)
+            case HandOver(name, next_name):
+                assert name in self.alive
+                assert next_name in ("", *self.alive)
+            case ReportUpgrade(Stage.FAILED):
+                self.ended_ns.clear()  # an engine that ended first comes back after the new one, not after its own end
             case Finish(status):
                 assert (self.alive, self.starting) == ({}, [])
                 self.finished.append(status)
@@ -350,8 +486,10 @@ class World:
         self.now_ns = end_ns
 
 
-NAMES = st.sampled_from([ENGINE, FRONT, OTHER])
+NAMES = st.sampled_from([ENGINE, NEXT, FRONT, OTHER])
 STEPS = st.one_of(
+    st.tuples(st.just("upgrade"), st.booleans()),
+    st.tuples(st.just("handed over"), NAMES),
     st.tuples(st.just("spawn"), st.booleans()),
     st.tuples(st.just("ready"), NAMES),
     st.tuples(st.just("beat"), NAMES),
@@ -366,7 +504,7 @@ STEPS = st.one_of(
 def test_in_any_order_nothing_runs_twice_every_process_is_reported_once_and_a_stop_ends(
     is_up: bool, steps: list[tuple[object, ...]]
 ) -> None:
-    world = World()
+    world, is_upgraded = World(), False
     world.tell(Tick())
     for name in (ENGINE, FRONT, OTHER) if is_up else ():
         world.spawn()
@@ -381,6 +519,11 @@ def test_in_any_order_nothing_runs_twice_every_process_is_reported_once_and_a_st
                 world.tell(Ready(name))
             case ("beat", str(name)) if name in world.alive:
                 world.tell(Heartbeat(name))
+            case ("upgrade", bool(stops_first)) if not is_upgraded:
+                is_upgraded = world.machine.may_upgrade
+                world.tell(UpgradeAsked(NEXT, stops_first, 60 * S))
+            case ("handed over", str(name)) if name in world.alive:
+                world.tell(HandedOver(name))
             case ("exit", str(name), int(status)):
                 world.exit(name, status)
             case ("time", int(ns)):

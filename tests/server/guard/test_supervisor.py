@@ -17,9 +17,9 @@ import pytest
 from tests.support.process import wait_until_ended
 
 from charonia.server.app import new_event_loop
+from charonia.server.guard.events import Role
 from charonia.server.guard.record import ProcessRecord, from_text
 from charonia.server.guard.record_file import RECORD_VARIABLE, read_record
-from charonia.server.guard.restarts import Role
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the processes of a server end with it on Linux only")
@@ -171,7 +171,7 @@ import asyncio, ctypes, json, os, signal, sys
 from pathlib import Path
 import psutil
 import charonia.server.guard.supervisor as supervisor
-from charonia.server.guard.restarts import Role
+from charonia.server.guard.events import (Role)
 from charonia.server.guard.record import from_text
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 supervisor.ORPHANS_S = 0.01
@@ -211,7 +211,7 @@ def test_when_the_guard_is_killed_its_processes_end(folder: Path) -> None:
     program = f"""
 import asyncio, sys
 from pathlib import Path
-from charonia.server.guard.restarts import Role
+from charonia.server.guard.events import (Role)
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 command = [sys.executable, "-I", "-S", "-c", {STUBBORN!r}]
 processes = [ProcessSpec("engine", Role.ENGINE, command), ProcessSpec("front_end_0", Role.FRONT_END, command)]

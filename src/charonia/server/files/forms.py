@@ -64,7 +64,7 @@ SERVED = tuple(
     Form(title, suffixes, filename=filename)
     for title, suffixes, filename in (
         ("an ONNX model", (".onnx",), "model.onnx"),
-        ("a PyTorch model", (".pt", ".pth", ".torchscript"), "model.pt"),
+        ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt"),
         ("a PyTorch program", (".pt2",), "model.pt2"),
         ("a Python file", (".py",), "model.py"),
     )
@@ -81,7 +81,7 @@ RECOGNISED = (
         "a Hugging Face model",
         members=("config.json", "*.safetensors"),
         lines=_service(
-            '"transformers", "torch", "pillow"',
+            '"transformers", "torch"',
             """
 import charonia
 from transformers import pipeline
@@ -91,7 +91,7 @@ class {class_name}:
     def __init__(self, device: str):
         self.pipe = pipeline("{task}", model={path_text}, device=device)
 
-    def __call__(self, {parameter}) -> list:
+    def __call__(self, {parameter}) -> {result}:
         return self.pipe({argument})
 """,
         ),
@@ -277,7 +277,15 @@ _TASKS = {
 }
 """Task of `transformers.pipeline` by the end of the architecture's name; others compute features."""
 
-_PICTURES = ("image-classification", "object-detection")
+_ARGUMENTS = {
+    "image-classification": ("image", "Image"),
+    "object-detection": ("image", "Image"),
+    "automatic-speech-recognition": ("audio", "bytes"),
+}
+"""What a task takes, and its type; others take text."""
+
+_RESULTS = {"feature-extraction": "list[list[list[float]]]", "automatic-speech-recognition": "dict"}
+"""Type of what a task gives; others give a list of records."""
 
 
 def form_of(name: str, entries: Sequence[str] | None, start: bytes = b"") -> Form | None:
@@ -301,7 +309,7 @@ def advice(form: Form, path: str, config: str = "") -> str:
     """
     name = model_name(path)
     task = _task(config)
-    is_picture = task in _PICTURES
+    argument, kind = _ARGUMENTS.get(task, ("text", "str"))
     values = {
         "path": shlex.quote(path),
         "path_text": json.dumps(path, ensure_ascii=False),
@@ -310,11 +318,13 @@ def advice(form: Form, path: str, config: str = "") -> str:
         "name": name,
         "class_name": "".join(word.capitalize() for word in re.split(r"\W|_", name) if word) or "Model",
         "task": task,
-        "parameter": "image: Image" if is_picture else "text: str",
-        "argument": "image" if is_picture else "text",
+        "parameter": f"{argument}: {kind}",
+        "argument": argument,
+        "result": _RESULTS.get(task, "list[dict]"),
     }
     lines = _SHARED.get(form.lines, form.lines)
-    if is_picture:
+    if kind == "Image":
+        lines = lines.replace('"torch"]', '"torch", "pillow"]', 1)
         lines = lines.replace("import charonia\n", "import charonia\nfrom PIL.Image import Image\n", 1)
     for key, value in values.items():
         lines = lines.replace(f"{{{key}}}", value)

@@ -7,15 +7,14 @@ for the engine that follows this one, and only then answered.
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from charonia.core.calls import Outcome, Ticket
-from charonia.core.errors import ServingError, internal, unavailable, unsupported
+from charonia.core.calls import Outcome, Reply, Ticket
+from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
@@ -24,6 +23,7 @@ from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Directory
 from charonia.server.facade import Engine, ModelRequests, Services
 from charonia.server.front_ends.bursts import RequestReader, ResponseWriter
+from charonia.server.front_ends.hand_over import CHANGES, SOCKET_NAME, HandOver, Listener
 from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
@@ -34,11 +34,6 @@ from charonia.wire.log_settings import LogOptions
 from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
 
 _log = logging.getLogger(__name__)
-
-SOCKET_NAME = "engine.sock"
-
-BACKLOG = 64
-"""Front ends that may wait to be accepted."""
 
 CHANGE_S_MAX = 10.0
 """Time in which a front end confirms a change; one that does not is cut off, since it would answer from the past."""
@@ -71,19 +66,28 @@ class EnginePort:
 
     Args:
         folder: Private folder for the socket.
+        name: Name of the socket. Another one than `SOCKET_NAME` is that of an engine beside the one that is there; it
+            takes its place when that one hands over.
+        is_strict: Whether `start` fails if a model that was loaded by request cannot be loaded.
+
+    Attributes:
+        hand_over: Lets front ends go to the next engine.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / SOCKET_NAME
+    def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False) -> None:
+        self._folder = folder
+        self._is_strict = is_strict
         self._keeper = Keeper(folder)
+        self._is_due_to_catch_up = name != SOCKET_NAME
+        self._listener = Listener(folder / name, self.connect)
         self._loop = asyncio.get_running_loop()
-        self._listener: socket.socket | None = None
         self._peers: set[_Peer] = set()
         self._is_due = False
         self._tasks: set[asyncio.Task[object]] = set()
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
         self._engine: ServedEngine
         self._services: Services
+        self.hand_over = HandOver(folder, self._listener, self._changing, self._tell_all, self.spawn)
 
     async def check(self) -> None:
         """Do nothing: the ports are those of the front ends."""
@@ -92,40 +96,36 @@ class EnginePort:
         """Make the changes of an engine before this one, and accept front ends.
 
         Raises:
-            ServingError: UNAVAILABLE when the socket cannot be made.
+            ServingError: UNAVAILABLE when the socket cannot be made; INVALID_ARG when a model that was loaded by
+                request cannot be loaded, and the port is strict.
         """
         self._engine, self._services = engine, services
-        await self._keeper.replay(engine, services)
-        engine.requests = self._keeper
+        failures = await self._keeper.replay(engine, services)
+        if failures and self._is_strict:
+            raise invalid("not every model could be loaded:\n" + "\n".join(failures))
+        if not self._is_due_to_catch_up:
+            engine.requests = self._keeper
         engine.on_change(self._changed)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._path.unlink(missing_ok=True)  # an engine that was killed has left it
-            self._listener.bind(str(self._path))
-            os.chmod(self._path, 0o600)
-            self._listener.listen(BACKLOG)
-        except OSError as error:
-            raise unavailable(
-                f"front ends: the socket {self._path} cannot be made: {error}", hint="TMPDIR names another folder"
-            ) from error
-        self._listener.setblocking(False)
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._listener.open()
 
     def connect(self, sock: socket.socket) -> None:
         """Take in a front end."""
         self._peers.add(_Peer(self, sock))
 
+    def is_busy(self) -> bool:
+        """Whether front ends wait for answers."""
+        return any(peer.is_busy for peer in self._peers)
+
     def stop_accepting(self) -> None:
         """Let no front end accept more connections, or more requests on open ones."""
-        if self._listener is not None:
-            self._loop.remove_reader(self._listener.fileno())
+        if self._listener.is_open:
             self._listener.close()
-            self._listener = None
-            self._path.unlink(missing_ok=True)
             self.spawn(self._tell_all("stop"))
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
+        if self.hand_over.is_done:  # the front ends go on
+            return True
         async with self._changing:
             answers = await asyncio.gather(*(peer.ask("drain", timeout_s) for peer in self._peers))
         return all(answer is not False for answer in answers)
@@ -165,6 +165,12 @@ class EnginePort:
 
     async def answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         """Answer a question of a front end. Raises ServingError."""
+        if question not in CHANGES:
+            return await self._answer(peer, question, arguments, blobs)
+        async with self.hand_over.change():
+            return await self._answer(peer, question, arguments, blobs)
+
+    async def _answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         engine = self._engine
         match question:
             case "hello":
@@ -225,6 +231,12 @@ class EnginePort:
             "explain": services.explain is not None,
         }
         async with self._changing:
+            self.hand_over.check()
+            if self._is_due_to_catch_up:
+                self._is_due_to_catch_up = False
+                self._listener.path = self._folder / SOCKET_NAME  # by the engine that hands over
+                await self._keeper.replay(self._engine, services)
+                self._engine.requests = self._keeper
             peer.is_welcome = True
             await peer.publish(self._state())
             if services.log is not None:
@@ -301,15 +313,6 @@ class EnginePort:
         if refusals:
             raise refusals[0]
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        try:
-            self.connect(self._listener.accept()[0])
-        except BlockingIOError:
-            return
-        except OSError as error:
-            _log.error("a front end cannot be accepted: %s", error)
-
 
 class _Peer:
     """A front end."""
@@ -329,9 +332,14 @@ class _Peer:
         self._open: dict[int, Ticket | None] = {}
         self._traces: dict[int, TraceTree] = {}
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it waits for answers."""
+        return bool(self._open)
+
     async def ask(self, question: str, *arguments: object) -> object:
         """Return the front end's answer, None if it is gone. Raises as `Link.ask`."""
-        limit_s = CHANGE_S_MAX if question != "drain" else None
+        limit_s = CHANGE_S_MAX if question not in ("drain", "meet") else None
         try:
             async with asyncio.timeout(limit_s):
                 return await self._link.ask(question, *arguments)
@@ -408,7 +416,10 @@ class _Peer:
     def _run(self, number: int, request: InferRequest) -> None:
         open_ = self._open
         open_[number] = None
-        ticket = self._port.engine.infer(request, partial(self._reply, number))
+        reply: Reply = partial(self._reply, number)
+        if request.correlation_id and self._port.hand_over.staying is not None:
+            reply = self._port.hand_over.told_before(request, reply)
+        ticket = self._port.engine.infer(request, reply)
         if number in open_:
             open_[number] = ticket
 

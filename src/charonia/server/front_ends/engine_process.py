@@ -6,40 +6,67 @@ import logging
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from charonia import __version__
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.app import InferenceServer
 from charonia.server.facade import LogControl
+from charonia.server.front_ends.children import EngineReport, ErrorRecord
 from charonia.server.front_ends.engine_port import EnginePort
+from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.keeper import read_changes
 from charonia.server.front_ends.messages import encode_error
-from charonia.server.front_ends.processes import EngineReport, ErrorRecord
+from charonia.server.front_ends.orders import read_order
 from charonia.server.machine.memory import give_back_idle_memory
 from charonia.server.options import ServerOptions
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """Where an engine listens for front ends.
+
+    Attributes:
+        folder: Private folder of the server.
+        socket: Name of the socket; see `EnginePort`.
+        is_new: Whether it takes the place of another one, so that nothing may be missing.
+    """
+
+    folder: Path
+    socket: str = SOCKET_NAME
+    is_new: bool = False
+
+
 async def serve_engine(
-    options: ServerOptions, log: LogControl | None, folder: Path, report: Callable[[EngineReport], None]
+    options: ServerOptions,
+    log: LogControl | None,
+    place: EnginePlace,
+    report: Callable[[EngineReport], None],
+    handed_over: Callable[[], None],
 ) -> int:
-    """Run the engine until a signal arrives; return the exit status.
+    """Run the engine until a signal arrives, or until it has handed over and finished; return the exit status.
 
     Args:
         options: The server's options.
         log: The log of this process.
-        folder: Where it listens for front ends.
+        place: Where it listens.
         report: Called once when the models are loaded, or when the engine cannot start.
+        handed_over: Called when front ends send nothing new here.
     """
-    stopped = asyncio.Event()
+    folder, stopped, handing_over = place.folder, asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):  # an event loop on Windows
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    with suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, handing_over.set)
     try:
         # The engine before this one may have left changes; the port makes them.
         left_out = read_changes(folder).models
-        server = InferenceServer(options, log=log, front_ends=EnginePort(folder), left_out=left_out)
+        port = EnginePort(folder, place.socket, is_strict=place.is_new and options.exit_on_error)
+        server = InferenceServer(options, log=log, front_ends=port, left_out=left_out)
     except ServingError as error:
         report(EngineReport(ErrorRecord(*encode_error(error))))
         return 1
@@ -63,10 +90,31 @@ async def serve_engine(
         gc.freeze()
         directory = server.engine.directory()
         configs = {name: config for (name, version), config in directory.configs.items() if not version}
-        port = server.metrics.port if server.metrics is not None else 0
-        report(EngineReport(models=tuple(server.models()), configs=configs, metrics_port=port))
+        report(EngineReport(models=tuple(server.models()), configs=configs, version=__version__))
         giving_back = asyncio.create_task(give_back_idle_memory())
-        await stopping
+        handing = asyncio.create_task(_hand_over(server, port, folder, handing_over, handed_over))
+        await asyncio.wait({stopping, handing}, return_when=asyncio.FIRST_COMPLETED)
+        handing.cancel()
         giving_back.cancel()
     stopping.cancel()
     return status if await server.shutdown() else 1
+
+
+async def _hand_over(
+    server: InferenceServer, port: EnginePort, folder: Path, asked: asyncio.Event, handed_over: Callable[[], None]
+) -> None:
+    """Hand over as often as it is asked for, until it succeeds; return when all is finished."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        order = read_order(folder)
+        try:
+            await port.hand_over.run(order.socket, server.engine.open_sequences)
+        except ServingError as error:
+            _log.error("the front ends stay with this engine: %s", error)
+            continue
+        if server.metrics is not None:
+            await server.metrics.close()
+        handed_over()
+        await port.hand_over.finish(order.finish_s, port.is_busy, server.engine.open_sequences)
+        return

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, unavailable
 from charonia.server.endpoints import Endpoints
 from charonia.server.facade import LogControl
-from charonia.server.front_ends.engine_port import SOCKET_NAME
+from charonia.server.front_ends.engines import Engines
+from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.records import record
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedLog, SharedRegions, services_of
 from charonia.server.listening import GRACE_S
@@ -44,7 +46,7 @@ class FrontEnd:
         self._options = options
         self._log = log
         self._folder = folder
-        self._engine: RemoteEngine | None = None
+        self._engine: Engines | None = None
         self._regions: SharedRegions | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._reconnecting: asyncio.Task[None] | None = None
@@ -57,7 +59,7 @@ class FrontEnd:
             ServingError: The engine is gone, or an endpoint cannot be opened.
         """
         sock = await engine_socket(self._folder)
-        engine = self._engine = RemoteEngine(take=self._take, ended=self._engine_gone)
+        engine = self._engine = Engines(lambda ended: RemoteEngine(take=self._take, ended=ended), self._engine_gone)
         if self._options.client_shm:
             self._regions = SharedRegions(self._options.client_shm_bytes_max, engine)
         offers = await engine.connect(sock)
@@ -104,11 +106,33 @@ class FrontEnd:
                 self._stop()
             case "drain":
                 return await self._drain(float(str(arguments[0])))
+            case "meet" | "move" | "pause" | "sequence" | "part":
+                await self._upgrade(change, arguments)
             case "log" if self._log is not None:
                 await self._log.change(record(LogOptions, arguments[0]))
             case _ if self._regions is not None:
                 await self._regions.take(change, arguments)
         return None
+
+    async def _upgrade(self, change: str, arguments: list[Any]) -> None:
+        """Do what an engine tells that hands its front ends over."""
+        engine = self._engine
+        assert engine is not None
+        match change:
+            case "meet":
+                sock = connected(self._folder / str(arguments[0]))
+                if sock is None:
+                    raise unavailable("the next engine has gone")
+                await engine.meet(sock)
+            case "move":
+                engine.move(*arguments)
+            case "pause":
+                engine.pause()
+                self._meet_again()
+            case "sequence":
+                engine.sequence(*arguments)
+            case _:
+                engine.part([(model, key) for model, key in arguments[0]])
 
     def _engine_gone(self, reason: str) -> None:
         engine = self._engine
@@ -117,11 +141,14 @@ class FrontEnd:
                 self.ended.set_result(self._is_taken)
             return
         _log.error("the engine has gone: %s", reason)
+        self._meet_again()
+
+    def _meet_again(self) -> None:
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
         """Meet the engine again."""
-        while self._engine is not None and self._engine.held.is_away:
+        while self._engine is not None and self._engine.current.held.is_away:
             sock = await engine_socket(self._folder)
             with suppress(ServingError):  # it has gone again
                 await self._engine.connect(sock)
@@ -130,15 +157,20 @@ class FrontEnd:
 
 async def engine_socket(folder: Path) -> socket.socket:
     """Return a connection to the engine, as soon as it listens."""
-    while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(str(folder / SOCKET_NAME))
-        except OSError:
-            sock.close()
-            await asyncio.sleep(RECONNECT_S)
-        else:
-            return sock
+    while (sock := connected(folder / SOCKET_NAME)) is None:
+        await asyncio.sleep(RECONNECT_S)
+    return sock
+
+
+def connected(path: Path) -> socket.socket | None:
+    """Return a connection to the engine that listens there, None if none does."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        return None
+    return sock
 
 
 async def serve_front_end(

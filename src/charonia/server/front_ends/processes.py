@@ -15,113 +15,36 @@ when it connects. When the engine is started again, the front ends connect to it
 
 import asyncio
 import logging
-import marshal
 import os
-import pickle
 import signal
 import socket
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.metadata import ModelIndexEntry
-from charonia.server.front_ends.messages import decode_error
-from charonia.server.front_ends.records import plain, record
-from charonia.server.guard.restarts import Role
+from charonia.server.front_ends.children import (
+    ENGINE,
+    EngineReport,
+    error_of,
+    process_specs,
+    read_report,
+    write_options,
+)
+from charonia.server.front_ends.upgrades import Upgrades
+from charonia.server.guard.control import serve_control
+from charonia.server.guard.notify import Notifier
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.listening import cannot_listen, check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.options import ServerOptions
 
 _log = logging.getLogger(__name__)
-
-OPTIONS_NAME = "options"
-"""File with the options for the children, in the private folder."""
-
-ENGINE = "engine"
-"""Name of the engine's process."""
-
-
-class ErrorRecord(NamedTuple):
-    """An error in a report, as `messages.encode_error` writes it."""
-
-    code: str
-    message: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReport:
-    """What the engine reports when it has started, or failed to.
-
-    Attributes:
-        error: Why it cannot start, None when it has.
-        models: Every model with the state of its versions.
-        configs: Configuration of each model that is ready.
-        metrics_port: Port of the metrics page, 0 for none.
-    """
-
-    error: ErrorRecord | None = None
-    models: tuple[ModelIndexEntry, ...] = ()
-    configs: Mapping[str, ModelConfig] = field(default_factory=dict)
-    metrics_port: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FrontEndReport:
-    """What a front end reports when it listens, or failed to: `error` is None when it does."""
-
-    error: ErrorRecord | None = None
-
-
-Report = TypeVar("Report", EngineReport, FrontEndReport)
-
-
-def process_specs(folder: Path, front_ends: int) -> list[ProcessSpec]:
-    """Return the engine and the front ends of a server whose options are in `folder`."""
-
-    def spec(name: str, role: Role) -> ProcessSpec:
-        return ProcessSpec(name, role, (sys.executable, "-m", "charonia.cli.serve_process", name, str(folder)))
-
-    return [spec(ENGINE, Role.ENGINE), *(spec(f"front_end_{i}", Role.FRONT_END) for i in range(1, front_ends + 1))]
-
-
-def write_report(folder: Path, name: str, report: EngineReport | FrontEndReport) -> None:
-    """Write a child's report."""
-    (folder / f"{name}.report").write_bytes(marshal.dumps(plain(report), 2))  # type: ignore[arg-type] # plain values
-
-
-def forget_report(folder: Path, name: str) -> None:
-    """Remove the report of the process that ran before under this name."""
-    (folder / f"{name}.report").unlink(missing_ok=True)
-
-
-def read_report(folder: Path, name: str, kind: type[Report]) -> Report | None:
-    """Return the report of a child, None if it has written none."""
-    try:
-        return record(kind, marshal.loads((folder / f"{name}.report").read_bytes()))
-    except FileNotFoundError:
-        return None
-
-
-def write_options(folder: Path, options: ServerOptions) -> None:
-    """Write the options for the children."""
-    new = folder / f"{OPTIONS_NAME}.new"
-    new.write_bytes(pickle.dumps(options))
-    new.replace(folder / OPTIONS_NAME)
-
-
-def read_options(folder: Path) -> ServerOptions:
-    """Return the options that the parent has written."""
-    with (folder / OPTIONS_NAME).open("rb") as file:
-        options: ServerOptions = pickle.load(file)
-    return options
 
 
 class Port(NamedTuple):
@@ -135,7 +58,8 @@ class ServerProcesses:
 
     Args:
         options: The server's options, with `front_ends` of at least 1.
-        heartbeat_s: Longest time between two heartbeats of a process, in seconds; 0 for no heartbeats.
+        arguments: The arguments of `charonia serve` that the options come from; a new engine reads them again.
+        notifier: The service manager, whose heartbeats the processes owe the guard, too.
 
     Attributes:
         http: The HTTP endpoint, where it is on and started.
@@ -143,12 +67,16 @@ class ServerProcesses:
         metrics: The metrics page, where it is on and started.
     """
 
-    def __init__(self, options: ServerOptions, *, heartbeat_s: float = 0.0) -> None:
+    def __init__(
+        self, options: ServerOptions, *, arguments: Sequence[str] = (), notifier: Notifier | None = None
+    ) -> None:
         self.http: Port | None = None
         self.grpc: Port | None = None
         self.metrics: Port | None = None
         self._options = options
-        self._heartbeat_s = heartbeat_s
+        self._arguments = arguments
+        self._notifier = notifier or Notifier()
+        self._upgrades: Upgrades | None = None
         self._report = EngineReport()
         self._guard: Supervisor | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -165,24 +93,26 @@ class ServerProcesses:
         options = replace(options, cpu_cores=options.cpu_cores or cores_beside(usable_cores(), options.front_ends))
         write_options(folder, options)
         specs = process_specs(folder, options.front_ends)
-        guard = self._guard = Supervisor(
+        upgrades = self._upgrades = Upgrades(folder, options, self._arguments, self._notifier)
+        guard = self._guard = upgrades.guard = Supervisor(
             specs,
             folder,
             exit_timeout_s=options.exit_timeout_secs,
-            heartbeat_s=self._heartbeat_s,
+            heartbeat_s=self._notifier.limit_s,
             problem=self._problem,
+            hand_over=upgrades.hand_over,
+            upgraded=upgrades.reported,
         )
         self._cleanup.callback(guard.close)
         if not await guard.start():
             self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
             raise self._failure(specs, guard.ended.result())
         self._watching = asyncio.create_task(self._watch(guard))
-        report = self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
-        # An engine that is started again keeps the port.
-        write_options(folder, replace(options, metrics=replace(options.metrics, port=report.metrics_port)))
+        self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
         self.http = Port(options.http.port) if options.http.enabled else None
         self.grpc = Port(options.grpc.port) if options.grpc.enabled else None
-        self.metrics = Port(report.metrics_port) if options.metrics.enabled else None
+        self.metrics = Port(options.metrics.port) if options.metrics.enabled else None
+        await self._listen_for_commands(upgrades)
 
     async def shutdown(self) -> bool:
         """Shut down gracefully; return whether all requests in flight were answered."""
@@ -191,6 +121,8 @@ class ServerProcesses:
                 self._watching.cancel()
             if self._guard is None:
                 return True
+            if self._upgrades is not None:
+                self._upgrades.close()
             self._guard.stop()
             return await self._guard.ended == 0
 
@@ -209,6 +141,15 @@ class ServerProcesses:
             raise unavailable(f"model '{name}' is not ready")
         return config
 
+    async def _listen_for_commands(self, upgrades: Upgrades) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR2, upgrades.begin)
+        self._cleanup.callback(loop.remove_signal_handler, signal.SIGUSR2)
+        try:
+            self._cleanup.callback((await serve_control(os.getpid(), upgrades.answer)).close)
+        except OSError as error:  # of a process of the same number in another container, say
+            _log.warning("`charonia upgrade` cannot reach this server, only SIGUSR2 can: %s", error)
+
     async def _watch(self, guard: Supervisor) -> None:
         """Let this process stop when the guard has given up."""
         await asyncio.wait({guard.ended})
@@ -218,32 +159,31 @@ class ServerProcesses:
     def _failure(self, specs: Sequence[ProcessSpec], status: int) -> ServingError:
         """Return why the server has not started."""
         for spec in specs:
-            error = self._error(spec.name)
+            error = error_of(self._folder, spec.name)
             if error is not None:
                 return error
         return internal(f"a process of the server ended while starting, with status {status}", hint="the log says more")
 
     def _problem(self, name: str) -> str:
         """Return why a process could not start, "" if it had started."""
-        error = self._error(name) if self._watching is not None else None
+        error = error_of(self._folder, name) if self._watching is not None else None
         return str(error) if error is not None else ""
-
-    def _error(self, name: str) -> ServingError | None:
-        report: EngineReport | FrontEndReport | None
-        if name == ENGINE:
-            report = read_report(self._folder, name, EngineReport)
-        else:
-            report = read_report(self._folder, name, FrontEndReport)
-        return decode_error(tuple(report.error)) if report is not None and report.error is not None else None
 
     async def _with_ports(self, options: ServerOptions) -> ServerOptions:
         """Return options with the ports of all front ends, which this process keeps for them."""
-        http = grpc = 0
+        http = grpc = metrics = 0
         if options.http.enabled:
             http = await self._reserve(options.http.address, options.http.port, options.http.reuse_port)
         if options.grpc.enabled:
             grpc = await self._reserve(options.grpc.address, options.grpc.port, options.grpc.reuse_port)
-        return replace(options, http=replace(options.http, port=http), grpc=replace(options.grpc, port=grpc))
+        if options.metrics.enabled:
+            metrics = await self._reserve(options.metrics_address, options.metrics.port, is_shared=False)
+        return replace(
+            options,
+            http=replace(options.http, port=http),
+            grpc=replace(options.grpc, port=grpc),
+            metrics=replace(options.metrics, port=metrics, reuse_port=True),
+        )
 
     async def _reserve(self, address: str, port: int, is_shared: bool) -> int:
         """Bind a port without listening, so that it stays this server's while front ends come and go."""

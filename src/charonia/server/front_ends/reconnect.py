@@ -5,7 +5,7 @@ that, or when too many wait, they are refused at once. What was in flight when t
 because it may have had effects. Sequences that were open have lost their state, and their next request is told so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from charonia.core.errors import ServingError, unavailable
@@ -182,6 +182,10 @@ class OpenSequences:
             if len(self._open) > SEQUENCES_MAX:
                 del self._open[next(iter(self._open))]
         return None
+
+    def lose(self, sequences: Iterable[Sequence]) -> None:
+        """Note that these sequences, which went another way, are lost."""
+        self._lost |= dict.fromkeys(sequences)
 
     def engine_ended(self) -> None:
         """Note that the state of all open sequences is lost."""

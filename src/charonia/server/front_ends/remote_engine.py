@@ -10,7 +10,7 @@ import itertools
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from charonia.config.model import ModelConfig
 from charonia.core.calls import ANSWERED, Outcome, Reply, Ticket
@@ -62,6 +62,11 @@ class RemoteEngine:
     Args:
         take: Handles what the engine tells all front ends: its name and its arguments.
         ended: Called with the reason when the engine has gone; `connect` meets the next one.
+
+    Attributes:
+        state: What is known of it.
+        held: The requests that wait for it.
+        sequences: The sequences that it has, and those that were lost.
     """
 
     def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
@@ -72,7 +77,7 @@ class RemoteEngine:
         self._link: Link[RequestWriter]
         self._responses = ResponseReader()
         self._has_news = False  # whether this engine has told its state
-        self._sequences = OpenSequences()
+        self.sequences = OpenSequences()
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
         self._metadata = ServerMetadata("", "", ())
@@ -221,7 +226,7 @@ class RemoteEngine:
         if not request.correlation_id:
             return None
         config = self.state.directory.configs.get((request.model_name, request.model_version))
-        return lost_sequence(self._sequences, config, request)
+        return lost_sequence(self.sequences, config, request)
 
     def _received(self, message: Incoming) -> None:
         header = message.header
@@ -258,7 +263,7 @@ class RemoteEngine:
     def _lost(self, reason: str) -> None:
         was_away = self.held.is_away
         self.held.engine_lost()
-        self._sequences.engine_ended()
+        self.sequences.engine_ended()
         self._fail_all(interrupted())
         if not was_away:
             self._ended(reason)
@@ -289,10 +294,23 @@ def lost_sequence(sequences: OpenSequences, config: ModelConfig | None, request:
     return sequences.sent((request.model_name, request.correlation_id), starts=starts, ends=ends)
 
 
+class Asked(Protocol):
+    """An engine in another process, as far as services need it."""
+
+    @property
+    def state(self) -> EngineState:
+        """What is known of it."""
+        ...
+
+    async def ask(self, question: str, *arguments: object) -> Any:
+        """Ask it. Raises as `Link.ask`."""
+        ...
+
+
 class SharedRegions(RegionRegistry):
     """The regions of all front ends, mapped in this one. A registration is in force in all of them, or in none."""
 
-    def __init__(self, bytes_max: int, engine: RemoteEngine) -> None:
+    def __init__(self, bytes_max: int, engine: Asked) -> None:
         super().__init__(bytes_max)
         self._engine = engine
 
@@ -355,7 +373,7 @@ class SharedLog:
         own: The log of this process.
     """
 
-    def __init__(self, own: LogControl, engine: RemoteEngine) -> None:
+    def __init__(self, own: LogControl, engine: Asked) -> None:
         self.own = own
         self._engine = engine
 
@@ -382,7 +400,7 @@ class _NoIds:
 class RemoteTracing:
     """Tracing, which the engine does: it picks requests, and the trace here only collects the front end's events."""
 
-    def __init__(self, engine: RemoteEngine, *, can_trace: bool) -> None:
+    def __init__(self, engine: Asked, *, can_trace: bool) -> None:
         self.can_trace = can_trace
         self._engine = engine
         self._ids = _NoIds()
@@ -411,7 +429,7 @@ def _dropped(tree: TraceTree) -> None:
 
 
 def services_of(
-    engine: RemoteEngine, offers: frozenset[str], regions: SharedRegions | None, log: LogControl | None
+    engine: Asked, offers: frozenset[str], regions: SharedRegions | None, log: LogControl | None
 ) -> Services:
     """Return the services that the engine offers.
 

@@ -13,6 +13,8 @@ from collections.abc import MutableMapping
 READY = "READY=1"
 STOPPING = "STOPPING=1"
 WATCHDOG = "WATCHDOG=1"
+HANDED_OVER = "X_CHARONIA_HANDED_OVER=1"
+"""An engine of a server tells its guard that its front ends send it nothing new."""
 
 MESSAGE_BYTES_MAX = 4096
 
@@ -25,6 +27,15 @@ _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 def status(text: str) -> str:
     """Return the message that shows a sentence as the service's state."""
     return "STATUS=" + " ".join(text.split())[: MESSAGE_BYTES_MAX // 8]
+
+
+def reloading(now_ns: int) -> tuple[str, ...]:
+    """Return the fields that tell systemd that the service is changing itself, until `READY`.
+
+    Args:
+        now_ns: Now, on the machine's monotonic clock.
+    """
+    return "RELOADING=1", f"MONOTONIC_USEC={now_ns // 1000}"
 
 
 def socket_address(name: str) -> str:

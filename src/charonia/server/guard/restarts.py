@@ -4,12 +4,42 @@ A server is an engine and its front ends. The engine starts first, the front end
 when all are. A process that ends before that ends the server. After that it is started again, with a back-off that
 doubles with each end and falls back to the first after a healthy stretch; the other processes stay. A stop drains the
 front ends first, because the engine has to answer what they have accepted.
+
+An upgrade starts a second engine. When it is ready, it is the engine, and the one before is told to hand its front ends
+over; it ends by itself when it has answered what it had. A second engine that ends before that changes nothing. Where
+there is no room for two, the engine hands over to none and ends first; one that is started as it was before takes its
+place if the new one fails.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from charonia.server.guard.events import (
+    Abort,
+    Command,
+    Event,
+    Exited,
+    Finish,
+    HandedOver,
+    HandOver,
+    Heartbeat,
+    Kill,
+    Ready,
+    ReportEnd,
+    ReportReady,
+    ReportReadyAgain,
+    ReportUpgrade,
+    Role,
+    Spawned,
+    SpawnFailed,
+    Stage,
+    Start,
+    StopAsked,
+    Terminate,
+    Tick,
+    UpgradeAsked,
+)
 from charonia.server.guard.record import ProcessRecord
 
 NS_PER_S = 1_000_000_000
@@ -35,6 +65,9 @@ ENGINE_STOP_MARGIN_NS = 15 * NS_PER_S
 HUNG_KILL_NS = 5 * NS_PER_S
 """Time that a process without heartbeats has to report where it hangs (SIGABRT) before it is killed."""
 
+HAND_OVER_NS_MAX = 600 * NS_PER_S
+"""Time in which an engine hands its front ends over; one that takes longer is killed."""
+
 TERMINATED = -15
 """Status of a process that SIGTERM ended, because it could not handle it yet."""
 
@@ -43,134 +76,6 @@ HUNG = "hung"
 
 NOT_STARTED = "not started"
 """Reason of the end of a process that could not be started."""
-
-
-class Role(Enum):
-    """What a process does."""
-
-    ENGINE = "engine"
-    FRONT_END = "front_end"
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    """A process was started as told by `Start`."""
-
-    name: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
-    """A process could not be started."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A process is ready for requests."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """The event loop of a process turns."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A process has ended and was reaped. The status is negative for a signal; the reason says it in words."""
-
-    name: str
-    status: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """The server has to stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed. The first one starts the server."""
-
-
-Event = Spawned | SpawnFailed | Ready | Heartbeat | Exited | StopAsked | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a process; `Spawned` or `SpawnFailed` follows."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """Tell a process to stop (SIGTERM). As the two below, this is for one that was spawned and has not exited."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Let a process report where it hangs, and end (SIGABRT)."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """End a process at once (SIGKILL)."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReportReady:
-    """The server has become ready, for the first time."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportReadyAgain:
-    """A process that was started again is ready."""
-
-    name: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportEnd:
-    """A process has ended.
-
-    Attributes:
-        name: Its name.
-        pid: Its number.
-        reason: That of `Exited`, `HUNG` or `NOT_STARTED`.
-        uptime_ns: How long it ran.
-        again_ns: Time until it is started again, None if it is not.
-    """
-
-    name: str
-    pid: int
-    reason: str
-    uptime_ns: int
-    again_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """All processes have ended: exit with this status."""
-
-    status: int
-
-
-Command = Start | Terminate | Abort | Kill | ReportReady | ReportReadyAgain | ReportEnd | Finish
 
 
 class Phase(Enum):
@@ -253,6 +158,23 @@ class _Child:
         return now_ns - self.started_ns
 
 
+@dataclass(slots=True)
+class _Upgrade:
+    """An upgrade under way."""
+
+    former: _Child
+    next: _Child
+    stops_first: bool
+    finish_ns: int
+    is_handed_over: bool = False
+
+    def ends_with(self, child: _Child, engine: _Child) -> bool:
+        """Whether the end of a process is a step of the upgrade. Others are started again as ever."""
+        if child is self.former:
+            return self.stops_first or engine is self.next
+        return child is self.next and (self.stops_first or not self.is_handed_over)
+
+
 class Restarts:
     """The processes of a server as one state machine.
 
@@ -266,11 +188,22 @@ class Restarts:
         self.phase = Phase.STARTING
         self._children = {name: _Child(name, role) for name, role in processes}
         (self._engine,) = (child for child in self._children.values() if child.role is Role.ENGINE)
+        self._upgrade: _Upgrade | None = None
         self._front_ends = [child for child in self._children.values() if child.role is Role.FRONT_END]
         self._exit_timeout_ns = exit_timeout_ns
         self._heartbeat_ns = heartbeat_ns
         self._stop_ns = 0
         self._status = 0
+
+    @property
+    def may_upgrade(self) -> bool:
+        """Whether an upgrade may begin: all is well, and none is under way."""
+        return self.phase is Phase.RUNNING and self._upgrade is None and self._engine.state is _State.READY
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine."""
+        return self._engine.name
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take an event and return what to do, in this order."""
@@ -278,6 +211,8 @@ class Restarts:
         match event:
             case Spawned(name, pid):
                 self._children[name].pid = pid
+                if self._upgrade is not None and name == self._upgrade.former.name != self._engine.name:
+                    commands.append(Kill(name))  # the next engine was ready before it was back
             case Ready(name):
                 commands += self._ready(self._children[name], now_ns)
             case Heartbeat(name):
@@ -287,9 +222,14 @@ class Restarts:
                 commands += self._ended(child, HUNG if child.is_hung else reason, status, now_ns)
             case SpawnFailed(name):
                 commands += self._ended(self._children[name], NOT_STARTED, 1, now_ns)
+            case UpgradeAsked(name, stops_first, finish_ns) if self.may_upgrade:
+                commands += self._begin_upgrade(name, stops_first, finish_ns, now_ns)
+            case HandedOver(name) if self._upgrade is not None and name == self._upgrade.former.name:
+                if self.phase is Phase.RUNNING:
+                    commands += self._handed_over(self._upgrade, now_ns)
             case StopAsked() if self.phase in (Phase.STARTING, Phase.RUNNING):
                 self._begin_stop(0, now_ns)
-            case StopAsked() | Tick():
+            case StopAsked() | Tick() | UpgradeAsked() | HandedOver():
                 pass
         return commands + (self._stop_step(now_ns) if self.phase is Phase.STOPPING else self._run_step(now_ns))
 
@@ -307,10 +247,22 @@ class Restarts:
         """Return what is known of each process."""
         return tuple(
             ProcessRecord(
-                child.name, child.pid, child.started_ns if child.pid else 0, dict(child.restarts), child.last_exit
+                self._shown(child),
+                child.pid,
+                child.started_ns if child.pid else 0,
+                dict(child.restarts),
+                child.last_exit,
             )
             for child in self._children.values()
         )
+
+    def _shown(self, child: _Child) -> str:
+        """Return the name of a process in the record: the engine keeps its own over upgrades."""
+        if child.role is Role.ENGINE:
+            if child is self._engine:
+                return Role.ENGINE.value
+            return "former_engine" if self._upgrade is not None and child is self._upgrade.former else "next_engine"
+        return child.name
 
     def _watched(self) -> list[_Child]:
         """Return the processes whose heartbeats count."""
@@ -324,6 +276,8 @@ class Restarts:
         child.state = _State.READY
         child.ready_ns = child.heartbeat_ns = now_ns
         child.start_failures = 0
+        if self.phase is Phase.RUNNING and self._upgrade is not None and child is self._upgrade.next:
+            return self._is_loaded(self._upgrade, now_ns)
         if self.phase is Phase.RUNNING:
             return [ReportReadyAgain(child.name, child.pid)]
         if self.phase is Phase.STARTING and all(c.state is _State.READY for c in self._children.values()):
@@ -339,6 +293,9 @@ class Restarts:
                 self._status = self._status or 1
         elif self.phase is Phase.STARTING:
             self._begin_stop(shell_status(status) or 1, now_ns)
+        elif self._upgrade is not None and self._upgrade.ends_with(child, self._engine):
+            end = ReportEnd(child.name, pid, reason, uptime_ns, None)
+            return [end, *self._ended_in_upgrade(self._upgrade, child, pid, now_ns)]
         elif child is self._engine and child.start_failures >= ENGINE_START_FAILURES_MAX:
             self._begin_stop(1, now_ns)
         else:
@@ -347,6 +304,59 @@ class Restarts:
             child.again_ns = now_ns + again_ns
             child.state = _State.WAITING
         return [ReportEnd(child.name, pid, reason, uptime_ns, again_ns)]
+
+    def _begin_upgrade(self, name: str, stops_first: bool, finish_ns: int, now_ns: int) -> list[Command]:
+        upgrade = self._upgrade = _Upgrade(self._engine, _Child(name, Role.ENGINE), stops_first, finish_ns)
+        if stops_first:
+            upgrade.former.kill_ns = now_ns + HAND_OVER_NS_MAX
+            return [HandOver(upgrade.former.name, "")]
+        return self._start_next(upgrade, now_ns)
+
+    def _start_next(self, upgrade: "_Upgrade", now_ns: int) -> list[Command]:
+        self._children[upgrade.next.name] = upgrade.next
+        upgrade.next.begin(now_ns)
+        return [Start(upgrade.next.name)]
+
+    def _is_loaded(self, upgrade: "_Upgrade", now_ns: int) -> list[Command]:
+        """The next engine is ready: it is the engine from now on."""
+        former, following = upgrade.former, upgrade.next
+        following.restarts, following.last_exit = former.restarts, former.last_exit
+        self._engine = following
+        commands: list[Command] = [ReportUpgrade(Stage.LOADED, following.name, following.pid)]
+        if upgrade.stops_first or not former.is_alive:
+            return [*commands, *self._end_upgrade(former)]
+        if former.state is not _State.READY:  # it has crashed, is being started again, and holds nothing
+            return [*commands, Kill(former.name)] if former.pid else commands
+        former.kill_ns = now_ns + HAND_OVER_NS_MAX
+        return [*commands, HandOver(former.name, following.name)]
+
+    def _handed_over(self, upgrade: "_Upgrade", now_ns: int) -> list[Command]:
+        upgrade.is_handed_over = True
+        upgrade.former.kill_ns = now_ns + upgrade.finish_ns + self._exit_timeout_ns + ENGINE_STOP_MARGIN_NS
+        return [ReportUpgrade(Stage.MOVED, upgrade.former.name, upgrade.former.pid)]
+
+    def _end_upgrade(self, former: _Child) -> list[Command]:
+        self._upgrade = None
+        self._children.pop(former.name, None)
+        return [ReportUpgrade(Stage.ENDED, former.name, 0)]
+
+    def _ended_in_upgrade(self, upgrade: "_Upgrade", child: _Child, pid: int, now_ns: int) -> list[Command]:
+        if child is upgrade.former:
+            if self._engine is upgrade.next:
+                return self._end_upgrade(child)
+            del self._children[child.name]
+            self._engine = upgrade.next
+            return self._start_next(upgrade, now_ns)
+        # The next one has failed: the one before goes on, or is started again.
+        self._upgrade = None
+        self._children.pop(child.name, None)
+        self._engine = former = upgrade.former
+        self._children[former.name] = former
+        former.kill_ns = None
+        if upgrade.stops_first:
+            former.is_asked_to_stop = False
+            former.state, former.again_ns = _State.WAITING, now_ns + RESTART_DELAY_NS
+        return [ReportUpgrade(Stage.FAILED, child.name, pid, child.last_exit)]
 
     def _run_step(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
@@ -373,10 +383,11 @@ class Restarts:
     def _stop_step(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
         has_front_ends = any(child.is_alive for child in self._front_ends)
-        for child in self._front_ends if has_front_ends else [self._engine]:
+        engines = [child for child in self._children.values() if child.role is Role.ENGINE]
+        for child in self._front_ends if has_front_ends else engines:
             if child.pid and not child.is_asked_to_stop:
                 child.is_asked_to_stop = True
-                margin_ns = ENGINE_STOP_MARGIN_NS if child is self._engine else FRONT_END_STOP_MARGIN_NS
+                margin_ns = ENGINE_STOP_MARGIN_NS if child in engines else FRONT_END_STOP_MARGIN_NS
                 due_ns = max(self._stop_ns + self._exit_timeout_ns, now_ns) + margin_ns
                 child.kill_ns = due_ns if child.kill_ns is None else min(child.kill_ns, due_ns)
                 commands.append(Terminate(child.name))

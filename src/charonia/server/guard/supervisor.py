@@ -19,28 +19,33 @@ from typing import Any
 
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.server.guard import notify
-from charonia.server.guard.record_file import RECORD_VARIABLE, write_record
-from charonia.server.guard.restarts import (
+from charonia.server.guard.events import (
     Abort,
     Command,
     Event,
     Exited,
     Finish,
+    HandedOver,
+    HandOver,
     Heartbeat,
     Kill,
     Ready,
     ReportEnd,
     ReportReady,
     ReportReadyAgain,
-    Restarts,
+    ReportUpgrade,
     Role,
     Spawned,
     SpawnFailed,
+    Stage,
     Start,
     StopAsked,
     Terminate,
     Tick,
+    UpgradeAsked,
 )
+from charonia.server.guard.record_file import RECORD_VARIABLE, write_record
+from charonia.server.guard.restarts import Restarts
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +81,9 @@ class Supervisor:
         exit_timeout_s: Time that requests in flight have when the server stops, in seconds.
         heartbeat_s: Longest time between two heartbeats of a process, in seconds; 0 for no heartbeats.
         problem: Returns why a process has ended, by its own account; "" where it has given none.
+        hand_over: Called with the names of an engine and the next one, "" for none, before the engine is told by
+            SIGUSR2 to hand its front ends over; see `restarts.HandOver`.
+        upgraded: Called with each stage of an upgrade.
         reaps_orphans: Whether processes whose parents have ended become children of this one; None to find out.
 
     Attributes:
@@ -90,6 +98,8 @@ class Supervisor:
         exit_timeout_s: float,
         heartbeat_s: float = 0.0,
         problem: Callable[[str], str] = lambda _: "",
+        hand_over: Callable[[str, str], None] = lambda *_: None,
+        upgraded: Callable[[ReportUpgrade], None] = lambda _: None,
         reaps_orphans: bool | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -99,6 +109,8 @@ class Supervisor:
         self._folder = folder
         self._heartbeat_s = heartbeat_s
         self._problem = problem
+        self._hand_over = hand_over
+        self._upgraded = upgraded
         self._reaps_orphans = os.getpid() == 1 if reaps_orphans is None else reaps_orphans
         self._restarts = Restarts(
             [(spec.name, spec.role) for spec in processes],
@@ -110,7 +122,6 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._spawning = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._cleanup = contextlib.ExitStack()
 
     async def start(self) -> bool:
         """Start the server; return whether it is ready. If it is not, it has ended."""
@@ -122,6 +133,32 @@ class Supervisor:
         outcomes: set[asyncio.Future[Any]] = {self._is_ready, self.ended}
         await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
         return not self.ended.done()
+
+    @property
+    def may_upgrade(self) -> bool:
+        """Whether an upgrade may begin: all is well, and none is under way."""
+        return self._restarts.may_upgrade
+
+    def pid(self) -> int:
+        """Return the number of the engine's process, 0 while it does not run."""
+        process = self._running.get(self._restarts.engine)
+        return process.pid if process is not None else 0
+
+    def upgrade(self, spec: ProcessSpec, *, stops_first: bool, finish_s: float) -> None:
+        """Let a new engine take the place of the one that runs. `may_upgrade` must hold.
+
+        Args:
+            spec: The new engine, with a new name.
+            stops_first: Whether the one that runs ends before the new one starts.
+            finish_s: Seconds that the one that runs has to finish after it has handed over.
+        """
+        self._specs[spec.name] = spec
+        self._listen(spec.name)
+        self._handle(UpgradeAsked(spec.name, stops_first, round(finish_s * 1e9)))
+
+    def respecify(self, spec: ProcessSpec) -> None:
+        """From now on, start a process in this way."""
+        self._specs[spec.name] = spec
 
     def stop(self) -> None:
         """Stop the server: front ends first, then the engine. `ended` tells when it has stopped."""
@@ -136,16 +173,22 @@ class Supervisor:
         for process in self._running.values():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        self._cleanup.close()
+        for name in list(self._sockets):
+            self._forget(name)
 
     def _listen(self, name: str) -> None:
         """Open the socket on which a process tells its state."""
-        heard = self._cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        heard = self._sockets[name] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         heard.setblocking(False)
         heard.bind(str(self._folder / name))
         self._loop.add_reader(heard, self._read, name)
-        self._cleanup.callback(self._loop.remove_reader, heard)
-        self._sockets[name] = heard
+
+    def _forget(self, name: str) -> None:
+        """Close the socket of a process that has ended for good."""
+        heard = self._sockets.pop(name)
+        (self._folder / name).unlink(missing_ok=True)
+        self._loop.remove_reader(heard)
+        heard.close()
 
     def _read(self, name: str) -> None:
         """Read what a process has told."""
@@ -157,6 +200,8 @@ class Supervisor:
                         self._handle(Ready(name))
                     elif line == notify.WATCHDOG:
                         self._handle(Heartbeat(name))
+                    elif line == notify.HANDED_OVER:
+                        self._handle(HandedOver(name))
 
     def _handle(self, event: Event) -> None:
         now_ns = time.monotonic_ns()
@@ -183,6 +228,13 @@ class Supervisor:
             case Kill(name):
                 _log.error("%s does not end: it is killed", name)
                 self._signal(name, signal.SIGKILL)
+            case HandOver(name, next_name):
+                self._hand_over(name, next_name)
+                self._signal(name, signal.SIGUSR2)
+            case ReportUpgrade(stage, name):
+                if stage in (Stage.ENDED, Stage.FAILED):
+                    self._forget(name)
+                self._upgraded(command)
             case ReportReady():
                 self._is_ready.set_result(None)
             case ReportReadyAgain(name, pid):

@@ -81,6 +81,28 @@ def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/
         groups: Mount point of control groups.
     """
     limits = [int(psutil.virtual_memory().total)]
+    for folder in _groups_of(process, groups):
+        limits += [limit for name in _LIMITS if (limit := _number(folder / name)) is not None]
+    return min(limits)
+
+
+def available_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that this process and others of its control group may still take. Arguments as above."""
+    free = [int(psutil.virtual_memory().available)]
+    for folder in _groups_of(process, groups):
+        for limit_name, used_name in zip(_LIMITS, _USES, strict=True):
+            limit, used = _number(folder / limit_name), _number(folder / used_name)
+            if limit is not None and used is not None:
+                free.append(max(0, limit - used + _reclaimable(folder)))
+    return min(free)
+
+
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+_USES = ("memory.current", "memory.usage_in_bytes")
+
+
+def _groups_of(process: Path, groups: Path) -> list[Path]:
+    """Return the folders of the control groups of a process."""
     try:
         lines = (process / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -90,18 +112,29 @@ def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/
         _, _, path = line.rpartition(":")
         parts = [part for part in path.split("/") if part not in ("", "..")]
         folders += [top.joinpath(*parts) for top in (groups, groups / "memory")]
-    for folder in folders:
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            try:
-                limits.append(int((folder / name).read_text(encoding="ascii")))
-            except (OSError, ValueError):  # no such group, or "max"
-                continue
-    return min(limits)
+    return folders
 
 
-def tree_bytes() -> int:
-    """Return the resident memory of this process and of all its descendants. Takes a few ms."""
-    process = psutil.Process()
+def _number(path: Path) -> int | None:
+    """Return the number in a file; None if there is no such file, or it says "max"."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _reclaimable(folder: Path) -> int:
+    """Return the bytes of files in the memory of a control group, which the system gives up when memory is short."""
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+
+
+def tree_bytes(pid: int | None = None) -> int:
+    """Return the resident memory of a process, None for this one, and of all its descendants. Takes a few ms."""
+    process = psutil.Process(pid)
     total = 0
     for each in (process, *process.children(recursive=True)):
         try:

@@ -14,7 +14,7 @@ from charonia.server.execution.executor import Executor
 from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.scheduling.api import Scheduler
 from charonia.server.scheduling.schedulers import QUEUE_SIZE_MAX, adapts_delay
-from charonia.server.sequences.api import SequencePolicy, SequenceView
+from charonia.server.sequences.api import SequenceKey, SequencePolicy, SequenceView
 from charonia.server.sequences.overview import ModelSequences, SequenceStatus
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.sequences.scheduler import Sequencer
@@ -144,6 +144,22 @@ def sequences_of(runner: object, name: str) -> ModelSequences:
         backlog=[_state(sequence) for sequence in view.backlog],
         ended={reason.value: count for reason, count in view.ended},
     )
+
+
+def open_sequences(routes: Mapping[Target, object]) -> set[tuple[str, SequenceKey]]:
+    """Return the sequences that have begun and not ended: model and id.
+
+    Args:
+        routes: Runners by model name and version.
+    """
+    runners = {runner for runner in routes.values() if isinstance(runner, SequenceRunner) and not runner.is_iterative}
+    views = ((runner.config.name, runner.view()) for runner in runners)
+    return {
+        (name, sequence.key)
+        for name, view in views
+        for sequences in (*view.instances, view.backlog)
+        for sequence in sequences
+    }
 
 
 def _state(view: SequenceView) -> SequenceStatus:

@@ -208,6 +208,11 @@ class SequenceRunner(ModelRunner):
         """Number of live sequences."""
         return self._sequencer.live
 
+    @property
+    def is_iterative(self) -> bool:
+        """Whether each request is a whole sequence."""
+        return self._is_iterative
+
     def holds(self, key: SequenceKey) -> bool:
         """Return whether a sequence is live here or in a runner that this one replaced."""
         return self._sequencer.holds(key) or any(runner.holds(key) for runner in self._predecessors)

@@ -9,13 +9,13 @@ import shutil
 import sys
 import tarfile
 import venv
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.support.python_model import Loaded, config, request, write
+from tests.support.wheels import SITE_PACKAGES, inline_metadata, offline_index
 
 from charonia.config.kinds import InstanceKind
 from charonia.core.dtypes import DataType
@@ -25,10 +25,9 @@ from charonia.server.backends.python import build as build_module
 from charonia.server.backends.python import environment as environment_module
 from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.python.build import CommandError, requirements_key, run_command
-from charonia.server.backends.python.environment import PYTHON_MIN, environment_of
+from charonia.server.backends.python.environment import PYTHON_MIN, environment_of, environment_of_file
 
 WORKER = Path(build_module.__file__).parent / "worker"
-SITE_PACKAGES = str(Path(np.__file__).parents[1])
 
 WHERE = """
 import os, sys
@@ -49,30 +48,6 @@ def settings(tmp_path: Path, **values: str) -> BackendSettings:
     return BackendSettings(
         {"environment-cache": str(tmp_path / "cache"), **{k.replace("_", "-"): v for k, v in values.items()}}
     )
-
-
-def wheel(folder: Path, name: str, files: dict[str, str], version: str = "1.0") -> Path:
-    """Write a wheel of pure Python."""
-    folder.mkdir(parents=True, exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    content = {
-        **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for member, text in {**content, f"{info}/RECORD": record}.items():
-            archive.writestr(member, text)
-    return path
-
-
-def offline_index(folder: Path, *, numpy: bool = True) -> None:
-    """Write wheels of a package `tiny` and of a "numpy" that leads to the one of these tests."""
-    wheel(folder, "tiny", {"tiny.py": "WORD = 'tiny'\n"})
-    if numpy:
-        wheel(folder, "numpy", {"numpy_of_the_tests.pth": SITE_PACKAGES + "\n"}, np.__version__)
 
 
 def with_requirements(tmp_path: Path, text: str, code: str = NEEDS_TINY) -> ModelFiles:
@@ -338,6 +313,27 @@ def test_requirements_in_the_models_folder_count_too(tmp_path: Path) -> None:
     (files.model_dir / "requirements.txt").write_text("--no-index\n--find-links 1/wheels\ntiny\n")
 
     assert asyncio.run(where(files, settings(tmp_path))).endswith(" tiny")
+
+
+def test_dependencies_that_a_file_names_in_itself_are_installed_once(tmp_path: Path) -> None:
+    files = write(tmp_path, inline_metadata(tmp_path / "wheels") + NEEDS_TINY)
+
+    first = asyncio.run(where(files, settings(tmp_path)))
+    again = asyncio.run(where(files, settings(tmp_path)))
+
+    assert first == again
+    assert first.endswith(" tiny")
+    assert first.startswith(str(tmp_path / "cache"))
+
+
+def test_another_python_than_the_servers_is_for_uv_to_find(tmp_path: Path) -> None:
+    file = tmp_path / "service.py"
+    file.write_text("# /// script\n# requires-python = '>=4'\n# ///\n")
+
+    with pytest.raises(ServingError, match="requires-python is '>=4', and the server's Python is 3") as caught:
+        asyncio.run(environment_of_file(file, settings(tmp_path, environment_builder="pip")))
+
+    assert caught.value.hint == "install uv, which finds or fetches other versions of Python"
 
 
 def test_instances_and_models_that_start_together_build_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -726,7 +726,7 @@ class TestAutoComplete:
     @pytest.mark.parametrize(
         ("module", "note"),
         [
-            (Text(), "inputs: could not be inferred, as 'texts' is no tensor"),
+            (Text(), "inputs: could not be inferred; the arguments are texts (a list of strings)"),
             (Kinds(), "nothing tells datatype and dims of 'x'"),
         ],
     )
@@ -736,7 +736,10 @@ class TestAutoComplete:
         completion = complete(tmp_path / "m")
 
         assert note in completion.notes[-1]
-        assert "has no inputs" in refusal(tmp_path / "m", completion.config).message
+        refused = refusal(tmp_path / "m", completion.config)
+        assert "model 'm' has no inputs: they are not configured, and inputs could not be inferred" in refused.message
+        assert note.removeprefix("inputs: ") in refused.message
+        assert refused.hint.startswith("m/config.pbtxt, beside the version's folder m/1, says them: input { name:")
 
     def test_a_trial_run_that_fails_is_said(self, scripted: Path) -> None:
         config = ModelConfig(name="m", max_batch_size=8, input=(ModelInput("x", FP32, dims=(5,)),))

@@ -11,7 +11,7 @@ import onnxruntime
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, internal, invalid
+from charonia.core.errors import Code, ServingError, internal, invalid
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import Execution, Outputs, Result
@@ -82,7 +82,12 @@ class OnnxRuntimeInstance:
         try:
             arrays = run(names, feed, self._options)
         except Exception as error:  # ONNX Runtime's errors have no common base class
-            raise plain_error("ONNX Runtime failed", error) from error
+            failure = plain_error("ONNX Runtime failed", error)
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+            hint = f"the inputs were {shapes}; a network may need other sizes than its signature says"
+            raise ServingError(
+                failure.code, failure.message, hint=hint if failure.code is Code.INTERNAL else ""
+            ) from error
         output_start_ns = time.monotonic_ns()
         return Execution(self._answers(requests, names, arrays), input_end_ns, output_start_ns)
 

@@ -230,9 +230,13 @@ class PyTorchBackend:
         source = await asyncio.to_thread(find_source, files, config)
         if not config.input or not config.output:
             missing = "inputs" if not config.input else "outputs"
+            found = await in_passing_thread(source.inspect, config, plan)
+            reason = "; ".join(note for note in found.notes if note.startswith(missing))
             raise invalid(
-                f"model '{config.name}' has no {missing}: they are not configured and could not be inferred",
-                hint="`charonia config` shows why; give them in config.pbtxt",
+                f"model '{config.name}' has no {missing}: they are not configured, and {missing} "
+                f"{reason.removeprefix(f'{missing}: ') or 'could not be inferred'}",
+                hint=f"{config.name}/config.pbtxt, beside the version's folder {config.name}/1, says them: "
+                f'{missing[:-1]} {{ name: "..." data_type: TYPE_FP32 dims: [ -1, 512 ] }}',
             )
         for sentence in unknown_parameters(config):
             _log.warning(sentence)

@@ -102,7 +102,8 @@ def of_torchscript(path: Path, program: Program) -> Found:
     parameters = [p for p in torchscript.parameters_of(module) if p.is_required]
     strange = [p.name for p in parameters if p.kind is not ParameterKind.TENSOR]
     if strange or not parameters:
-        return Found(None, (f"inputs: could not be inferred, as '{', '.join(strange)}' is no tensor",))
+        arguments = ", ".join(f"{p.name} ({p.kind.value})" for p in parameters) or "none that is a tensor"
+        return Found(None, (f"inputs: could not be inferred; the arguments are {arguments}",))
     shapes = {name.split(".")[0]: shape for name, shape in _traced(module)}
     is_traced = len(shapes) == len(parameters)
     if not is_traced:

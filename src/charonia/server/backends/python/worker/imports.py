@@ -143,7 +143,8 @@ class ModelImports:
 def _offer_service() -> None:
     """Let files import `charonia` as in the server's environment, also where that package is not there."""
     sys.modules[SERVICE] = service
-    if importlib.util.find_spec("charonia") is None:
+    found = importlib.util.find_spec("charonia")
+    if found is None or found.origin is None:  # nothing, or a mere folder of this name, such as a checkout
         package = types.ModuleType("charonia")
         package.__path__ = []
         package.__dict__.update({name: getattr(service, name) for name in service.__all__}, service=service)

@@ -1,0 +1,118 @@
+"""The processes of a server, as files of its private folder: how each is started, its options, and its report."""
+
+import marshal
+import pickle
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from charonia.config.model import ModelConfig
+from charonia.core.errors import ServingError
+from charonia.core.metadata import ModelIndexEntry
+from charonia.server.front_ends.messages import decode_error
+from charonia.server.front_ends.records import plain, record
+from charonia.server.guard.events import Role
+from charonia.server.guard.supervisor import ProcessSpec
+from charonia.server.options import ServerOptions
+
+OPTIONS_NAME = "options"
+"""File with the options for the children, in the private folder."""
+
+ENGINE = "engine"
+"""Name of the engine's process."""
+
+
+class ErrorRecord(NamedTuple):
+    """An error in a report, as `messages.encode_error` writes it."""
+
+    code: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What the engine reports when it has started, or failed to.
+
+    Attributes:
+        error: Why it cannot start, None when it has.
+        models: Every model with the state of its versions.
+        configs: Configuration of each model that is ready.
+        version: Its release.
+    """
+
+    error: ErrorRecord | None = None
+    models: tuple[ModelIndexEntry, ...] = ()
+    configs: Mapping[str, ModelConfig] = field(default_factory=dict)
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndReport:
+    """What a front end reports when it listens, or failed to: `error` is None when it does."""
+
+    error: ErrorRecord | None = None
+
+
+Report = TypeVar("Report", EngineReport, FrontEndReport)
+
+
+def process_spec(folder: Path, name: str, role: Role, *further: str) -> ProcessSpec:
+    """Return how to start a process of a server whose options are in `folder`."""
+    return ProcessSpec(name, role, (sys.executable, "-m", "charonia.cli.serve_process", name, str(folder), *further))
+
+
+def process_specs(folder: Path, front_ends: int) -> list[ProcessSpec]:
+    """Return the engine and the front ends of a server whose options are in `folder`."""
+    names = [f"front_end_{i}" for i in range(1, front_ends + 1)]
+    return [
+        process_spec(folder, ENGINE, Role.ENGINE),
+        *(process_spec(folder, name, Role.FRONT_END) for name in names),
+    ]
+
+
+def write_report(folder: Path, name: str, report: EngineReport | FrontEndReport) -> None:
+    """Write a child's report."""
+    (folder / f"{name}.report").write_bytes(marshal.dumps(plain(report), 2))  # type: ignore[arg-type] # plain values
+
+
+def forget_report(folder: Path, name: str) -> None:
+    """Remove the report of the process that ran before under this name."""
+    (folder / f"{name}.report").unlink(missing_ok=True)
+
+
+def read_report(folder: Path, name: str, kind: type[Report]) -> Report | None:
+    """Return the report of a child, None if it has written none."""
+    try:
+        return record(kind, marshal.loads((folder / f"{name}.report").read_bytes()))
+    except FileNotFoundError:
+        return None
+
+
+def write_options(folder: Path, options: ServerOptions, name: str = "") -> None:
+    """Write the options for the children, or those of a new engine, given by name, for the time after an upgrade."""
+    (folder / (f"{name}.{OPTIONS_NAME}" if name else OPTIONS_NAME)).write_bytes(pickle.dumps(options))
+
+
+def take_options(folder: Path, name: str) -> None:
+    """Let the options of a new engine be those for the children."""
+    (folder / f"{name}.{OPTIONS_NAME}").replace(folder / OPTIONS_NAME)
+
+
+def read_options(folder: Path) -> ServerOptions:
+    """Return the options that the parent has written."""
+    with (folder / OPTIONS_NAME).open("rb") as file:
+        options: ServerOptions = pickle.load(file)
+    return options
+
+
+def error_of(folder: Path, name: str) -> ServingError | None:
+    """Return why a child could not start, by its own account; None if it has given none."""
+    report: EngineReport | FrontEndReport | None
+    if name.startswith(ENGINE):
+        report = read_report(folder, name, EngineReport)
+    else:
+        report = read_report(folder, name, FrontEndReport)
+    return decode_error(tuple(report.error)) if report is not None and report.error is not None else None

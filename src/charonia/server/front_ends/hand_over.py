@@ -1,0 +1,226 @@
+"""How an engine hands its front ends over to the next one, so that no request is lost and no change is forgotten.
+
+1. Changes wait, such as registrations of memory or loads of models; those under way are finished.
+2. Every front end meets the next engine, which makes the changes of this one before it answers.
+3. The socket of the next engine takes the name of this one's. Every front end sends what is new to the next engine, and
+   the requests of open sequences here.
+4. Changes that waited are refused with `MOVED`, and the front ends ask the next engine.
+
+Where there is no next engine yet, front ends hold what is new until there is one.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from charonia.core.calls import Outcome, Reply
+from charonia.core.errors import ServingError, unavailable
+from charonia.core.request import SEQUENCE_END, InferRequest
+from charonia.server.front_ends.messages import MOVED
+from charonia.server.front_ends.reconnect import Sequence
+from charonia.server.front_ends.staying import StayingSequences
+
+_log = logging.getLogger(__name__)
+
+SOCKET_NAME = "engine.sock"
+
+BACKLOG = 64
+"""Front ends that may wait to be accepted."""
+
+LOOK_S = 0.02
+"""Pause between two looks at what is under way."""
+
+CHANGES = frozenset(
+    {
+        *("load", "unload", "demand", "change_trace", "log"),
+        *("register_system", "register_cuda", "unregister_system", "unregister_cuda"),
+    }
+)
+"""The questions that change something."""
+
+
+class Listener:
+    """A Unix socket that takes in front ends.
+
+    Args:
+        path: Where it is.
+        connect: Called with each connection.
+
+    Attributes:
+        path: Where it is; another process may move it.
+    """
+
+    def __init__(self, path: Path, connect: Callable[[socket.socket], None]) -> None:
+        self.path = path
+        self._connect = connect
+        self._socket: socket.socket | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it listens."""
+        return self._socket is not None
+
+    def open(self) -> None:
+        """Listen.
+
+        Raises:
+            ServingError: UNAVAILABLE when the socket cannot be made.
+        """
+        sock = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.path.unlink(missing_ok=True)  # an engine that was killed has left it
+            sock.bind(str(self.path))
+            os.chmod(self.path, 0o600)
+            sock.listen(BACKLOG)
+        except OSError as error:
+            raise unavailable(
+                f"front ends: the socket {self.path} cannot be made: {error}", hint="TMPDIR names another folder"
+            ) from error
+        sock.setblocking(False)
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+            self.path.unlink(missing_ok=True)
+
+    def _accept(self, sock: socket.socket) -> None:
+        try:
+            self._connect(sock.accept()[0])
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _log.error("a front end cannot be accepted: %s", error)
+
+
+class HandOver:
+    """The way of front ends to the next engine.
+
+    Args:
+        folder: Private folder of the server.
+        listener: Where front ends connect to this engine.
+        changing: Held while all front ends are told something.
+        tell_all: Tells all front ends something, and returns when all have confirmed it; raises the first refusal.
+        spawn: Runs something beside the event loop's other work.
+
+    Attributes:
+        staying: The sequences that stay here; None before front ends send what is new to the next engine.
+        is_done: Whether front ends send nothing new here.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        listener: Listener,
+        changing: asyncio.Lock,
+        tell_all: Callable[..., Awaitable[None]],
+        spawn: Callable[[Coroutine[object, object, object]], object],
+    ) -> None:
+        self.staying: StayingSequences | None = None
+        self.is_done = False
+        self._folder = folder
+        self._listener = listener
+        self._changing = changing
+        self._tell_all = tell_all
+        self._spawn = spawn
+        self._may_change = asyncio.Event()
+        self._may_change.set()
+        self._changes = 0  # under way
+
+    def check(self) -> None:
+        """Check that this is the engine of new front ends and changes. Raises ServingError, `MOVED`, if it is not."""
+        if self.is_done:
+            raise unavailable(MOVED)
+
+    @asynccontextmanager
+    async def change(self) -> AsyncIterator[None]:
+        """Make a change, not while front ends are told where to go. Raises as `check`."""
+        await self._may_change.wait()
+        self.check()
+        self._changes += 1
+        try:
+            yield
+        finally:
+            self._changes -= 1
+
+    async def run(self, next_name: str, open_sequences: Callable[[], set[Sequence]]) -> None:
+        """Let all front ends send what is new to the next engine.
+
+        Args:
+            next_name: Name of its socket; "" where there is none yet.
+            open_sequences: Returns the sequences that have begun and not ended.
+
+        Raises:
+            ServingError: UNAVAILABLE when the next engine has gone. All is as before then.
+        """
+        self._may_change.clear()
+        try:
+            while self._changes:
+                await asyncio.sleep(LOOK_S)
+            async with self._changing:
+                if next_name:
+                    await self._tell_all("meet", next_name)
+                    await self._move(next_name, open_sequences())
+                else:
+                    self._listener.close()
+                    await self._tell_all("pause")
+                self.is_done = True
+        finally:
+            self._may_change.set()
+
+    async def finish(
+        self, timeout_s: float, is_busy: Callable[[], bool], open_sequences: Callable[[], set[Sequence]]
+    ) -> None:
+        """Return when what was begun before is finished, or at a limit. Front ends then leave this engine.
+
+        Args:
+            timeout_s: Seconds that requests, streams and open sequences have.
+            is_busy: Whether requests are in flight.
+            open_sequences: As for `run`. Sequences do not stay where front ends wait for the next engine.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s
+        while loop.time() < end_s and (is_busy() or (self.staying is not None and open_sequences())):
+            await asyncio.sleep(LOOK_S)
+        await self._tell_all("part", [list(sequence) for sequence in open_sequences()])
+
+    def told_before(self, request: InferRequest, reply: Reply) -> Reply:
+        """Return a reply for a request of a sequence: front ends know where the next one goes before it is answered."""
+        staying = self.staying
+        assert staying is not None
+        sequence, ends = (request.model_name, request.correlation_id), bool(request.flags & SEQUENCE_END)
+        number = staying.came(sequence)
+
+        def told(outcome: Outcome, final: bool) -> None:
+            is_refused = isinstance(outcome, ServingError)
+            news = staying.answered(sequence, number, ends=ends, is_refused=is_refused) if final else None
+            if news is None:
+                reply(outcome, final)
+            else:
+                self._spawn(self._tell_then_reply(news, partial(reply, outcome, final)))
+
+        return told
+
+    async def _tell_then_reply(self, news: tuple[int | str, bool], reply: Callable[[], None]) -> None:
+        with suppress(ServingError):
+            await self._tell_all("sequence", *news)
+        reply()
+
+    async def _move(self, next_name: str, sequences: set[Sequence]) -> None:
+        self._listener.close()
+        try:
+            (self._folder / next_name).replace(self._folder / SOCKET_NAME)
+            self.staying = StayingSequences(sequences)
+            await self._tell_all("move", list(self.staying.ids))
+        except (ServingError, OSError) as error:
+            self.staying = None
+            self._listener.open()
+            raise unavailable(f"the next engine has gone: {error}") from error

@@ -1,0 +1,126 @@
+"""What the parent of a server's processes asks of its engines, as files in the private folder.
+
+An engine that comes may be of another release than the parent, so these are JSON, and it reads its command line itself.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from charonia.core.errors import invalid, unsupported
+from charonia.server.front_ends.messages import PROTOCOL
+from charonia.server.options import ServerOptions
+
+OF_FRONT_ENDS = ("front_ends", "http", "grpc", "api_keys", "client_shm", "client_shm_bytes_max", "log.access")
+"""The options of front ends, which an upgrade leaves as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverOrder:
+    """What an engine has to do that is told to hand over.
+
+    Attributes:
+        socket: Name of the next engine's socket, "" where that is started later.
+        finish_s: Seconds for what it has begun.
+    """
+
+    socket: str
+    finish_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NewEngine:
+    """How an engine starts that takes the place of another one.
+
+    Attributes:
+        protocol: `PROTOCOL` of the front ends.
+        arguments: Its arguments of `charonia serve`.
+        arguments_before: Those of the engine before.
+        repositories: The repositories of the engine before, with one that was made for files.
+        metrics_port: Port of the metrics page.
+        cpu_cores: Cores of models where the arguments do not say it.
+    """
+
+    protocol: int
+    arguments: Sequence[str]
+    arguments_before: Sequence[str]
+    repositories: Sequence[str]
+    metrics_port: int
+    cpu_cores: int
+
+
+def write_order(folder: Path, order: HandOverOrder) -> None:
+    """Write what an engine reads that is told by SIGUSR2 to hand over."""
+    (folder / "hand_over").write_text(json.dumps(asdict(order)), encoding="utf-8")
+
+
+def read_order(folder: Path) -> HandOverOrder:
+    """Return what `write_order` wrote."""
+    return HandOverOrder(**json.loads((folder / "hand_over").read_text(encoding="utf-8")))
+
+
+def new_engine_path(folder: Path, name: str) -> Path:
+    """Return where the order for a new engine lies, until the engine has taken its place."""
+    return folder / f"{name}.order"
+
+
+def write_new_engine(folder: Path, name: str, order: NewEngine) -> None:
+    """Write how a new engine starts."""
+    new_engine_path(folder, name).write_text(json.dumps(asdict(order)), encoding="utf-8")
+
+
+def read_new_engine(folder: Path, name: str) -> NewEngine | None:
+    """Return how an engine starts that is new, None for one that is as the server was started.
+
+    Raises:
+        ServingError: UNSUPPORTED where the front ends could not talk to it.
+    """
+    path = new_engine_path(folder, name)
+    if not path.exists():
+        return None
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if values["protocol"] != PROTOCOL:
+        raise unsupported(
+            "the release on the disk does not go with the running front ends: "
+            f"expected protocol {values['protocol']}, got {PROTOCOL}",
+            hint="restart the server",
+        )
+    return NewEngine(**values)
+
+
+def options_of(order: NewEngine, parse: Callable[[Sequence[str]], ServerOptions]) -> ServerOptions:
+    """Return the options of a new engine.
+
+    Args:
+        order: How it starts.
+        parse: Returns the options of arguments of `charonia serve`; raises ServingError.
+
+    Raises:
+        ServingError: The arguments cannot be used, or change what belongs to the front ends.
+    """
+    options, before = parse(order.arguments), parse(order.arguments_before)
+    changed = [name for name in OF_FRONT_ENDS if _field(options, name) != _field(before, name)]
+    if _metrics_place(options) != _metrics_place(before):
+        changed.append("metrics port")
+    if changed:
+        raise invalid(
+            f"an upgrade cannot change what belongs to the front ends: {', '.join(changed)}",
+            hint="leave these options as they were, or restart the server",
+        )
+    models = options.models
+    if models.repositories == before.models.repositories:
+        models = replace(models, repositories=tuple(order.repositories))
+    metrics = replace(options.metrics, port=order.metrics_port, reuse_port=True)
+    return replace(options, models=models, metrics=metrics, cpu_cores=options.cpu_cores or order.cpu_cores)
+
+
+def _metrics_place(options: ServerOptions) -> tuple[bool, str, int]:
+    return options.metrics.enabled, options.metrics_address, options.metrics.port
+
+
+def _field(options: ServerOptions, path: str) -> object:
+    value: object = options
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,254 @@
+"""Upgrades: a new engine beside the one that runs, or in its place, while front ends and connections stay.
+
+The guard decides what happens when (`guard/restarts.py`), the engine that runs hands over (`engine_port.py`). Here is
+what is asked before, and what is told meanwhile.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from charonia import __version__
+from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.server.front_ends.children import (
+    ENGINE,
+    EngineReport,
+    error_of,
+    process_spec,
+    read_options,
+    read_report,
+    take_options,
+)
+from charonia.server.front_ends.hand_over import SOCKET_NAME
+from charonia.server.front_ends.messages import PROTOCOL
+from charonia.server.front_ends.orders import (
+    HandOverOrder,
+    NewEngine,
+    new_engine_path,
+    write_new_engine,
+    write_order,
+)
+from charonia.server.guard import notify
+from charonia.server.guard.control import Message
+from charonia.server.guard.events import ReportUpgrade, Role, Stage
+from charonia.server.guard.notify import Notifier
+from charonia.server.guard.supervisor import Supervisor
+from charonia.server.machine.memory import available_memory, tree_bytes
+from charonia.server.options import ServerOptions
+
+_log = logging.getLogger(__name__)
+
+FINISH_S = 300.0
+"""Default of the time that requests, streams and sequences have to finish on the engine before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An upgrade that is asked for.
+
+    Attributes:
+        arguments: Arguments of `charonia serve` for the new engine; None for those of the one that runs.
+        stops_first: Whether that one ends before the new one starts.
+        finish_s: Seconds that what it has begun may take after that.
+    """
+
+    arguments: tuple[str, ...] | None = None
+    stops_first: bool = False
+    finish_s: float = FINISH_S
+
+
+class Upgrades:
+    """The upgrades of a server. Not thread-safe: use it on the event loop's thread.
+
+    Args:
+        folder: Private folder of the server.
+        options: The options of the server, with its ports.
+        arguments: The arguments that they come from.
+        notifier: The service manager.
+
+    Attributes:
+        guard: Runs the processes. It is told of this object's `hand_over` and `reported`.
+    """
+
+    guard: Supervisor
+
+    def __init__(self, folder: Path, options: ServerOptions, arguments: Sequence[str], notifier: Notifier) -> None:
+        self._folder = folder
+        self._options = options
+        self._arguments = tuple(arguments)
+        self._notifier = notifier
+        self._count = 1
+        self._name = ""
+        self._wanted = Wanted()
+        self._reports: asyncio.Queue[ReportUpgrade] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Upgrade with the same arguments; the log tells how it goes."""
+        self._start(Wanted(), lambda _: None)
+
+    async def answer(self, asked: Message) -> AsyncIterator[Message]:
+        """Answer a command: yield its steps, and at the end how it went. It goes on if nobody listens."""
+        yield {"version": __version__}
+        arguments = asked.get("arguments")
+        wanted = Wanted(
+            tuple(map(str, arguments)) if isinstance(arguments, list) else None,
+            bool(asked.get("stop_first")),
+            float(str(asked.get("finish_s", FINISH_S))),
+        )
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._start(wanted, messages.put_nowait)
+        while True:
+            message = await messages.get()
+            yield message
+            if "step" not in message:
+                return
+
+    def hand_over(self, _: str, following: str) -> None:
+        """Write how an engine hands over. See `Supervisor`."""
+        write_order(self._folder, HandOverOrder(_socket_of(following) if following else "", self._wanted.finish_s))
+
+    def reported(self, report: ReportUpgrade) -> None:
+        """Take note of a stage of the upgrade. See `Supervisor`."""
+        if report.stage in ((Stage.LOADED,) if self._wanted.stops_first else (Stage.MOVED, Stage.ENDED)):
+            self._take_place()
+        self._reports.put_nowait(report)
+
+    def close(self) -> None:
+        """Give up what is under way: the server stops."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, wanted: Wanted, tell: Callable[[Message], None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_and_tell(wanted, tell))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run_and_tell(self, wanted: Wanted, tell: Callable[[Message], None]) -> None:
+        def step(text: str) -> None:
+            _log.info("upgrade: %s", text)
+            tell({"step": text})
+
+        try:
+            began_s = time.monotonic()
+            await self._run(wanted, step)
+            text = f"upgraded in {time.monotonic() - began_s:.1f} s"
+            _log.info("upgrade: %s", text)
+            tell({"done": text})
+        except ServingError as error:
+            _log.error("upgrade: %s", error)
+            tell({"error": error.message, "hint": error.hint})
+        except asyncio.CancelledError:
+            tell({"error": "the server stops", "hint": ""})
+            raise
+
+    async def _run(self, wanted: Wanted, step: Callable[[str], None]) -> None:
+        """Upgrade.
+
+        Raises:
+            ServingError: It is refused, or has failed, with the reason. The engine that ran goes on, or runs again.
+        """
+        if not self.guard.may_upgrade:
+            raise unavailable(
+                "the server cannot be upgraded now: another upgrade is under way, or its processes are not ready",
+                hint="`charonia explain` and the log show its processes; try again later",
+            )
+        if not wanted.stops_first:
+            _check_memory(self.guard.pid())
+        arguments = self._arguments if wanted.arguments is None else wanted.arguments
+        self._count += 1
+        self._wanted, self._name, self._reports = wanted, f"{ENGINE}_{self._count}", asyncio.Queue()
+        write_new_engine(self._folder, self._name, self._order(arguments))
+        socket = () if wanted.stops_first else (_socket_of(self._name),)
+        self._notifier.send(*notify.reloading(time.monotonic_ns()), notify.status("upgrade: a new engine starts"))
+        try:
+            spec = process_spec(self._folder, self._name, Role.ENGINE, *socket)
+            self.guard.upgrade(spec, stops_first=wanted.stops_first, finish_s=wanted.finish_s)
+            step("a new engine starts" if not wanted.stops_first else "the engine ends, then a new one starts")
+            await self._follow(wanted, step)
+        except ServingError:
+            self._notifier.send(notify.READY, notify.status("serving; the last upgrade has failed, the log says why"))
+            raise
+        self._arguments = arguments
+        self._notifier.send(notify.READY, notify.status(f"serving; upgraded to release {self._version()}"))
+
+    async def _follow(self, wanted: Wanted, step: Callable[[str], None]) -> None:
+        """Tell what happens until the engine before has ended."""
+        began_s = time.monotonic()
+        while True:
+            report = await self._reports.get()
+            now_s = time.monotonic()
+            after = f" ({now_s - began_s:.1f} s)"
+            began_s = now_s
+            match report.stage:
+                case Stage.LOADED:
+                    step(f"the new engine (release {self._version()}, pid {report.pid}) has loaded its models{after}")
+                case Stage.MOVED if wanted.stops_first:
+                    step("new requests wait")
+                case Stage.MOVED:
+                    step(f"new requests go to it{after}; the engine before finishes what it has begun")
+                case Stage.ENDED if wanted.stops_first:
+                    return
+                case Stage.ENDED:
+                    step(f"the engine before has ended{after}")
+                    return
+                case _:
+                    raise self._failure(wanted, report)
+
+    def _failure(self, wanted: Wanted, report: ReportUpgrade) -> ServingError:
+        """Return why the new engine has failed."""
+        new_engine_path(self._folder, self._name).unlink(missing_ok=True)
+        error = error_of(self._folder, self._name)
+        reason = error.message if error is not None else report.reason
+        if error is not None and error.hint:
+            reason += f" ({error.hint})"
+        before = "the engine before is started again" if wanted.stops_first else "the engine before serves on"
+        return invalid(f"the new engine cannot start: {reason}", hint=f"{before}; the log of the server says more")
+
+    def _order(self, arguments: Sequence[str]) -> NewEngine:
+        options = read_options(self._folder)
+        return NewEngine(
+            protocol=PROTOCOL,
+            arguments=arguments,
+            arguments_before=self._arguments,
+            repositories=options.models.repositories,
+            metrics_port=self._options.metrics.port,
+            cpu_cores=options.cpu_cores,
+        )
+
+    def _take_place(self) -> None:
+        """Let the new engine be started like any other from now on."""
+        order = new_engine_path(self._folder, self._name)
+        if order.exists():
+            order.unlink()
+            take_options(self._folder, self._name)
+            self.guard.respecify(process_spec(self._folder, self._name, Role.ENGINE))
+            with suppress(FileNotFoundError):  # the engine before has done so
+                (self._folder / _socket_of(self._name)).replace(self._folder / SOCKET_NAME)
+
+    def _version(self) -> str:
+        report = read_report(self._folder, self._name, EngineReport)
+        return report.version if report is not None else ""
+
+
+def _socket_of(name: str) -> str:
+    return f"{name}.sock"
+
+
+def _check_memory(pid: int) -> None:
+    """Check that there is room for a second engine.
+
+    Raises:
+        ServingError: UNAVAILABLE when there is not.
+    """
+    needed, free = tree_bytes(pid), available_memory()
+    if needed > free:
+        raise unavailable(
+            f"two engines do not fit into memory: the one that runs has {needed / 2**20:.0f} MiB with its workers, "
+            f"{free / 2**20:.0f} MiB are available",
+            hint="--stop-first ends it before the new one starts",
+        )

@@ -1,0 +1,195 @@
+"""What the guard of a server is told, and what it tells to do: events and commands of `restarts.py`. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    """What a process does."""
+
+    ENGINE = "engine"
+    FRONT_END = "front_end"
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A process was started as told by `Start`."""
+
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """A process could not be started."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A process is ready for requests."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The event loop of a process turns."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A process has ended and was reaped. The status is negative for a signal; the reason says it in words."""
+
+    name: str
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeAsked:
+    """An engine of this name, which is new, has to take the place of the one that runs.
+
+    Attributes:
+        name: Its name.
+        stops_first: Whether the one that runs ends before the new one starts.
+        finish_ns: Time that the one that runs has to finish after it has handed over.
+    """
+
+    name: str
+    stops_first: bool
+    finish_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The front ends of an engine send it nothing new."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The server has to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. The first one starts the server."""
+
+
+Event = Spawned | SpawnFailed | Ready | Heartbeat | Exited | UpgradeAsked | HandedOver | StopAsked | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process; `Spawned` or `SpawnFailed` follows."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Tell a process to stop (SIGTERM). As the two below, this is for one that was spawned and has not exited."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Let a process report where it hangs, and end (SIGABRT)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a process at once (SIGKILL)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    """The server has become ready, for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReadyAgain:
+    """A process that was started again is ready."""
+
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEnd:
+    """A process has ended.
+
+    Attributes:
+        name: Its name.
+        pid: Its number.
+        reason: That of `Exited`, `HUNG` or `NOT_STARTED`.
+        uptime_ns: How long it ran.
+        again_ns: Time until it is started again, None if it is not.
+    """
+
+    name: str
+    pid: int
+    reason: str
+    uptime_ns: int
+    again_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Tell an engine to hand its front ends over to the next one; `HandedOver` follows.
+
+    Attributes:
+        name: The engine.
+        next_name: The next one, "" where it is started when this one has ended.
+    """
+
+    name: str
+    next_name: str
+
+
+class Stage(Enum):
+    """How far an upgrade is."""
+
+    LOADED = "the new engine is ready, and is the engine from now on"
+    MOVED = "the engine before gets nothing new"
+    ENDED = "the engine before has ended"
+    FAILED = "the new engine has ended before it was ready, or before it had all front ends"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportUpgrade:
+    """An upgrade has come this far.
+
+    Attributes:
+        stage: How far.
+        name: Name of the process that the stage is about.
+        pid: Its number.
+        reason: Why it has ended, "" while it runs.
+    """
+
+    stage: Stage
+    name: str
+    pid: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All processes have ended: exit with this status."""
+
+    status: int
+
+
+Command = (
+    Start | Terminate | Abort | Kill | HandOver | ReportReady | ReportReadyAgain | ReportEnd | ReportUpgrade | Finish
+)

@@ -1,0 +1,368 @@
+"""`charonia upgrade`: a new engine takes the place of the one that runs while clients of both protocols go on."""
+
+import contextlib
+import http.client
+import json
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tests.process.test_guarded_server import ask, child, eventually, is_ready
+from tests.support.fork_server import run_command
+from tests.support.gate import Gate, gated
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.process import ServeProcess, wait_until_ended
+from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
+
+# Sends one response, waits at a gate, and sends two more.
+STREAM = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        self.sender = request.get_response_sender()
+        self.send(0)
+        self.wait(requests)
+        self.send(1)
+        self.send(2)
+        self.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def send(self, number):
+        tensor = pb_utils.Tensor("OUTPUT0", np.full(4, number, np.float32))
+        self.sender.send(pb_utils.InferenceResponse([tensor]))
+
+    def wait(self, requests):
+        self.execute_gated(requests)
+
+""" + gated("    def execute(self, requests):\n        pass\n").replace("def execute", "def execute_gated")
+STREAM_CONFIG = identity_pbtxt(
+    "python", dims=(4,), max_batch_size=0, more="model_transaction_policy { decoupled: true }"
+)
+SUMS = sequence_pbtxt("max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 8 }")
+MOVED = "new requests go to it"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    write_model(folder, "echo", b"", config=identity_pbtxt("identity", dims=(4,)))
+    write_model(folder, "worker", PYTHON_IDENTITY, config=identity_pbtxt("python", dims=(4,)))
+    write_model(folder, "held", gated(PYTHON_IDENTITY), config=identity_pbtxt("python", dims=(4,)))
+    write_model(folder, "stream", STREAM, config=STREAM_CONFIG)
+    write_model(folder, "sums", SUM_BY_ID, config=SUMS)
+    return folder
+
+
+@pytest.fixture
+def server(repository: Path) -> Iterator[ServeProcess]:
+    with ServeProcess(repository, "--front-ends=2") as started:
+        yield started
+
+
+@contextlib.contextmanager
+def upgrading(server: ServeProcess, *arguments: str) -> Iterator[Callable[[], Any]]:
+    """Run `charonia upgrade`; what is yielded waits for its end and returns it."""
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(run_command, "upgrade", str(server.process.pid), *arguments)
+        yield lambda: ended.result(120)
+        ended.result(120)
+
+
+def upgrade(server: ServeProcess, *arguments: str) -> Any:
+    return run_command("upgrade", str(server.process.pid), *arguments)
+
+
+class Load:
+    """Clients that send requests one after the other, each with numbers of its own, and check every answer."""
+
+    def __init__(self, server: ServeProcess) -> None:
+        self.answers = 0
+        self.errors: list[str] = []
+        self._server = server
+        self._is_over = threading.Event()
+        targets = [(module, model) for module in (httpclient, grpcclient) for model in ("echo", "worker")]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, *target), daemon=True)
+            for number, target in enumerate(targets)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        assert eventually(lambda: self.answers > 2 * len(self._threads))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _run(self, number: int, module: Any, model: str) -> None:
+        address = self._server.http if module is httpclient else self._server.grpc
+        with module.InferenceServerClient(address) as client:
+            count = 0
+            while not self._is_over.is_set():
+                count += 1
+                sent = np.array([[number, count, number * count, 1]], np.float32)
+                given = module.InferInput("INPUT0", sent.shape, "FP32")
+                given.set_data_from_numpy(sent)
+                try:
+                    received = client.infer(model, [given], request_id=f"{number}-{count}")
+                    assert received.as_numpy("OUTPUT0").tolist() == sent.tolist()
+                    assert _id_of(received) == f"{number}-{count}"
+                    self.answers += 1
+                except Exception as error:
+                    self.errors.append(f"{model} {module.__name__} {count}: {error}")
+
+
+def _id_of(received: Any) -> str:
+    response = received.get_response()
+    return str(response["id"] if isinstance(response, dict) else response.id)
+
+
+def body(values: list[float]) -> bytes:
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": values}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def add(server: ServeProcess, id: int, value: int, *, start: bool = False, end: bool = False) -> Any:
+    """Send a value of a sequence over a connection of its own, and return the sum, or the error."""
+    tensor = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [value]}
+    sent = {
+        "inputs": [tensor],
+        "parameters": {"sequence_id": id, "sequence_start": start, "sequence_end": end},
+    }
+    status, text, _ = ask(server.http, "POST", "/v2/models/sums/infer", json.dumps(sent).encode())
+    found = json.loads(text)
+    return found["outputs"][0]["data"][0] if status == 200 else found["error"]
+
+
+def test_every_request_of_both_protocols_has_exactly_one_correct_answer(server: ServeProcess) -> None:
+    before = child(server, "engine")
+    with Load(server) as load:
+        for number in (2, 3):
+            answers = load.answers
+            done = upgrade(server)
+            assert done.returncode == 0, done.stderr
+            assert eventually(lambda count=answers: load.answers > count + 50)  # type: ignore[misc]
+            assert f"charonia.cli.serve_process engine_{number}" in " ".join(
+                child(server, f"engine_{number}").cmdline()
+            )
+
+    assert load.errors == []
+    # A front end that is started again finds the engine of now.
+    front_end = child(server, "front_end_1")
+    front_end.kill()
+    assert eventually(lambda: not front_end.is_running())
+    assert server.logs("front_end_1 (pid ", times=2)  # it has ended, and is ready again
+    wait_until_ended(before)
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"server {server.process.pid}: release 0.1.0"
+    assert [line.split(" (")[0] for line in lines[1:]] == [
+        "a new engine starts",
+        "the new engine",
+        MOVED,
+        "the engine before has ended",
+        lines[-1],
+    ]
+    assert lines[-1].startswith("upgraded in ")
+    assert server.stop() == 0
+
+
+def test_what_was_begun_before_finishes_where_it_began(server: ServeProcess, repository: Path) -> None:
+    before = child(server, "engine")
+    streamed: queue.Queue[Any] = queue.Queue()
+    held: list[int] = []
+    waiting = threading.Thread(
+        target=lambda: held.append(ask(server.http, "POST", "/v2/models/held/infer", body([1, 2, 3, 4]))[0])
+    )
+    assert add(server, 7, 10, start=True) == 10
+    with (
+        Gate(repository / "stream" / "1").closed(),
+        Gate(repository / "held" / "1").closed() as gate,
+        grpcclient.InferenceServerClient(server.grpc) as client,
+    ):
+        client.start_stream(lambda result, error: streamed.put(result if error is None else error))
+        given = grpcclient.InferInput("INPUT0", [4], "FP32")
+        given.set_data_from_numpy(np.zeros(4, np.float32))
+        client.async_stream_infer("stream", [given])
+        waiting.start()
+        first = streamed.get(timeout=60)
+        assert eventually(lambda: gate.runs > 0)
+        with upgrading(server) as ended:
+            assert eventually(lambda: MOVED in server.log)
+            # New connections, over both front ends: what is new goes to the new engine, the sequence stays.
+            for value in range(8):
+                assert add(server, 7, 1) == 11 + value
+            assert add(server, 8, 5, start=True) == 5
+            for value in range(8):
+                assert add(server, 8, 1) == 6 + value
+            assert before.is_running()
+            Gate(repository / "stream" / "1").open()
+            numbers = [float(result.as_numpy("OUTPUT0")[0]) for result in (first, streamed.get(timeout=60))]
+            numbers.append(float(streamed.get(timeout=60).as_numpy("OUTPUT0")[0]))
+            assert numbers == [0, 1, 2]
+            gate.open()
+            waiting.join(60)
+            assert held == [200]
+            assert before.is_running()  # the sequence is open
+            assert add(server, 7, 1, end=True) == 19 + 7  # the last answer has the id, too
+            assert ended().returncode == 0
+        client.stop_stream()
+    wait_until_ended(before)
+    assert add(server, 8, 0, end=True) == 13 + 8
+    assert add(server, 7, 2, start=True, end=True) == 2 + 7
+    assert server.stop() == 0
+
+
+def test_a_sequence_that_takes_too_long_is_told_that_it_was_lost(server: ServeProcess) -> None:
+    assert add(server, 7, 10, start=True) == 10
+    assert upgrade(server, "--finish-secs=0.1").returncode == 0
+
+    assert add(server, 7, 1).startswith("sequence 7 of model 'sums' was lost")
+    assert add(server, 7, 1, start=True, end=True) == 1 + 7
+
+
+def test_a_configuration_that_cannot_be_loaded_changes_nothing(server: ServeProcess, repository: Path) -> None:
+    before = child(server, "engine")
+    config = repository / "worker" / "config.pbtxt"
+    text = config.read_text()
+    with Load(server) as load:
+        config.write_text("no configuration")
+        failed = upgrade(server)
+        config.write_text(text)
+        arguments = [f"--model-repository={repository}", "--http-port=1", "--front-ends=2"]
+        refused = upgrade(server, "--", "serve", *arguments)
+        unknown = upgrade(server, "--", "--no-such-option")
+
+    assert load.errors == []
+    assert (failed.returncode, refused.returncode, unknown.returncode) == (1, 1, 1)
+    assert "the new engine cannot start" in failed.stderr
+    assert "worker" in failed.stderr
+    assert "the engine before serves on" in failed.stderr
+    assert "an upgrade cannot change what belongs to the front ends: http" in refused.stderr
+    assert "--no-such-option" in unknown.stderr
+    assert child(server, "engine") == before
+    assert upgrade(server).returncode == 0
+    assert server.stop() == 0
+
+
+def test_a_new_engine_that_is_killed_while_it_loads_changes_nothing(server: ServeProcess, repository: Path) -> None:
+    before = child(server, "engine")
+    loading = PYTHON_IDENTITY.replace(
+        "    def execute", "    def initialize(self, args):\n        self.wait(())\n\n    def execute"
+    ) + gated("    def execute(self, requests):\n        pass\n").replace("def execute", "def wait")
+    write_model(repository, "loading", loading, config=identity_pbtxt("python", dims=(4,)))
+    gate = Gate(repository / "loading" / "1")
+    with Load(server) as load, gate.closed(), upgrading(server) as ended:
+        assert eventually(lambda: gate.runs > 0)
+        child(server, "engine_2").kill()
+        failed = ended()
+
+    assert load.errors == []
+    assert failed.returncode == 1
+    assert "the new engine cannot start: SIGKILL" in failed.stderr
+    assert child(server, "engine") == before
+    assert is_ready(server)
+    assert server.stop() == 0
+
+
+def test_other_arguments_have_other_models_and_a_crash_keeps_them(server: ServeProcess, repository: Path) -> None:
+    arguments = [f"--model-repository={repository}", "--front-ends=2", *ADDRESSES]
+    explicit = ["--model-control-mode=explicit", "--load-model=echo"]
+    done = upgrade(server, "--", *arguments, *explicit)
+    assert done.returncode == 0, done.stderr
+    assert _ready_models(server) == {"echo"}
+
+    engine = child(server, "engine_2")
+    engine.send_signal(signal.SIGKILL)
+    assert eventually(lambda: not engine.is_running())
+    assert eventually(lambda: is_ready(server))
+    assert _ready_models(server) == {"echo"}
+    # Without arguments, those of the upgrade before hold.
+    assert upgrade(server).returncode == 0
+    assert _ready_models(server) == {"echo"}
+    assert server.stop() == 0
+
+
+ADDRESSES = [f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")] + [
+    f"--{name}-port=0" for name in ("http", "grpc", "metrics")
+]
+
+
+def _ready_models(server: ServeProcess) -> set[str]:
+    index = json.loads(ask(server.http, "POST", "/v2/repository/index")[1])
+    return {model["name"] for model in index if model.get("state") == "READY"}
+
+
+def test_the_engine_may_end_first_while_requests_wait(server: ServeProcess) -> None:
+    before = child(server, "engine")
+    statuses: list[int] = []
+    with upgrading(server, "--stop-first") as ended:
+        assert eventually(lambda: "new requests wait" in server.log)
+        with contextlib.suppress(http.client.HTTPException):
+            statuses.append(ask(server.http, "POST", "/v2/models/echo/infer", body([1, 2, 3, 4]))[0])
+        done = ended()
+
+    assert done.returncode == 0, done.stderr
+    assert statuses in ([200], [503])  # where the models take more than 10 s
+    assert not before.is_running() or before.status() == psutil.STATUS_ZOMBIE
+    assert eventually(lambda: ask(server.http, "POST", "/v2/models/echo/infer", body([1, 2, 3, 4]))[0] == 200)
+    assert server.stop() == 0
+
+
+def test_an_engine_that_ended_first_is_started_again_if_the_new_one_fails(
+    server: ServeProcess, repository: Path
+) -> None:
+    arguments = [f"--model-repository={repository}", "--front-ends=2", *ADDRESSES]
+    failed = upgrade(server, "--stop-first", "--", *arguments, "--backend-config=nothing,x=y", "--load-model=echo")
+
+    assert failed.returncode == 1
+    assert "the engine before is started again" in failed.stderr
+    assert eventually(lambda: ask(server.http, "POST", "/v2/models/echo/infer", body([1, 2, 3, 4]))[0] == 200)
+    assert server.stop() == 0
+
+
+def test_what_requests_had_changed_holds_in_the_new_engine(server: ServeProcess, repository: Path) -> None:
+    arguments = [f"--model-repository={repository}", "--front-ends=2", *ADDRESSES]
+    explicit = ["--model-control-mode=explicit", "--load-model=echo", "--load-model=worker"]
+    assert upgrade(server, "--", *arguments, *explicit).returncode == 0
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        # The front ends were started for models that nobody loads: only the engine permits it.
+        client.unload_model("worker")
+        client.load_model("held")
+        assert upgrade(server).returncode == 0
+        assert eventually(lambda: _ready_models(server) == {"echo", "held"})
+    assert server.stop() == 0
+
+
+def test_a_signal_upgrades_too(server: ServeProcess) -> None:
+    server.process.send_signal(signal.SIGUSR2)
+
+    assert server.logs("upgrade: upgraded in ")
+    assert ask(server.http, "POST", "/v2/models/echo/infer", body([1, 2, 3, 4]))[0] == 200
+    assert server.stop() == 0
+
+
+def test_a_server_of_one_process_says_what_it_lacks(repository: Path) -> None:
+    with ServeProcess(repository) as server:
+        refused = upgrade(server)
+        gone = run_command("upgrade", "--pid=4194305")
+        server.process.send_signal(signal.SIGUSR2)
+        assert server.logs("the server cannot be upgraded")
+        assert server.stop() == 0
+
+    assert (refused.returncode, gone.returncode) == (1, 1)
+    assert "process" in refused.stderr
+    assert "there is no process 4194305" in gone.stderr
