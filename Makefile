@@ -67,7 +67,7 @@ mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
 clean:
-	rm -rf .venv .venv-demo demo-repository dist
+	rm -rf .venv .venv-demo .pytest_cache demo-repository dist
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml

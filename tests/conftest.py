@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import uvloop
 from hypothesis import settings
+from tests.support import warm_start
+
+warm_start.install()
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any machine", deadline=None)
@@ -25,14 +28,16 @@ LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
 
 # What takes longest begins first, or the last process would still be at it when the others have long been done.
 SLOWEST_FILES = (
-    *("test_tune_command.py", "test_demo.py", "test_ocr_example.py", "test_ocr_faults.py", "test_perf_command.py"),
+    *("test_ocr_example.py", "test_tune_command.py", "test_demo.py", "test_sentence_encoder_example.py"),
     *(
-        "test_pytorch_models.py",
-        "test_sentence_encoder_example.py",
-        "test_repository_features.py",
-        "test_cache_and_rate_limiter.py",
+        "test_pytorch_conformance.py",
+        "test_ocr_faults.py",
+        "test_environments.py",
+        "test_page.py",
+        "test_perf_command.py",
     ),
-    *("test_run.py", "test_tracing.py", "test_voice_activity_torch.py", "test_pytorch_server.py"),
+    *("test_killed_at_random.py", "test_repository_features.py", "test_cache_and_rate_limiter.py", "test_run.py"),
+    *("test_tracing.py", "test_voice_activity_torch.py", "test_pytorch_server.py", "test_guarded_server.py"),
 )
 
 
@@ -55,6 +60,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "loop_faults: the test provokes exceptions in callbacks of event loops")
+    config.addinivalue_line(
+        "markers", "cold_start: its programs start as they do elsewhere (tests/support/warm_start.py)"
+    )
+
+
+def pytest_unconfigure() -> None:
+    warm_start.end()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,6 +82,14 @@ def _begins(item: pytest.Item) -> int:
     if item.path.name in SLOWEST_FILES:
         return SLOWEST_FILES.index(item.path.name)
     return len(SLOWEST_FILES) + (item.path.parent.name != "process")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("cold_start") is not None:
+            patch.setenv(warm_start.COLD, "yes")
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

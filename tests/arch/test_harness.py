@@ -1,5 +1,6 @@
 """What tests/conftest.py and the configuration of pytest promise: no test hangs, no exception gets lost."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -83,7 +84,10 @@ def test_what_hangs_or_loses_an_exception_fails_by_name(tmp_path: Path) -> None:
     (tmp_path / "test_them.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", ".", "-rfEp"]
 
-    done = subprocess.run([*command, "-p", "no:cacheprovider", "."], cwd=tmp_path, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # for `tests.support`
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "."], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
 
     outcomes = {
         name: outcome for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) .*::(\S+)", done.stdout, re.MULTILINE)

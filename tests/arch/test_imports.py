@@ -209,7 +209,8 @@ def is_pure(path: Path) -> bool:
     relative = path.relative_to(SOURCE).as_posix()
     if relative.startswith(tuple(room + "/" for room in PURE_ROOMS)):
         return True
-    return bool(PURE_WORD.search(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""))
+    text = path.read_text(encoding="utf-8")
+    return bool(PURE_WORD.search(text) and PURE_WORD.search(ast.get_docstring(ast.parse(text)) or ""))
 
 
 PURE = sorted(path for path in SOURCE.rglob("*.py") if is_pure(path))

@@ -11,8 +11,6 @@ from onnx import TensorProto, helper
 from tests.support.models import write_model
 from tests.support.process import ServeProcess
 
-extensions = pytest.importorskip("onnxruntime_extensions")
-
 
 def shouting() -> bytes:
     """TEXT [batch, 1] -> LOUD [batch, 1], by an operator that ONNX Runtime does not have."""
@@ -27,6 +25,7 @@ def shouting() -> bytes:
 
 
 def test_a_model_uses_the_operators_of_the_library_in_its_folder(tmp_path: Path) -> None:
+    extensions = pytest.importorskip("onnxruntime_extensions")
     for name, library in (("loud", "operators.so"), ("lost", "nowhere.so"), ("plain", "")):
         config = f'model_operations {{ op_library_filename: "{library}" }}' if library else ""
         folder = write_model(tmp_path, name, shouting(), config=config)

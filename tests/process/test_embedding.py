@@ -236,6 +236,7 @@ def test_loading_is_refused_where_the_control_mode_does_not_allow_it(server: cha
     assert caught.value.code is Code.UNAVAILABLE
 
 
+@pytest.mark.cold_start
 def test_a_model_that_fails_to_load_raises_and_leaves_nothing_behind(tmp_path: Path) -> None:
     write_python(tmp_path, "fine")
     write_python(tmp_path, "broken", "raise RuntimeError('no weights here')")
@@ -263,6 +264,7 @@ def test_the_rest_is_served_where_failures_at_start_are_allowed(tmp_path: Path) 
         assert not server.is_ready()
 
 
+@pytest.mark.cold_start
 def test_servers_live_side_by_side_and_one_after_the_other(repository: Path) -> None:
     sent = {"IN": np.arange(3, dtype=np.float32)}
     threads, children = set(threading.enumerate()), psutil.Process().children(recursive=True)

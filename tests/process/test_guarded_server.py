@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import ServeProcess, wait_until_ended
+from tests.support.process import ServeProcess, started_by, wait_until_ended
 
 BODY = json.dumps(
     {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}]}
@@ -203,8 +203,9 @@ def test_while_the_engine_loads_its_models_the_server_is_live_and_not_ready(
     assert server.stop() == 0
 
 
+@pytest.mark.cold_start
 def test_when_the_guard_is_killed_every_process_ends(server: ServeProcess) -> None:
-    processes = psutil.Process(server.process.pid).children(recursive=True)
+    processes = started_by(server.process.pid)
     assert len(processes) >= 3
 
     server.kill()

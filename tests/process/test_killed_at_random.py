@@ -24,7 +24,7 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import SHAPES, ServeProcess, shared_memory_of, wait_until_ended
+from tests.support.process import SHAPES, ServeProcess, shared_memory_of, started_by, wait_until_ended
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 from tritonclient.utils import InferenceServerException
 
@@ -269,7 +269,7 @@ class Killer:
 
     def _choose(self) -> tuple[str, psutil.Process | None]:
         front_ends, engine = processes_of(self._guard)
-        kinds = {"worker": [] if engine is None else engine.children(recursive=True)}
+        kinds = {"worker": [] if engine is None else started_by(engine.pid)}
         # All those that were killed before are back, so that there is a front end left.
         if self._server.log.count(") is ready again") == self._back:
             kinds["front end"] = front_ends

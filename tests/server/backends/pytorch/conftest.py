@@ -1,10 +1,10 @@
-import fcntl
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.kept import kept_folder
 
 ROOT = Path(__file__).parents[4]
 COMPILE_SECONDS = 300
@@ -17,22 +17,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def aoti_perceptron(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The folder of a model that AOTInductor compiled for the CPU; only machines with a compiler can make one.
-
-    The processes that the tests are spread over share it: the first one compiles.
-    """
+def aoti_perceptron(request: pytest.FixtureRequest) -> Path:
+    """The folder of a model that AOTInductor compiled for the CPU; only machines with a compiler can make one."""
     if shutil.which("g++") is None:
         pytest.skip("AOTInductor needs g++ to make a package")
-    own = tmp_path_factory.getbasetemp()
-    shared = own if worker_id == "master" else own.parent
-    with (shared / "aoti.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = shared / "aoti" / "m"
-        if not (folder / "compiled").exists():
-            _compile(folder)
-            (folder / "compiled").touch()
-    return folder
+    torch = pytest.importorskip("torch")
+    kept = kept_folder(
+        *(request.config, "aoti-perceptron", _compile),
+        sources=(Path(__file__), ROOT / "tests" / "support" / "torch_models.py"),
+        packages=("torch",),
+        machine=torch.backends.cpu.get_cpu_capability(),
+    )
+    return kept / "m"
 
 
 def _compile(folder: Path) -> None:
@@ -41,4 +37,4 @@ def _compile(folder: Path) -> None:
         "import sys; from pathlib import Path; from tests.support import torch_models\n"
         "torch_models.compile_package(Path(sys.argv[1]))"
     )
-    subprocess.run([sys.executable, "-c", program, str(folder)], cwd=ROOT, check=True, timeout=COMPILE_SECONDS)
+    subprocess.run([sys.executable, "-c", program, str(folder / "m")], cwd=ROOT, check=True, timeout=COMPILE_SECONDS)
