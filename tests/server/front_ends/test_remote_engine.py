@@ -65,9 +65,10 @@ class ServedFake(FakeEngine):
     changed: Callable[[], None] = staticmethod(lambda: None)
     requests: ModelRequests | None = None
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.offers = FakeOffers()
+    @property
+    def offers(self) -> FakeOffers:
+        """Offer nothing."""
+        return FakeOffers()
 
     def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
         """Return nothing: every request goes through `infer`."""
