@@ -19,6 +19,7 @@ from tests.support.models import PYTHON_IDENTITY, add_sub, identity, write_model
 import charonia
 from charonia.cli.main import main
 from charonia.client import Client
+from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.server.backends.python.worker import triton_python_backend_utils as pb_utils
 from charonia.server.backends.python.worker.errors import describe
@@ -144,7 +145,7 @@ REQUESTS = [
     Mistake(
         "a misspelt model, with a body that is wrong, too",
         ("/v2/models/addsub/infer", b"{"),
-        "unknown model: 'addsub' is not found (hint: models that are ready: add_sub, large, misnamed)",
+        "unknown model: 'addsub' is not found (hint: models that are ready: add_sub, bytes, large, misnamed)",
     ),
     Mistake(
         "a version that is not there",
@@ -287,6 +288,7 @@ COMMANDS = [
     Mistake(
         "a range that ends before it begins", ["perf", "-m", "m", "--concurrency-range", "4:1"], "at least 4, got 1"
     ),
+    Mistake("a file that is not there", ["serve", "/not/there.onnx"], "there is no file '/not/there.onnx'"),
     Mistake("a folder that is not there", ["config", "/not/there"], "model folder '/not/there': no such folder"),
 ]
 
@@ -306,15 +308,31 @@ CALLS: list[Mistake] = [
         lambda c: c.infer("add_sub", BOTH | {"INPUT0": np.zeros((1, 16))}),
         "data-type is 'FP64', but model 'add_sub' expects 'FP32'",
     ),
+    Mistake(
+        "text in a list of numbers",
+        lambda c: c.infer("add_sub", BOTH | {"INPUT0": [[*ROW[1:], "a"]]}),
+        "input 'INPUT0': expected a number (FP32), got \"a\" at index 15",
+    ),
+    Mistake(
+        "a number that its datatype cannot hold",
+        lambda c: c.infer("bytes", {"INPUT0": [[1, 300]]}),
+        "input 'INPUT0': expected an integer from -128 to 127 (INT8), got 300 at index 1",
+    ),
+    Mistake(
+        "a model to load that is not there",
+        lambda c: c.load_model("nowhere"),
+        "failed to load 'nowhere', failed to poll from model repository",
+    ),
     Mistake("one name for a list", lambda c: c.infer("add_sub", BOTH, outputs="OUTPUT0"), "(hint: write ['OUTPUT0'])"),
 ]
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three models that work, and one for each mistake in a configuration."""
+    """Four models that work, and one for each mistake in a configuration."""
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "add_sub", add_sub(), config="max_batch_size: 4")
+    write_model(folder, "bytes", identity(DataType.INT8, (2,)), config="max_batch_size: 4")
     write_model(folder, "large", identity(dims=(3, 224, 224)), config="max_batch_size: 4")
     misnamed = PYTHON_IDENTITY.replace('"OUTPUT0"', '"RESULT"')
     write_model(folder, "misnamed", misnamed, config=f'backend: "python" max_batch_size: 4 {TENSORS} {IN_A_THREAD}')
@@ -326,7 +344,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[charonia.Server]:
-    working = ["add_sub", "large", "misnamed"]
+    working = ["add_sub", "bytes", "large", "misnamed"]
     with charonia.Server(repository, http=True, control_mode="explicit", load_models=working) as running:
         yield running
 

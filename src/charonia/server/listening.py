@@ -26,7 +26,8 @@ LOOK_S = 0.02
 """Pause between two checks of the connections."""
 
 _HINTS = {
-    errno.EADDRINUSE: "another program listens there; --http-port, --grpc-port and --metrics-port take other ports",
+    errno.EADDRINUSE: "another program listens there; --port 9000 takes ports 9000 to 9002, and --http-port, "
+    "--grpc-port and --metrics-port set one each",
     errno.EACCES: "ports below 1024 may need a privilege",
     errno.EADDRNOTAVAIL: "no network interface of this machine has that address; 0.0.0.0 stands for all of them",
 }

@@ -291,8 +291,10 @@ def test_a_fault_in_the_sweep_closes_its_connection_and_the_sweep_goes_on(
 def test_an_address_in_use_is_reported() -> None:
     async def main() -> None:
         async with started(FakeEngine()) as frontend:
-            with pytest.raises(ServingError, match=f"^cannot listen on {HOST}:{frontend.port}: Address already in use"):
+            taken = f"^cannot listen on {HOST}:{frontend.port}: Address already in use"
+            with pytest.raises(ServingError, match=taken) as caught:
                 await HttpFrontend(FakeEngine(), HttpLimits()).start(HOST, frontend.port)
+            assert caught.value.hint.startswith("another program listens there; --port 9000 takes ports 9000 to 9002")
 
     run(main(), uvloop.new_event_loop)
 
