@@ -1,7 +1,8 @@
 """Memory of a server after bursts of requests, and what giving it back costs the next burst.
 
-Bursts of large requests follow each other at once or after a pause in which the server gives memory back, in turn. What
-a burst costs is the CPU time of the server, which other programs on the machine disturb less than its duration.
+Bursts of large requests follow each other after a pause in which the server gives memory back, or a shorter one, in
+turn. What a burst costs is the CPU time of the server, which other programs on the machine disturb less than its
+duration, and the pages that the system has to provide anew.
 
 python -m bench.burst_memory
 """
@@ -18,7 +19,7 @@ from bench.servers import Server
 from charonia.server.machine.idle_memory import QUIET_S
 
 CLIENTS = 256
-SHORT_S, LONG_S = 1.0, QUIET_S + 3.0
+SHORT_S, LONG_S = QUIET_S - 2.0, QUIET_S + 3.0
 MIB = 2**20
 
 
@@ -79,7 +80,7 @@ def main() -> None:
                 print(f"pause {pause_s:.0f} s: {high} -> {rest} MiB, next burst {burst_cost}", flush=True)
         long, short = statistics.median(costs[LONG_S]), statistics.median(costs[SHORT_S])
         ratios = sorted(a / b - 1 for a, b in zip(costs[LONG_S], costs[SHORT_S], strict=True))
-        print(f"median after memory was given back {long:.2f} s, at once {short:.2f} s: {long / short - 1:+.1%}")
+        print(f"median after the longer pause {long:.2f} s, after the shorter {short:.2f} s: {long / short - 1:+.1%}")
         print(f"page faults {statistics.median(faults[LONG_S]):.0f} and {statistics.median(faults[SHORT_S]):.0f}")
         print(f"median of the pairs {statistics.median(ratios):+.1%}, from {ratios[0]:+.1%} to {ratios[-1]:+.1%}")
 

@@ -1,10 +1,13 @@
 """Latency of well-behaved clients while others attack the server: the figures of docs/faults.md.
 
 Eight clients infer in a closed loop over HTTP. Each group of attackers runs beside them, in turn with quiet phases to
-compare with. Attackers prepare their bytes beforehand and have the lowest priority of the operating system, so that the
+compare with. Attackers prepare their bytes beforehand and have a low priority of the operating system, so that the
 work of the server is measured, and not how processes share its cores.
 
 python -m bench.fairness
+
+Where other programs run, `chrt --rr 1 python -m bench.fairness --nice=-18` puts the server and the clients before them,
+and the attackers between.
 """
 
 import argparse
@@ -111,9 +114,10 @@ def ping(connection: ngh2.Connection) -> bytes:
     return connection.data_to_send()
 
 
-def flood(address: Address, attack: Attack, over: Event) -> None:
+def flood(address: Address, attack: Attack, nice: int, over: Event) -> None:
     """Attack until it is over."""
-    os.nice(19)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
     while not over.is_set():
         with suppress(OSError), socket.create_connection(address, PATIENCE_S) as connection:
             connection.sendall(attack.data)
@@ -163,13 +167,13 @@ def p99(server: Server, seconds: float) -> float:
     return found[len(found) * 99 // 100]
 
 
-def measure(server: Server, attack: Attack, rounds: int, seconds: float) -> None:
+def measure(server: Server, attack: Attack, nice: int, rounds: int, seconds: float) -> None:
     """Print the p99 of quiet and of attacked phases: medians, ranges, and the ratio of the medians."""
     quiet, attacked = [], []
     for _ in range(rounds):
         quiet.append(p99(server, seconds))
         over = multiprocessing.Event()
-        arguments = address_of(server.grpc if attack.is_grpc else server.http), attack, over
+        arguments = address_of(server.grpc if attack.is_grpc else server.http), attack, nice, over
         attackers = [multiprocessing.Process(target=flood, args=arguments) for _ in range(attack.attackers)]
         for attacker in attackers:
             attacker.start()
@@ -194,11 +198,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", default="", help="attacks whose names contain this")
+    parser.add_argument("--nice", type=int, default=19, help="of the attackers")
     given = parser.parse_args()
     with Server("charonia:identity") as server:
         for attack in attacks():
             if given.only in attack.name:
-                measure(server, attack, given.rounds, given.seconds)
+                measure(server, attack, given.nice, given.rounds, given.seconds)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""What a new engine is told: which arguments it may have, and whether it understands the front ends."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from charonia.cli.serve import parse
+from charonia.core.errors import Code, ServingError
+from charonia.server.front_ends.messages import PROTOCOL
+from charonia.server.front_ends.orders import NewEngine, new_engine_path, options_of, read_new_engine, write_new_engine
+from charonia.server.options import ServerOptions
+
+BEFORE = ("/models", "--front-ends=2", "--http-port=0", "--metrics-port=0")
+
+
+def order(*arguments: str) -> NewEngine:
+    return NewEngine(PROTOCOL, arguments, BEFORE, ("/models", "/made/for/files"), metrics_port=8002, cpu_cores=3)
+
+
+def options(*arguments: str) -> ServerOptions:
+    def read(given: Sequence[str]) -> ServerOptions:
+        return parse(given, {})[0]
+
+    return options_of(order(*arguments), read)
+
+
+def test_the_same_arguments_have_the_repositories_ports_and_cores_of_the_server() -> None:
+    same = options(*BEFORE)
+
+    assert same.models.repositories == ("/models", "/made/for/files")
+    assert (same.metrics.port, same.metrics.reuse_port, same.cpu_cores) == (8002, True, 3)
+
+
+def test_other_repositories_and_backends_are_those_of_the_new_arguments() -> None:
+    changed = options("/other", *BEFORE[1:], "--cpu-cores=1", "--exit-on-error=false")
+
+    assert (changed.models.repositories, changed.cpu_cores, changed.exit_on_error) == (("/other",), 1, False)
+
+
+@pytest.mark.parametrize(
+    ("argument", "name"),
+    [
+        ("--http-port=9", "http"),
+        ("--grpc-port=9", "grpc"),
+        ("--front-ends=3", "front_ends"),
+        ("--metrics-port=9", "metrics port"),
+        ("--allow-client-shm=true", "client_shm"),
+    ],
+)
+def test_what_belongs_to_the_front_ends_cannot_be_changed(argument: str, name: str) -> None:
+    with pytest.raises(ServingError, match=f"belongs to the front ends: {name}"):
+        options(*BEFORE, argument)
+
+
+def test_an_order_of_another_protocol_is_refused_and_no_order_is_none(tmp_path: Path) -> None:
+    assert read_new_engine(tmp_path, "engine_2") is None
+    write_new_engine(tmp_path, "engine_2", order("a", "b"))
+    assert read_new_engine(tmp_path, "engine_2") is not None
+
+    path = new_engine_path(tmp_path, "engine_2")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": PROTOCOL + 1, "later": 1}))
+    with pytest.raises(ServingError, match="does not go with the running front ends") as refused:
+        read_new_engine(tmp_path, "engine_2")
+    assert refused.value.code is Code.UNSUPPORTED
