@@ -16,7 +16,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import importlib
+import importlib.util
 import io
 import marshal
 import os
@@ -34,7 +34,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-WORKER = str(ROOT / "src" / "charonia" / "server" / "backends" / "python" / "worker" / "script.py")
+_PACKAGE = importlib.util.find_spec("charonia")
+assert _PACKAGE is not None
+assert _PACKAGE.origin is not None
+WORKER = str(Path(_PACKAGE.origin).parent / "server" / "backends" / "python" / "worker" / "script.py")
 MODULES = ("charonia.__main__", "charonia.cli.serve_process", "charonia.tools.perf.worker")
 
 PROGRAMS = ("charonia", *MODULES[1:])
