@@ -143,8 +143,9 @@ def test_a_front_end_that_is_killed_costs_its_connections_and_is_back(server: Se
 
     assert (child(server, "engine"), child(server, "front_end_2")) == (engine, other)
     assert all(client.statuses.count(200) == len(client.statuses) for client in clients)
-    # Connections of the other front end went on; those of the killed one broke once.
-    assert {client.breaks for client in clients} <= {0, 1}
+    # Connections of the other front end went on; those of the killed one broke once, or twice if the client came back
+    # while the system closed one socket of the process after the other.
+    assert {client.breaks for client in clients} <= {0, 1, 2}
     assert server.stop() == 0
 
 
