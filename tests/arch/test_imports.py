@@ -44,7 +44,13 @@ INTERNAL = {
     "server.guard": {"core", "die_with_parent", "server.metrics.metric_families"},
     "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
-    | {"server.ensembles", "server.lifecycle.loader", "server.rate_limiter.overview", "server.guard.record"},
+    | {
+        "server.ensembles",
+        "server.lifecycle.in_front",
+        "server.lifecycle.loader",
+        "server.rate_limiter.overview",
+        "server.guard.record",
+    },
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
     "server.ragged": {"core", "config", "server.scheduling", "server.backends.api"},
     "server.execution": {"core", "config", "server.scheduling", "server.metrics", "server.machine.cores"}
@@ -70,7 +76,7 @@ INTERNAL = {
         "server.backends",
     }
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
-    | {"server.response_cache", "server.options"},
+    | {"server.response_cache", "server.options", "server.directory"},
     # The driver of GPUs has one binding, which workers need without the package.
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
@@ -89,7 +95,10 @@ INTERNAL = {
         "server.guard",
     }
     | {"server.directory", "server.machine", "server.shared_memory.registry", "server.tracing.requests"}
-    | {"server.backends.python.channel_end", "server.backends.python.tensors", "server.backends.python.worker"},
+    | {"server.backends.python.channel_end", "server.backends.python.tensors", "server.backends.python.worker"}
+    # What runs the models that a front end has itself.
+    | {"server.backends.registry", "server.ensembles", "server.execution", "server.lifecycle"}
+    | {"server.metrics.model_metrics"},
     # Before there is a server: it writes the repository that the server then reads.
     "server.files": {"core", "config", "server.backends"},
     "server.doctor": {"__version__", "install_hint", "core", "config", "server.options", "server.backends.registry"}

@@ -35,6 +35,7 @@ def test_the_complete_configuration_goes_to_stdout_and_remarks_to_stderr(
     assert (completed.name, completed.backend, completed.max_batch_size) == ("echo", "identity", 8)
     assert len(completed.instance_group) == 1
     assert printed.err.startswith(("Inferred:\n", "Nothing was inferred."))
+    assert printed.err.splitlines()[-1].startswith("With --front-ends: in ")
 
 
 def test_json_is_that_of_the_protocol(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

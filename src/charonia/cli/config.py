@@ -68,11 +68,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _print(given: ConfigOptions) -> int:
     try:
-        configuration, notes = asyncio.run(_configure(given))
+        configuration, notes, placing = asyncio.run(_configure(given))
     except ServingError as error:
         print(problem_text(given.model_dir, error), file=sys.stderr)
         return 1
     print(notes_text(notes), file=sys.stderr)
+    print(placing, file=sys.stderr)
     print(configuration.rstrip("\n"))
     return 0
 
@@ -90,13 +91,14 @@ def problem_text(model_dir: str, error: ServingError) -> str:
     return "\n".join([*lines, f"  hint: {error.hint}"] if error.hint else lines)
 
 
-async def _configure(given: ConfigOptions) -> tuple[str, Sequence[str]]:
+async def _configure(given: ConfigOptions) -> tuple[str, Sequence[str], str]:
     # Imported late, because they import backends and schema, which `--help` does not need.
     from charonia.config.json_form import to_json
     from charonia.config.pbtxt import render
     from charonia.server.backends.registry import installed_backends
     from charonia.server.lifecycle.backends import Backends
     from charonia.server.lifecycle.configure import ConfigureOptions, configure
+    from charonia.server.lifecycle.in_front import placing_text
     from charonia.server.lifecycle.repository.scan import folder_at
     from charonia.server.machine.gpus import visible_gpus
 
@@ -112,4 +114,4 @@ async def _configure(given: ConfigOptions) -> tuple[str, Sequence[str]]:
     finally:
         await backends.aclose()
     text = json.dumps(to_json(configured.config), indent=2) if given.json else render(configured.config)
-    return text, configured.completion.notes
+    return text, configured.completion.notes, placing_text(configured.config)

@@ -23,6 +23,7 @@ from charonia.server.front_ends.children import (
     ErrorRecord,
     FrontEndReport,
     forget_report,
+    number_of,
     read_options,
     write_options,
     write_report,
@@ -70,7 +71,7 @@ async def _run(name: str, folder: Path, socket: str, notifier: Notifier) -> int:
         if name.startswith(ENGINE):
             place = EnginePlace(folder, socket, is_new=order is not None)
             return await serve_engine(options, log, place, report, lambda: notifier.send(notify.HANDED_OVER))
-        return await serve_front_end(options, log, folder, lambda: report(FrontEndReport()))
+        return await serve_front_end(options, log, folder, number_of(name), lambda: report(FrontEndReport()))
     except ServingError as error:
         report(FrontEndReport(ErrorRecord(*encode_error(error))))
         return 1

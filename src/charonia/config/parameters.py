@@ -20,5 +20,8 @@ PINNED = "pinned"
 EXAMPLE = "EXAMPLE"
 """Model parameter with an example request: a JSON object of plain values by input name."""
 
-SERVER_PARAMETERS = frozenset({ADAPT_DELAY, EXAMPLE, PADDING, PINNED, CUSTOM_BATCHING, PYTHON_STRATEGY})
+FRONT_END = "front_end"
+"""Model parameter: whether the model runs in the processes of front ends: "yes", "no" or "auto"."""
+
+SERVER_PARAMETERS = frozenset({ADAPT_DELAY, EXAMPLE, FRONT_END, PADDING, PINNED, CUSTOM_BATCHING, PYTHON_STRATEGY})
 """All of them."""

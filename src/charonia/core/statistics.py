@@ -19,6 +19,10 @@ class Duration:
         self.count += count
         self.ns += ns
 
+    def merge(self, more: "Duration") -> None:
+        """Count what another one has counted, too."""
+        self.add(more.ns, more.count)
+
 
 @dataclass(slots=True)
 class BatchStatistics:
@@ -27,6 +31,12 @@ class BatchStatistics:
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
+
+    def merge(self, more: "BatchStatistics") -> None:
+        """Count what another one has counted, too."""
+        self.compute_input.merge(more.compute_input)
+        self.compute_infer.merge(more.compute_infer)
+        self.compute_output.merge(more.compute_output)
 
 
 class ResponseKind(Enum):
@@ -114,3 +124,13 @@ class ModelStatistics:
     responses: dict[str, ResponseStatistics] = field(default_factory=dict)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     memory: list[MemoryUsage] = field(default_factory=list)
+
+    def merge(self, more: "ModelStatistics") -> None:
+        """Count the executed requests that another process has counted for the same version, too."""
+        self.last_inference_ms = max(self.last_inference_ms, more.last_inference_ms)
+        self.inference_count += more.inference_count
+        self.execution_count += more.execution_count
+        for name in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
+            getattr(self, name).merge(getattr(more, name))
+        for size, counted in more.batches.items():
+            self.batches.setdefault(size, BatchStatistics()).merge(counted)

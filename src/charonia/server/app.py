@@ -15,7 +15,9 @@ from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
 from charonia.server.engine import ModelEngine
-from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.busy_poll import make_busy_poll
+from charonia.server.execution.neighbours import Neighbours
+from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer
 from charonia.server.explain.explanation import explanation_json
 from charonia.server.facade import Document, LogControl, Services
@@ -25,6 +27,7 @@ from charonia.server.guard.record_file import read_record
 from charonia.server.http.frontend import HttpFrontend, MetricsFrontend
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
+from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.lifecycle.repository.options import StoreSettings
@@ -97,6 +100,14 @@ class FrontEnds(Protocol):
         """Accept no more connections, and no more requests on open ones."""
         ...
 
+    async def collect(self) -> None:
+        """Count what front ends in other processes have counted until now."""
+        ...
+
+    def where(self, runner: Runner) -> WhereRun | None:
+        """Return where the requests of a version run, None for a server of one process."""
+        ...
+
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
         ...
@@ -121,6 +132,7 @@ class InferenceServer:
         *,
         log: LogControl | None = None,
         front_ends: FrontEnds | None = None,
+        neighbours: Neighbours | None = None,
         left_out: Collection[str] = (),
     ) -> None:
         """Create the parts; nothing is loaded or opened yet. To be called on the event loop.
@@ -129,6 +141,7 @@ class InferenceServer:
             options: All options.
             log: The log, whose settings clients may change; None where it belongs to the embedding program.
             front_ends: What takes requests; None for endpoints of this process.
+            neighbours: The other processes of the server, None where there are none.
             left_out: Models that are not loaded at start, because `front_ends` know how.
         """
         self._options = options
@@ -137,16 +150,13 @@ class InferenceServer:
         self._tracing: TracingService | None = None
         models = options.models
         cores = usable_cores()
-        # With a single core, busy polling would starve the thread that it waits for; with front ends elsewhere, them.
-        poll_ns = options.busy_poll_us * 1000 if cores > 1 and front_ends is None else 0
-        busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
         self._cache = _make_cache(options.cache)
         self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None
         self._backends = Backends(
             installed_backends(Path(options.backend_directory) if options.backend_directory else None),
             options.backends,
             verbose=options.log.verbose > 0,
-            busy_poll=busy_poll,
+            busy_poll=make_busy_poll(options.busy_poll_us, cores, neighbours),
             limits=self._limits,
             cache=self._cache,
             pinned=PinnedMemory(options.pinned_memory_bytes),
@@ -181,9 +191,8 @@ class InferenceServer:
         self.metrics: MetricsFrontend | None = None
         self._gpus: GpuSampler | None = None
         self._poller: asyncio.Task[None] | None = None
-        self._explainer = Explainer(
-            self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores, read_record
-        )
+        loaded, find = self._lifecycle.table.loaded, self.engine.find
+        self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where)
         self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -299,7 +308,8 @@ class InferenceServer:
                     self._backends.metrics,
                     self._families(),
                     _page_view(options.metrics),
-                )
+                ),
+                self.front_ends.collect,
             )
             await self.metrics.start(
                 options.metrics_address, options.metrics.port, reuse_port=options.metrics.reuse_port

@@ -99,6 +99,12 @@ class Endpoints:
         for front_end in self._front_ends():
             front_end.stop_accepting()
 
+    async def collect(self) -> None:
+        """Do nothing: everything is counted in this process."""
+
+    def where(self, runner: object) -> None:
+        """Return None: everything runs in this process."""
+
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
         return all(await asyncio.gather(*(front_end.drain(timeout_s) for front_end in self._front_ends())))

@@ -25,6 +25,7 @@ from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import ModelRequests
 from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.lifecycle.offers import Offers
 from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.sequences.models import open_sequences, sequences_of
@@ -36,6 +37,7 @@ class ModelEngine:
 
     Attributes:
         demand: Loads models on demand, None in other control modes.
+        offers: The models that front ends in other processes load, too.
         requests: Is told of loads and unloads by request before these are answered.
         open_sequences: Returns the sequences that have begun and not ended: model and id.
     """
@@ -48,6 +50,7 @@ class ModelEngine:
         strict_readiness: bool = True,
     ) -> None:
         self.demand: OnDemandLoader | None = None
+        self.offers = Offers(lifecycle.table)
         self.requests: ModelRequests | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer

@@ -7,6 +7,7 @@ import pytest
 from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explanation import Explanation, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup, explain, useful_delay_us
+from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
 
@@ -214,6 +215,17 @@ def test_a_delay_in_vain_is_taken_out_or_shortened(size: int, expected: str) -> 
     done = activity(busy=0.2, size=size, reason=CloseReason.DELAY)
 
     assert change("delay", replace(SETUP, delay_us=500), done).endswith(expected.lstrip("…"))
+
+
+def test_a_busy_model_in_front_ends_asks_for_more_of_them() -> None:
+    apart = replace(SETUP, instances=2, where=WhereRun(2, ""))
+
+    assert change("busy", apart, activity(busy=2.0, idle_cores=4.0)) == "try --front-ends 3, each with an instance"
+    assert explanation_json(Explanation.of(Facts(apart, activity())))["runs_in"] == {
+        "front_ends": 2,
+        "only_in_engine_because": "",
+    }
+    assert explanation_json(Explanation.of(Facts(SETUP, activity())))["runs_in"] is None
 
 
 def test_the_document_has_the_facts_and_the_findings() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from charonia.server.front_ends.messages import (
 )
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState, Readiness
+from charonia.server.lifecycle.in_front import Offer
 from charonia.wire.log_settings import AccessLogFormat, LogFormat, LogOptions
 
 TEXTS = st.text(max_size=20)
@@ -224,6 +226,9 @@ def test_a_record_is_read_from_its_plain_values(value: object) -> None:
     assert record(type(value), message.header[1]) == value
 
 
+OFFER = Offer(1, 1, "m", "/models/m", "ab12", is_immutable=True, labels={"OUT": ("a", "b")})
+
+
 def view(state: ModelState, reason: str = "") -> ModelView:
     return ModelView("", {1: VersionView(state, reason)})
 
@@ -234,10 +239,12 @@ def test_a_state_follows_by_its_differences() -> None:
     loaded = EngineState(
         Readiness(is_live=True, is_ready=True),
         Directory({("m", ""): CONFIG, ("m", "1"): CONFIG, ("other", ""): other}, {"m": view(ModelState.READY)}),
+        {("m", ""): OFFER, ("m", "1"): OFFER, ("other", ""): replace(OFFER, number=2, steps=(1, 1))},
     )
     reloaded = EngineState(
         Readiness(is_live=True, is_exiting=True),
         Directory({("m", ""): CONFIG}, {"m": view(ModelState.READY), "other": view(ModelState.UNAVAILABLE, "broken")}),
+        {("m", ""): replace(OFFER, number=3)},
     )
     before = EngineState()
     for state in (first, loaded, reloaded):
@@ -246,6 +253,7 @@ def test_a_state_follows_by_its_differences() -> None:
 
         assert there.readiness == state.readiness
         assert there.directory == state.directory
+        assert there.offers == state.offers
 
 
 def test_the_same_state_makes_no_difference_and_a_configuration_is_sent_once() -> None:

@@ -21,12 +21,15 @@ from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
 from charonia.server.backends.python.channel_end import ChannelEnd
-from charonia.server.directory import Directory
+from charonia.server.directory import Directory, Target
+from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import ModelRequests, Services
 from charonia.server.front_ends import reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.held_requests import size_of
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of
+from charonia.server.lifecycle.in_front import Offer
+from charonia.server.metrics.model_metrics import Increase
 from charonia.server.shared_memory.registry import Memory, RegionRegistry
 from charonia.server.tracing.options import TraceOptions
 from charonia.server.tracing.requests import EventNames, begin
@@ -36,11 +39,36 @@ from charonia.wire.shared_memory import SystemRegion
 NAMES = EventNames("RECV_START", "RECV_END", "SEND_START", "SEND_END")
 
 
+class FakeOffers:
+    """What the engine of the test offers: nothing."""
+
+    def now(self) -> dict[Target, Offer]:
+        """Return no offers."""
+        return {}
+
+    def reason(self, runner: Runner) -> str:
+        """Return that the model is the test's."""
+        return "it is pretended"
+
+    def number_of(self, runner: Runner) -> int:
+        """Return 1: there is one model."""
+        return 1
+
+    def count(self, number: int, more: Increase) -> None:
+        """Fail: without offers, front ends count nothing."""
+        raise AssertionError(number, more)
+
+
 class ServedFake(FakeEngine):
     """The engine of the test, whose models other processes know."""
 
     changed: Callable[[], None] = staticmethod(lambda: None)
     requests: ModelRequests | None = None
+
+    @property
+    def offers(self) -> FakeOffers:
+        """Offer nothing."""
+        return FakeOffers()
 
     def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
         """Return nothing: every request goes through `infer`."""

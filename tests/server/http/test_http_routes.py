@@ -20,7 +20,7 @@ from charonia.server.access.rules import Api, Gate, KeyRing, Restriction
 from charonia.server.facade import Services
 from charonia.server.http import routes
 from charonia.server.http.exchange import Exchange
-from charonia.server.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
+from charonia.server.http.frontend import HttpEndpoint, HttpFrontend, HttpLimits, MetricsFrontend
 from charonia.server.http.parser import Request
 from charonia.server.http.routes import Route, Router, RouteTarget
 
@@ -29,9 +29,14 @@ INFER = "/v2/models/identity/infer"
 
 def ask(engine: FakeEngine, *requests: bytes) -> list[Response]:
     """Send requests to a front end on the engine, on an event loop, until all are answered."""
+    return ask_endpoint(lambda: HttpFrontend(engine, HttpLimits()), *requests)
+
+
+def ask_endpoint(make: Callable[[], HttpEndpoint], *requests: bytes) -> list[Response]:
+    """Send requests to an endpoint, on an event loop, until all are answered."""
 
     async def main() -> list[Response]:
-        client = MemoryClient(HttpFrontend(engine, HttpLimits()))
+        client = MemoryClient(make())
         client.send(b"".join(requests))
         async with asyncio.timeout(10):
             while len(client.responses) < len(requests):
@@ -486,7 +491,12 @@ def test_a_broken_load_fails_its_request_only(caplog: pytest.LogCaptureFixture) 
     ("method", "url", "status"), [("GET", "/metrics", 200), ("POST", "/metrics", 405), ("GET", "/v2", 404)]
 )
 def test_the_metrics_page_is_text(method: str, url: str, status: int) -> None:
-    response = MemoryClient(MetricsFrontend(lambda: b"up 1\n")).send(request(url, method=method))[0]
+    shown: list[bytes] = []
+
+    async def collect() -> None:
+        shown.append(b"up 1\n")
+
+    (response,) = ask_endpoint(lambda: MetricsFrontend(lambda: b"".join(shown), collect), request(url, method=method))
 
     assert response.status == status
     if status == 200:

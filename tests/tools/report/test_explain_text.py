@@ -5,6 +5,7 @@ from dataclasses import replace
 from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explanation import Explanation, ProcessHistory, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup
+from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
 from charonia.tools.report.explain_text import explain_text
@@ -147,3 +148,13 @@ def test_without_preferred_sizes_none_are_named() -> None:
     lines = text_of(Explanation.of(Facts(replace(SETUP, preferred=()), BUSY)))
 
     assert lines[-1].endswith("max_queue_delay_microseconds 500")
+
+
+def test_it_says_where_a_model_runs_if_front_ends_are_processes() -> None:
+    def last_line(where: WhereRun | None) -> str:
+        return text_of(Explanation.of(Facts(replace(SETUP, where=where), BUSY)))[-1]
+
+    assert last_line(None).startswith("Settings")
+    assert last_line(WhereRun(2, "")) == "Runs in      2 front ends"
+    assert last_line(WhereRun(0, "")) == "Runs in      the engine: no front end has loaded it"
+    assert last_line(WhereRun(0, "it is decoupled")) == "Runs in      the engine only: it is decoupled"

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.sequence_tensors import added_names, seen_by_model
 from charonia.core.errors import invalid, unsupported
 from charonia.core.request import InferRequest, ParameterValue
@@ -155,7 +156,7 @@ class IdentityBackend:
         Raises:
             ServingError: Inputs and outputs do not pair up, or a parameter is wrong.
         """
-        parameters = dict(config.parameters)
+        parameters = {key: text for key, text in config.parameters.items() if key not in SERVER_PARAMETERS}
         names = _pairs(config)
         work = _Work(
             names,

@@ -10,6 +10,7 @@ import asyncio
 import os
 
 from charonia.server.execution.clock import now_ns
+from charonia.server.execution.neighbours import Neighbours
 
 ALONE_MIN = 32
 """Requests in a row of a single client, in quick succession, after which polling starts."""
@@ -48,18 +49,31 @@ class LoneCallerRule:
         return self._last_ns + self.limit_ns
 
 
+def make_busy_poll(limit_us: int, cores: int, neighbours: Neighbours | None = None) -> "BusyPoll | None":
+    """Return what keeps the running event loop awake, None for nothing.
+
+    Args:
+        limit_us: Longest time between two requests in us, 0 for no polling.
+        cores: Cores of this process; with a single one, polling would starve the thread that it waits for.
+        neighbours: The other processes of the server, None where it has one.
+    """
+    return BusyPoll(asyncio.get_running_loop(), limit_us * 1000, neighbours) if limit_us and cores > 1 else None
+
+
 class BusyPoll:
     """Keeps the event loop awake while the rule says so.
 
     Args:
         loop: The event loop.
         limit_ns: See `LoneCallerRule`.
+        neighbours: The other processes of the server, None where it has one: none of them is kept from running.
     """
 
-    __slots__ = ("_in_flight", "_is_polling", "_loop", "_rule", "_threads")
+    __slots__ = ("_in_flight", "_is_polling", "_loop", "_neighbours", "_rule", "_threads")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit_ns: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit_ns: int, neighbours: Neighbours | None = None) -> None:
         self._loop = loop
+        self._neighbours = neighbours
         self._rule = LoneCallerRule(limit_ns)
         self._in_flight = 0
         self._threads = 0
@@ -68,14 +82,16 @@ class BusyPoll:
     @property
     def worker_ns(self) -> int:
         """How long a worker process polls for the next batch after its response, 0 for not at all."""
-        return self._rule.limit_ns if self._rule.is_open else 0
+        return self._rule.limit_ns if self._may_poll(now_ns()) else 0
 
     def submitted(self, now_ns: int) -> None:
         """A client's request arrived; exactly one `answered` follows."""
         rule = self._rule
         rule.submitted(now_ns, is_alone=self._in_flight == 0)
         self._in_flight += 1
-        if rule.is_open and not self._is_polling:
+        if self._neighbours is not None:
+            self._neighbours.note(now_ns)
+        if rule.is_open and not self._is_polling and self._may_poll(now_ns):
             self._begin()
 
     def ran_at_once(self, now_ns: int) -> None:
@@ -94,8 +110,11 @@ class BusyPoll:
     def thread_done(self) -> None:
         """The thread has finished."""
         self._threads -= 1
-        if self._rule.is_open and not self._is_polling:
+        if self._rule.is_open and not self._is_polling and self._may_poll(now_ns()):
             self._begin()
+
+    def _may_poll(self, now_ns: int) -> bool:
+        return self._rule.is_open and (self._neighbours is None or self._neighbours.leave_a_core(now_ns))
 
     def _begin(self) -> None:
         self._is_polling = True
@@ -103,8 +122,8 @@ class BusyPoll:
 
     def _poll(self) -> None:
         """Poll once: a scheduled callback makes the loop check for events without blocking."""
-        rule = self._rule
-        if rule.is_open and not self._threads and now_ns() < rule.until_ns():
+        now = now_ns()
+        if not self._threads and now < self._rule.until_ns() and self._may_poll(now):
             os.sched_yield()  # let another process use this core
             self._loop.call_soon(self._poll)
         else:

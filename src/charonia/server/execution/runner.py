@@ -418,6 +418,18 @@ class ModelRunner:
         return batch
 
 
+def runs_in_place(runner: ModelRunner) -> bool:
+    """Whether an instance computes on the event loop, because its executions are short."""
+    return any(isinstance(each, BlockingExecutor) and each.rule.in_place for each in runner._executors)
+
+
+def begin_in_place(runner: ModelRunner) -> None:
+    """Let every instance compute on the event loop from now on, as long as executions are short."""
+    for executor in runner._executors:
+        if isinstance(executor, BlockingExecutor):
+            executor.rule.begin()
+
+
 def _run_in_part(batch: RunningBatch) -> None:
     """Run a batch, and tell its instance which of its requests were cancelled before it started."""
     gone = [index for index, entry in enumerate(batch.entries) if entry.state == DONE and entry.id != EMPTY_ROW]

@@ -19,6 +19,7 @@ from charonia.server.explain.activity import Activity, History
 from charonia.server.explain.explanation import Explanation, ProcessHistory
 from charonia.server.explain.rules import Facts, ModelSetup
 from charonia.server.guard.record import ProcessRecord
+from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.rate_limiter.overview import NO_SHORTAGE
@@ -30,6 +31,10 @@ THREADS_PARAMETER = "intra_op_thread_count"
 """Parameter of a model that says how many threads an instance has."""
 
 
+def in_one_process(runner: Runner) -> None:
+    """Return None: there are no front ends apart."""
+
+
 class Explainer:
     """Records the activity of every loaded version in the last minute.
 
@@ -38,6 +43,7 @@ class Explainer:
         find: Returns a version by name and version ("" for any); raises where there is none.
         cores: Cores that the server may use.
         processes: Returns what is known of the server's processes.
+        where: Returns where the requests of a version run, None for a server of one process.
     """
 
     def __init__(
@@ -46,11 +52,13 @@ class Explainer:
         find: Callable[[str, str], Runner],
         cores: int,
         processes: Callable[[], tuple[ProcessRecord, ...]] = tuple,
+        where: Callable[[Runner], WhereRun | None] = in_one_process,
     ) -> None:
         self._loaded = loaded
         self._find = find
         self._cores = cores
         self._processes = processes
+        self._where = where
         self._histories: WeakKeyDictionary[ModelMetrics, History] = WeakKeyDictionary()
         self._times = CpuTimes.read(0.0)
         self._at_ns = now_ns()
@@ -96,7 +104,7 @@ class Explainer:
         activity = history.activity() if history is not None else Activity()
         steps = tuple(self._explain(found) for step in _steps(runner.config) if (found := self._step(step)) is not None)
         facts = Facts(
-            setup_of(runner.config, runner.version, self._cores),
+            setup_of(runner.config, runner.version, self._cores, self._where(runner)),
             activity,
             max(((step.facts.setup.model, step.facts.busy) for step in steps), key=_share, default=None),
             max(((step.facts.setup.model, step.facts.activity.short) for step in steps), key=_share, default=None),
@@ -110,7 +118,7 @@ class Explainer:
             return None
 
 
-def setup_of(config: ModelConfig, version: str, cores: int) -> ModelSetup:
+def setup_of(config: ModelConfig, version: str, cores: int, where: WhereRun | None = None) -> ModelSetup:
     """Return the part of a complete configuration that rules use."""
     steps = _steps(config)
     placed = [] if steps else placements(config, cores)
@@ -119,7 +127,7 @@ def setup_of(config: ModelConfig, version: str, cores: int) -> ModelSetup:
     return ModelSetup(
         model=config.name,
         version=version,
-        instances=len(placed),
+        instances=(where.front_ends if where is not None and placed else 0) or len(placed),
         on_gpu=any(placement.kind is InstanceKind.KIND_GPU for placement in placed),
         threads=int(parameter) if parameter.isdecimal() else 0,
         cores=cores,
@@ -128,6 +136,7 @@ def setup_of(config: ModelConfig, version: str, cores: int) -> ModelSetup:
         delay_us=batching.max_queue_delay_microseconds if batching is not None else 0,
         preferred=batching.preferred_batch_size if batching is not None else (),
         steps=steps,
+        where=where,
     )
 
 

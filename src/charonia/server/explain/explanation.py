@@ -100,6 +100,9 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
             "max_queue_delay_microseconds": setup.delay_us,
             "preferred_batch_size": list(setup.preferred),
         },
+        "runs_in": None
+        if setup.where is None
+        else {"front_ends": setup.where.front_ends, "only_in_engine_because": setup.where.reason},
         "steps": [explanation_json(step) for step in explanation.steps],
         "processes": [
             {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from charonia.server.explain.activity import Activity
+from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
 
@@ -39,7 +40,7 @@ class ModelSetup:
     Attributes:
         model: Its name.
         version: The version, as text.
-        instances: Number of instances, 0 for an ensemble.
+        instances: Number of instances, 0 for an ensemble; one a front end where it runs there.
         on_gpu: Whether they are on a GPU.
         threads: Configured threads of each instance, 0 for its share of the cores.
         cores: Cores of the server.
@@ -48,6 +49,7 @@ class ModelSetup:
         delay_us: `max_queue_delay_microseconds`.
         preferred: `preferred_batch_size`.
         steps: Models of an ensemble.
+        where: Where its requests run, None for a server of one process.
     """
 
     model: str
@@ -61,6 +63,7 @@ class ModelSetup:
     delay_us: int = 0
     preferred: tuple[int, ...] = ()
     steps: tuple[str, ...] = ()
+    where: WhereRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,8 @@ def _saturated(facts: Facts) -> Finding | None:
             says += f" Other programs, or the hypervisor, took {activity.taken_cores:.1f} cores of the machine."
             return Finding("taken", says, "run these elsewhere and look again; then larger batches or more cores")
         return Finding("cores", says, "larger batches (below), a cheaper model, or more cores")
+    if setup.where is not None and setup.where.front_ends:
+        return Finding("busy", says, f"try --front-ends {setup.where.front_ends + 1}, each with an instance")
     count = setup.instances + min(spare, setup.instances)
     says += f" {activity.idle_cores:.1f} of {setup.cores} cores were idle."
     return Finding("busy", says, f"try instance_group [ {{ count: {count} }} ] in place of {setup.instances}")

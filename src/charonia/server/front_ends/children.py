@@ -73,6 +73,11 @@ def process_specs(folder: Path, front_ends: int) -> list[ProcessSpec]:
     ]
 
 
+def number_of(name: str) -> int:
+    """Return the number of a process: 0 for an engine, from 1 on for front ends."""
+    return 0 if name.startswith(ENGINE) else int(name.rpartition("_")[2])
+
+
 def write_report(folder: Path, name: str, report: EngineReport | FrontEndReport) -> None:
     """Write a child's report."""
     (folder / f"{name}.report").write_bytes(marshal.dumps(plain(report), 2))  # type: ignore[arg-type] # plain values

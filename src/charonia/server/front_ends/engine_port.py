@@ -8,10 +8,11 @@ for the engine that follows this one, and only then answered.
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
@@ -20,15 +21,19 @@ from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import ChannelError
-from charonia.server.directory import Directory
-from charonia.server.facade import Engine, ModelRequests, Services
+from charonia.server.directory import Target
+from charonia.server.execution.version_runner import Runner
+from charonia.server.facade import Services
 from charonia.server.front_ends.bursts import RequestReader, ResponseWriter
 from charonia.server.front_ends.hand_over import CHANGES, SOCKET_NAME, HandOver, Listener
 from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
+from charonia.server.front_ends.served_engine import ServedEngine
 from charonia.server.front_ends.state import EngineState, Readiness
+from charonia.server.lifecycle.in_front import Offer, WhereRun
+from charonia.server.metrics.model_metrics import Increase
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire.log_settings import LogOptions
 from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
@@ -39,26 +44,11 @@ CHANGE_S_MAX = 10.0
 """Time in which a front end confirms a change; one that does not is cut off, since it would answer from the past."""
 
 
-class ServedEngine(Engine, Protocol):
-    """An engine whose models other processes know."""
+COLLECT_S = 1.0
+"""Time between two collections of what front ends have counted."""
 
-    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
-        """Run requests that came together and differ in ids, deadlines and elements of tensors only.
-
-        Returns:
-            The outcomes of the first of them; none if they are to be run by `infer`.
-        """
-        ...
-
-    def directory(self) -> Directory:
-        """Return the models as they are now."""
-        ...
-
-    def on_change(self, changed: Callable[[], None]) -> None:
-        """Call a function whenever readiness, or what `directory` returns, may have changed."""
-        ...
-
-    requests: ModelRequests | None
+COLLECT_S_MAX = 1.0
+"""Time in which a front end hands it over; what comes later is counted then."""
 
 
 class EnginePort:
@@ -71,6 +61,7 @@ class EnginePort:
         is_strict: Whether `start` fails if a model that was loaded by request cannot be loaded.
 
     Attributes:
+        engine: The engine, once started.
         hand_over: Lets front ends go to the next engine.
     """
 
@@ -84,8 +75,9 @@ class EnginePort:
         self._peers: set[_Peer] = set()
         self._is_due = False
         self._tasks: set[asyncio.Task[object]] = set()
+        self._offered: Mapping[Target, Offer] = {}  # as published
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
-        self._engine: ServedEngine
+        self.engine: ServedEngine
         self._services: Services
         self.hand_over = HandOver(folder, self._listener, self._changing, self._tell_all, self.spawn)
 
@@ -99,7 +91,7 @@ class EnginePort:
             ServingError: UNAVAILABLE when the socket cannot be made; INVALID_ARG when a model that was loaded by
                 request cannot be loaded, and the port is strict.
         """
-        self._engine, self._services = engine, services
+        self.engine, self._services = engine, services
         failures = await self._keeper.replay(engine, services)
         if failures and self._is_strict:
             raise invalid("not every model could be loaded:\n" + "\n".join(failures))
@@ -107,6 +99,7 @@ class EnginePort:
             engine.requests = self._keeper
         engine.on_change(self._changed)
         self._listener.open()
+        self.spawn(self._keep_up())
 
     def connect(self, sock: socket.socket) -> None:
         """Take in a front end."""
@@ -130,6 +123,16 @@ class EnginePort:
             answers = await asyncio.gather(*(peer.ask("drain", timeout_s) for peer in self._peers))
         return all(answer is not False for answer in answers)
 
+    async def collect(self) -> None:
+        """Take in what front ends have counted until now; one that is too slow is left out."""
+        await asyncio.gather(*(peer.collect() for peer in self._peers if peer.is_offered))
+
+    def where(self, runner: Runner) -> WhereRun:
+        """Return where the requests of a version run."""
+        offers = self.engine.offers
+        number = offers.number_of(runner)
+        return WhereRun(sum(number in peer.loaded for peer in self._peers), offers.reason(runner))
+
     async def close(self) -> None:
         """Leave all front ends."""
         self.stop_accepting()
@@ -141,11 +144,6 @@ class EnginePort:
     # Called by peers.
 
     @property
-    def engine(self) -> ServedEngine:
-        """The engine."""
-        return self._engine
-
-    @property
     def tracing(self) -> Tracing | None:
         """Traces of requests."""
         return self._services.tracing
@@ -153,7 +151,7 @@ class EnginePort:
     def gone(self, peer: "_Peer", reason: str) -> None:
         """A front end has gone."""
         self._peers.discard(peer)
-        if not self._engine.is_exiting():
+        if not self.engine.is_exiting():
             _log.info("a front end has gone: %s", reason)
 
     def spawn(self, work: Coroutine[object, object, object]) -> "asyncio.Task[object]":
@@ -171,13 +169,16 @@ class EnginePort:
             return await self._answer(peer, question, arguments, blobs)
 
     async def _answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
-        engine = self._engine
+        engine = self.engine
         match question:
             case "hello":
                 return await self._welcome(peer)
             case "model_ready":
                 return await engine.model_ready(*arguments)
+            case "collect":
+                await self.collect()
             case "statistics":
+                await self.collect()
                 return plain(await engine.model_statistics(*arguments))
             case "index":
                 return plain(await engine.repository_index(*arguments))
@@ -235,15 +236,15 @@ class EnginePort:
             if self._is_due_to_catch_up:
                 self._is_due_to_catch_up = False
                 self._listener.path = self._folder / SOCKET_NAME  # by the engine that hands over
-                await self._keeper.replay(self._engine, services)
-                self._engine.requests = self._keeper
+                await self._keeper.replay(self.engine, services)
+                self.engine.requests = self._keeper
             peer.is_welcome = True
             await peer.publish(self._state())
             if services.log is not None:
                 await peer.ask("log", plain(services.log.options))
             if services.regions is not None:
                 await peer.ask("regions", plain(services.regions.system()), plain(services.regions.cuda()))
-        return [plain(self._engine.server_metadata()), [name for name, is_there in offered.items() if is_there]]
+        return [plain(self.engine.server_metadata()), [name for name, is_there in offered.items() if is_there]]
 
     async def _then_published(self, work: Awaitable[None] | None) -> None:
         """Wait for a change of the models, and until all front ends know of it, even if it failed."""
@@ -285,24 +286,29 @@ class EnginePort:
             raise
 
     def _state(self) -> EngineState:
-        engine, tracing = self._engine, self._services.tracing
+        engine, tracing = self.engine, self._services.tracing
         is_tracing = tracing is not None and tracing.sampler is not None
-        return EngineState(
-            Readiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing), engine.directory()
-        )
+        readiness = Readiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing)
+        self._offered = engine.offers.now()
+        return EngineState(readiness, engine.directory(), dict(self._offered))
+
+    async def _keep_up(self) -> None:
+        """Collect what front ends count, and follow what the engine has measured."""
+        while True:
+            await asyncio.sleep(COLLECT_S)
+            await self.collect()
+            if self.engine.offers.now() != self._offered:
+                self._changed()
 
     def _changed(self) -> None:
-        """Tell all front ends at the end of this iteration of the event loop."""
+        """Tell all front ends in the next iteration of the event loop."""
         if not self._is_due and self._peers:
             self._is_due = True
-            self._loop.call_soon(self._publish_soon)
-
-    def _publish_soon(self) -> None:
-        self._is_due = False
-        self.spawn(self._publish())
+            self.spawn(self._publish())
 
     async def _publish(self) -> None:
         """Return when all front ends know the present state."""
+        self._is_due = False
         state = self._state()
         await asyncio.gather(*(peer.publish(state) for peer in self._peers if peer.is_welcome))
 
@@ -319,6 +325,8 @@ class _Peer:
 
     def __init__(self, port: EnginePort, sock: socket.socket) -> None:
         self.is_welcome = False
+        self.is_offered = False  # whether it has ever had models of its own
+        self.loaded: frozenset[int] = frozenset()  # numbers of the offers that it has loaded
         self._port = port
         self._sent = EngineState()
         self._latest: asyncio.Task[object] | None = None
@@ -351,8 +359,15 @@ class _Peer:
                 raise
         return None
 
+    async def collect(self) -> None:
+        """Let the front end send what it has counted, and return when it has, or is too slow."""
+        with suppress(TimeoutError, ServingError):
+            async with asyncio.timeout(COLLECT_S_MAX):
+                await self._link.ask("counts")
+
     async def publish(self, state: EngineState) -> None:
         """Send a state as far as it is new; return when the front end has it."""
+        self.is_offered = self.is_offered or bool(state.offers)
         difference = state.difference(self._sent)
         self._sent = state
         if difference is not None:
@@ -383,6 +398,10 @@ class _Peer:
                     for name, at_ns in header[2]:
                         tree.mark(name, at_ns)
                     tree.release()
+            case "counted":
+                self.loaded = frozenset(header[1])
+                for number, increase in header[2]:
+                    self._port.engine.offers.count(number, record(Increase, increase))
             case kind:
                 raise ChannelError(f"there is no message of kind {kind!r}")
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from charonia import __version__
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.app import InferenceServer
+from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import LogControl
-from charonia.server.front_ends.children import EngineReport, ErrorRecord
+from charonia.server.front_ends.children import ENGINE, EngineReport, ErrorRecord, number_of
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.keeper import read_changes
 from charonia.server.front_ends.messages import encode_error
 from charonia.server.front_ends.orders import read_order
+from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.memory import give_back_idle_memory
 from charonia.server.options import ServerOptions
 
@@ -66,7 +68,8 @@ async def serve_engine(
         # The engine before this one may have left changes; the port makes them.
         left_out = read_changes(folder).models
         port = EnginePort(folder, place.socket, is_strict=place.is_new and options.exit_on_error)
-        server = InferenceServer(options, log=log, front_ends=port, left_out=left_out)
+        neighbours = Neighbours(folder, number_of(ENGINE), options.front_ends + 1, usable_cores())
+        server = InferenceServer(options, log=log, front_ends=port, neighbours=neighbours, left_out=left_out)
     except ServingError as error:
         report(EngineReport(ErrorRecord(*encode_error(error))))
         return 1

@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from charonia.core.errors import ServingError, unavailable
+from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
+from charonia.server.execution.busy_poll import make_busy_poll
+from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.engines import Engines
 from charonia.server.front_ends.hand_over import SOCKET_NAME
+from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.front_ends.records import record
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedLog, SharedRegions, services_of
+from charonia.server.lifecycle.backends import Backends
 from charonia.server.listening import GRACE_S
+from charonia.server.machine.cores import usable_cores
 from charonia.server.options import ServerOptions
 from charonia.wire.log_settings import LogOptions
 
@@ -34,18 +40,21 @@ class FrontEnd:
         options: The server's options.
         log: The log of this process.
         folder: Where the engine listens.
+        number: Number of this process, from 1 on; the engine is process 0.
 
     Attributes:
         endpoints: The endpoints.
         ended: Done when the engine has left, or the front end has; whether it ended well.
     """
 
-    def __init__(self, options: ServerOptions, log: LogControl | None, folder: Path) -> None:
+    def __init__(self, options: ServerOptions, log: LogControl | None, folder: Path, number: int = 1) -> None:
         self.endpoints = Endpoints(options)
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._options = options
         self._log = log
         self._folder = folder
+        self._number = number
+        self._local: LocalModels | None = None
         self._engine: Engines | None = None
         self._regions: SharedRegions | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -59,7 +68,7 @@ class FrontEnd:
             ServingError: The engine is gone, or an endpoint cannot be opened.
         """
         sock = await engine_socket(self._folder)
-        engine = self._engine = Engines(lambda ended: RemoteEngine(take=self._take, ended=ended), self._engine_gone)
+        engine = self._engine = Engines(self._make_engine, self._engine_gone)
         if self._options.client_shm:
             self._regions = SharedRegions(self._options.client_shm_bytes_max, engine)
         offers = await engine.connect(sock)
@@ -78,10 +87,35 @@ class FrontEnd:
         await self.endpoints.close()
         if self._engine is not None:
             self._engine.close()
+        if self._local is not None:
+            await self._local.aclose()
+
+    def _make_engine(self, ended: Callable[[str], None]) -> RemoteEngine:
+        """Return an engine to connect to; the first one with models of this process."""
+        engine = RemoteEngine(take=self._take, ended=ended)
+        engine.neighbours = Neighbours(self._folder, self._number, self._options.front_ends + 1, usable_cores())
+        # Another one may have another release, other packages and other options than this process.
+        if self._local is None:
+            engine.local = self._local = self._local_models(engine, engine.neighbours)
+        return engine
+
+    def _local_models(self, engine: RemoteEngine, neighbours: Neighbours) -> LocalModels:
+        """Return what runs the models that this process has itself."""
+        options = self._options
+        backends = Backends(
+            installed_backends(),
+            options.backends,
+            verbose=options.log.verbose > 0,
+            busy_poll=make_busy_poll(options.busy_poll_us, usable_cores(), neighbours),
+        )
+        return LocalModels(backends, engine.infer, summarizes=options.metrics.summary_latencies)
 
     async def _leave(self) -> None:
         self._stop()
         is_taken = await self._drain(self._options.exit_timeout_secs)
+        if self._engine is not None:
+            with suppress(ServingError):
+                await self._engine.ask("collect")
         if not self.ended.done():
             self.ended.set_result(is_taken)
 
@@ -94,6 +128,8 @@ class FrontEnd:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
         is_answered = self._engine is None or await self._engine.drained(timeout_s)
+        if self._local is not None:
+            is_answered &= await self._local.drained(max(end_s - loop.time(), 0))
         # The last answers have to be written, too, even after the exit timeout.
         is_taken = await self.endpoints.drain(max(end_s - loop.time(), GRACE_S))
         self._is_taken = is_answered and is_taken
@@ -125,7 +161,11 @@ class FrontEnd:
                     raise unavailable("the next engine has gone")
                 await engine.meet(sock)
             case "move":
+                former = engine.current
                 engine.move(*arguments)
+                if former.local is not None:
+                    former.local.begin_anew()
+                    former.local = None
             case "pause":
                 engine.pause()
                 self._meet_again()
@@ -174,7 +214,7 @@ def connected(path: Path) -> socket.socket | None:
 
 
 async def serve_front_end(
-    options: ServerOptions, log: LogControl | None, folder: Path, ready: Callable[[], None]
+    options: ServerOptions, log: LogControl | None, folder: Path, number: int, ready: Callable[[], None]
 ) -> int:
     """Run the endpoints of a server until the engine ends or a signal arrives; return the exit status.
 
@@ -182,6 +222,7 @@ async def serve_front_end(
         options: The server's options.
         log: The log of this process.
         folder: Where the engine listens.
+        number: Number of this process, from 1 on.
         ready: Called when the endpoints are open.
 
     Raises:
@@ -190,12 +231,12 @@ async def serve_front_end(
     loop = asyncio.get_running_loop()
     # The port is the one that was chosen for all front ends.
     shared = replace(options, http=replace(options.http, reuse_port=True), grpc=replace(options.grpc, reuse_port=True))
-    front_end = FrontEnd(shared, log, folder)
+    front_end = FrontEnd(shared, log, folder, number)
     try:
         await front_end.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for each in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError):  # an event loop on Windows
-                loop.add_signal_handler(number, front_end.leave)
+                loop.add_signal_handler(each, front_end.leave)
         ready()
         return 0 if await front_end.ended else 1
     finally:

@@ -21,10 +21,13 @@ from charonia.core.statistics import ModelStatistics
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.bursts import RequestWriter, ResponseReader
 from charonia.server.front_ends.held_requests import HeldRequests
 from charonia.server.front_ends.link import Link
+from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
 from charonia.server.front_ends.reconnect import OpenSequences, interrupted
 from charonia.server.front_ends.records import plain, record
@@ -67,11 +70,15 @@ class RemoteEngine:
         state: What is known of it.
         held: The requests that wait for it.
         sequences: The sequences that it has, and those that were lost.
+        local: The models that this process runs itself, None for none.
+        neighbours: The other processes of the server, None where they do not matter.
     """
 
     def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
         self.state = EngineState()
         self.held = HeldRequests(self._send)
+        self.local: LocalModels | None = None
+        self.neighbours: Neighbours | None = None
         self._take = take
         self._ended = ended
         self._link: Link[RequestWriter]
@@ -116,6 +123,10 @@ class RemoteEngine:
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request. See `Engine.infer`."""
+        if self.local is not None and not self._is_exiting:
+            ticket = self.local.infer(request, reply)
+            if ticket is not None:
+                return ticket
         number = next(self._numbers)
         if refusal := self._refusal(request):
             reply(refusal, True)
@@ -128,6 +139,8 @@ class RemoteEngine:
 
     def _send(self, number: int, request: InferRequest, reply: Reply) -> None:
         link, trace = self._link, request.trace
+        if self.neighbours is not None:
+            self.neighbours.note(now_ns())
         if link.burst.add(number, request):
             link.burst_begun()
         else:
@@ -256,7 +269,14 @@ class RemoteEngine:
         if question == "state":
             state = self.state if self._has_news else EngineState()
             state.apply(arguments[0])
+            if self.local is not None:
+                if not self._has_news:
+                    self.local.begin_anew()
+                self.local.follow(state.offers, state.directory.configs)
             self.state, self._has_news = state, True
+            return None
+        if question == "counts" and self.local is not None:
+            self.local.report(self._link.send)
             return None
         return await self._take(question, arguments)
 

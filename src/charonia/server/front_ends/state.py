@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from charonia.config.model import ModelConfig
 from charonia.server.directory import Directory, ModelView, Target
 from charonia.server.front_ends.records import plain, record
+from charonia.server.lifecycle.in_front import Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Difference:
         configs: Configurations of versions that answer, if they are new.
         gone: Versions that answer no more.
         models: Models whose state has changed.
+        offers: Versions that the front end is to load, too, if they are new.
+        withdrawn: Versions that it is to let go, unless there is a new one.
     """
 
     readiness: Readiness
@@ -45,6 +48,8 @@ class Difference:
     configs: Mapping[Target, ModelConfig]
     gone: tuple[Target, ...]
     models: Mapping[str, ModelView]
+    offers: Mapping[Target, Offer]
+    withdrawn: tuple[Target, ...]
 
 
 @dataclass(slots=True)
@@ -54,10 +59,12 @@ class EngineState:
     Attributes:
         readiness: The state of the server.
         directory: The models.
+        offers: Versions that front ends load, too.
     """
 
     readiness: Readiness = field(default_factory=Readiness)
     directory: Directory = field(default_factory=Directory)
+    offers: dict[Target, Offer] = field(default_factory=dict)
 
     def difference(self, before: "EngineState") -> object:
         """Return the plain values of the difference from an earlier state, None for no difference."""
@@ -65,11 +72,12 @@ class EngineState:
         configs = {target: c for target, c in now.configs.items() if old.configs.get(target) is not c}
         gone = tuple(target for target in old.configs if target not in now.configs)
         models = {key: model for key, model in now.models.items() if old.models.get(key) != model}
-        if self.readiness == before.readiness and now.unread == old.unread and not (configs or gone or models):
+        offers = {target: offer for target, offer in self.offers.items() if before.offers.get(target) != offer}
+        withdrawn = tuple(target for target in before.offers if target not in self.offers)
+        is_same = self.readiness == before.readiness and now.unread == old.unread
+        if is_same and not (configs or gone or models or offers or withdrawn):
             return None
-        # The keys of versions are pairs, which a message cannot have as keys.
-        pairs = [(target, plain(config)) for target, config in configs.items()]
-        return [plain(self.readiness), now.unread, pairs, gone, plain(models)]
+        return [plain(self.readiness), now.unread, _pairs(configs), gone, plain(models), _pairs(offers), withdrawn]
 
     def apply(self, difference: object) -> None:
         """Apply a difference."""
@@ -81,15 +89,25 @@ class EngineState:
             directory.configs.pop(target, None)
         directory.configs.update(change.configs)
         directory.models.update(change.models)
+        for target in change.withdrawn:
+            self.offers.pop(target, None)
+        self.offers.update(change.offers)
+
+
+def _pairs(values: Mapping[Target, object]) -> list[tuple[Target, object]]:
+    """Return a mapping as pairs: a message cannot have those of names and versions as keys."""
+    return [(target, plain(value)) for target, value in values.items()]
 
 
 def _difference(values: object) -> Difference:
     assert isinstance(values, list)
-    readiness, unread, pairs, gone, models = values
+    readiness, unread, configs, gone, models, offers, withdrawn = values
     return Difference(
         record(Readiness, readiness),
         unread,
-        {tuple(target): record(ModelConfig, config) for target, config in pairs},
+        {tuple(target): record(ModelConfig, config) for target, config in configs},
         tuple(tuple(target) for target in gone),
         {key: record(ModelView, model) for key, model in models.items()},
+        {tuple(target): record(Offer, offer) for target, offer in offers},
+        tuple(tuple(target) for target in withdrawn),
     )

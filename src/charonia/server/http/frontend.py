@@ -4,7 +4,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from functools import partial
 
 from charonia.core.errors import ServingError
@@ -246,15 +246,21 @@ def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_
 class MetricsFrontend(HttpEndpoint):
     """The metrics page."""
 
-    def __init__(self, render: Callable[[], bytes]) -> None:
+    def __init__(self, render: Callable[[], bytes], collect: Callable[[], Awaitable[None]]) -> None:
         """Make a front end.
 
         Args:
             render: Returns the page.
+            collect: Awaited before: brings what is shown up to date.
         """
+        tasks = Tasks(HttpLimits().body_bytes_max)
+
+        async def answer(exchange: Exchange) -> None:
+            await collect()
+            exchange.respond(200, [render()], METRICS_TYPE)
 
         def page(exchange: Exchange, target: RouteTarget) -> None:
-            exchange.respond(200, [render()], METRICS_TYPE)
+            tasks.start(exchange, answer(exchange))
 
         def hint(path: str) -> str:
             return "GET /metrics has the metrics"

@@ -18,6 +18,7 @@ from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE
 from charonia.config.problems import Problem
 from charonia.config.tensors import dim_problems, tensor_problems
 from charonia.server.ensembles.configuration import ensemble_problems
+from charonia.server.lifecycle.in_front import front_end_problems
 from charonia.server.metrics.options import bucket_problems, tag_problems
 from charonia.server.ragged.configuration import padding_problems
 from charonia.server.scheduling.configuration import scheduling_problems
@@ -168,6 +169,7 @@ def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
         *_cache_problems(config),
         *_metric_problems(config),
         *ensemble_problems(config),
+        *front_end_problems(config),
     ]
 
 

@@ -46,6 +46,25 @@ class Histogram:
         """Number of values."""
         return sum(self.counts)
 
+    def take(self) -> "HistogramCounts":
+        """Return what was counted, and begin again at 0."""
+        taken = HistogramCounts(tuple(self.counts), self.total)
+        self.counts, self.total = [0] * len(self.counts), 0
+        return taken
+
+    def merge(self, more: "HistogramCounts") -> None:
+        """Count what a histogram with the same bounds has counted, too."""
+        self.counts = [before + counted for before, counted in zip(self.counts, more.counts, strict=True)]
+        self.total += more.total
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramCounts:
+    """What a histogram has counted: see its attributes."""
+
+    counts: tuple[int, ...]
+    total: int
+
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:

@@ -1,13 +1,14 @@
 """The counters of one model version, behind both the statistics extension and the metrics. Pure."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from charonia.core.statistics import BatchStatistics, Duration, ModelStatistics, ResponseKind, ResponseStatistics
-from charonia.server.metrics.metric_families import Histogram
-from charonia.server.metrics.summaries import CACHE_HIT, CACHE_MISS, Summaries
+from charonia.server.metrics.metric_families import Histogram, HistogramCounts
+from charonia.server.metrics.summaries import CACHE_HIT, CACHE_MISS, Summaries, SummaryCounts
 from charonia.server.scheduling.api import CloseReason
 
 _US = 1_000
@@ -51,6 +52,25 @@ class FailureReason(Enum):
     CANCELED = "CANCELED"
     BACKEND = "BACKEND"
     OTHER = "OTHER"
+
+
+@dataclass(frozen=True, slots=True)
+class Increase:
+    """What was counted since the last one, for a version whose requests have one response each and no cache.
+
+    Attributes:
+        statistics: The counters of the statistics extension.
+        failures: Failed requests by reason.
+        closes: Batches by the reason they were sent.
+        histograms: Of requests, waiting, computing and batch sizes.
+        summaries: Summaries of latencies by name; none where they are off.
+    """
+
+    statistics: ModelStatistics
+    failures: Mapping[FailureReason, int]
+    closes: Mapping[CloseReason, int]
+    histograms: tuple[HistogramCounts, ...]
+    summaries: Mapping[str, SummaryCounts]
 
 
 class ModelMetrics:
@@ -139,6 +159,40 @@ class ModelMetrics:
         """Switch summaries of latencies on."""
         if self._summaries is None:
             self._summaries = Summaries()
+
+    def take(self) -> Increase | None:
+        """Return what was counted since the last call, and begin again at 0; None for nothing."""
+        self._add_up()
+        statistics = self._statistics
+        if not statistics.execution_count and not statistics.fail.count:
+            return None
+        taken = Increase(
+            statistics,
+            self.failures,
+            self._closes,
+            tuple(histogram.take() for histogram in self._histograms()),
+            self._summaries.take() if self._summaries is not None else {},
+        )
+        self._statistics = ModelStatistics(statistics.name, statistics.version, memory=statistics.memory)
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self._closes = dict.fromkeys(CloseReason, 0)
+        return taken
+
+    def merge(self, more: Increase) -> None:
+        """Count what the same version has counted in another process, too."""
+        self._add_up()
+        self._statistics.merge(more.statistics)
+        for failure, count in more.failures.items():
+            self.failures[failure] += count
+        for close, count in more.closes.items():
+            self._closes[close] += count
+        for histogram, counted in zip(self._histograms(), more.histograms, strict=True):
+            histogram.merge(counted)
+        if self._summaries is not None:
+            self._summaries.merge(more.summaries)
+
+    def _histograms(self) -> tuple[Histogram, ...]:
+        return self._request_ns, self._queue_ns, self._compute_ns, self._batch_size
 
     def failed(self, reason: FailureReason, duration_ns: int) -> None:
         """Count a request that failed `duration_ns` after it arrived."""

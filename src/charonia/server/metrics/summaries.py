@@ -4,7 +4,9 @@ A window of one minute slides in five steps, as in Prometheus' client libraries.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,21 @@ SLOTS = 5
 """Slots of the window, including the one in progress."""
 
 _NS_PER_US = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryCounts:
+    """The values of a summary.
+
+    Attributes:
+        count: Their number.
+        total: Their sum.
+        slots: Their histograms as numbers and lists, by slot.
+    """
+
+    count: int
+    total: int
+    slots: Mapping[int, Mapping[str, Any]]
 
 
 class Summary:
@@ -49,6 +66,23 @@ class Summary:
         slots = ends_ns // SLOT_NS
         for slot in np.unique(slots).tolist():
             self._slots.setdefault(slot, LatencyHistogram()).record(values[slots == slot])
+        self._forget()
+
+    def take(self) -> SummaryCounts:
+        """Return the values, and begin again without any."""
+        taken = SummaryCounts(self.count, self.total, {slot: each.to_json() for slot, each in self._slots.items()})
+        self.count, self.total, self._slots = 0, 0, {}
+        return taken
+
+    def merge(self, more: SummaryCounts) -> None:
+        """Count the values of another summary of the same clock, too."""
+        self.count += more.count
+        self.total += more.total
+        for slot, counted in more.slots.items():
+            self._slots.setdefault(slot, LatencyHistogram()).add(LatencyHistogram.from_json(counted))
+        self._forget()
+
+    def _forget(self) -> None:
         for slot in [slot for slot in self._slots if slot <= max(self._slots) - SLOTS]:
             del self._slots[slot]
 
@@ -98,6 +132,15 @@ class Summaries:
         """Count requests: their ends, and their durations in the order of `SUMMARIES`."""
         for summary, values in zip(self._summaries.values(), durations, strict=True):
             summary.observe(values, ends_ns)
+
+    def take(self) -> dict[str, SummaryCounts]:
+        """Return the values of executed requests by summary, and begin again without any."""
+        return {name: summary.take() for name, summary in self._summaries.items()}
+
+    def merge(self, more: Mapping[str, SummaryCounts]) -> None:
+        """Count what `take` has returned elsewhere, too."""
+        for name, counted in more.items():
+            self._summaries[name].merge(counted)
 
     def cached(self, name: str, end_ns: int, duration_ns: int) -> None:
         """Count a hit or a miss, by the name of its summary."""

@@ -73,6 +73,12 @@ class InPlaceRule:
         self._judged = 0  # executions in the thread of a model that waits,
         self._balance_ns = 0  # and their CPU time less their waiting time
 
+    def begin(self) -> None:
+        """Run in place from now on: another process has measured that executions are short."""
+        if not self._is_bound:
+            self.in_place = self.is_watched = True
+            self._owed_ns = self._quiet = self._waits = 0
+
     def ran_in_place(self, duration_ns: int, cpu_ns: int, *, has_waited: bool = False) -> None:
         """Take in an execution in place.
 

@@ -37,6 +37,7 @@ def explain_text(document: Mapping[str, Any], columns: int = COLUMNS_MAX) -> str
         lines += ["", *_requests(document)]
         lines += _batches(document["batches"], is_dynamic=document["configuration"]["dynamic_batching"])
     lines += [] if document["steps"] else ["", *_place(document)]
+    lines += _runs_in(document.get("runs_in"))
     if document["steps"]:
         lines += ["", *_steps(document["steps"])]
     lines += _processes(document.get("processes", []))
@@ -120,6 +121,15 @@ def _place(document: Mapping[str, Any]) -> Iterator[str]:
         if configuration["preferred_batch_size"]:
             batching += f", preferred_batch_size {configuration['preferred_batch_size']}"
     yield _line("Settings", f"max_batch_size {configuration['max_batch_size']}, {batching}")
+
+
+def _runs_in(where: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield where the model runs in a server whose front ends are processes of their own."""
+    if where is None:
+        return
+    count, reason = where["front_ends"], where["only_in_engine_because"]
+    text = f"the engine only: {reason}" if reason else "the engine: no front end has loaded it"
+    yield _line("Runs in", f"{count} front end{'s' if count > 1 else ''}" if count else text)
 
 
 def _steps(steps: list[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,0 +1,65 @@
+"""A process polls only if no neighbour needs the core."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.neighbours import AWAKE_NS, Neighbours, leaves_a_core
+
+NOW = 10**12
+
+
+@pytest.mark.parametrize(
+    ("latest_ns", "cores", "leaves"),
+    [
+        ([], 1, False),
+        ([], 2, True),
+        ([0, 0, 0], 2, True),  # neighbours that never had a request
+        ([NOW - AWAKE_NS - 1], 2, True),  # one that sleeps
+        ([NOW - AWAKE_NS], 2, False),
+        ([NOW], 3, True),
+        ([NOW, NOW, 0], 3, False),
+        ([NOW, NOW, NOW], 5, True),
+    ],
+)
+def test_each_neighbour_with_requests_needs_a_core(latest_ns: list[int], cores: int, *, leaves: bool) -> None:
+    assert leaves_a_core(latest_ns, NOW, cores) is leaves
+
+
+def test_processes_know_each_other_and_not_themselves(tmp_path: Path) -> None:
+    first, second, third = (Neighbours(tmp_path, number, 3, cores=2) for number in range(3))
+
+    assert first.leave_a_core(NOW)
+    first.note(NOW)
+
+    assert first.leave_a_core(NOW)
+    assert not second.leave_a_core(NOW)
+    assert not third.leave_a_core(NOW + AWAKE_NS)
+    assert second.leave_a_core(NOW + AWAKE_NS + 1)
+
+
+def test_a_process_that_is_started_again_finds_what_it_had_noted(tmp_path: Path) -> None:
+    Neighbours(tmp_path, 1, 2, cores=2).note(NOW)
+    Neighbours(tmp_path, 1, 2, cores=2)
+
+    assert not Neighbours(tmp_path, 0, 2, cores=2).leave_a_core(NOW)
+
+
+def test_a_lone_caller_keeps_a_process_awake_until_a_neighbour_has_requests(tmp_path: Path) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        one = BusyPoll(loop, 10**9, Neighbours(tmp_path, 0, 2, cores=2))
+        other = BusyPoll(loop, 10**9, Neighbours(tmp_path, 1, 2, cores=2))
+        for _ in range(ALONE_MIN + 1):
+            one.ran_at_once(now_ns())
+        assert one.worker_ns == 10**9
+
+        for _ in range(ALONE_MIN + 1):
+            other.ran_at_once(now_ns())
+
+        assert one.worker_ns == other.worker_ns == 0
+
+    asyncio.run(main())

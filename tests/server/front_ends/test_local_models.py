@@ -1,0 +1,379 @@
+"""The models that a front end runs itself, over the offers of a real engine; both in this process."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.in_place import FixedPlace
+from tests.support.models import identity_pbtxt, write_model
+
+from charonia.core.calls import ANSWERED, Outcome, Reply, Ticket
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.metadata import ServerMetadata
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Tensor
+from charonia.server.backends.registry import installed_backends
+from charonia.server.engine import ModelEngine
+from charonia.server.execution.executor import BlockingExecutor
+from charonia.server.execution.runner import ModelRunner, begin_in_place
+from charonia.server.front_ends import local_models
+from charonia.server.front_ends.local_models import LocalModels
+from charonia.server.lifecycle.backends import Backends
+from charonia.server.lifecycle.in_front import Choice
+from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
+from charonia.server.options import ControlMode
+
+
+def parameters(**values: str) -> str:
+    return "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n' for key, text in values.items()
+    )
+
+
+def write_identity(repository: Path, name: str = "m", choice: Choice = Choice.YES, **values: str) -> None:
+    more = parameters(front_end=choice.value, **values)
+    write_model(repository, name, "", config=identity_pbtxt(dims=(4,), max_batch_size=0, more=more))
+
+
+def write_ensemble(repository: Path, name: str, *models: str) -> None:
+    tensor = "data_type: TYPE_FP32 dims: [ 4 ]"
+    names = ["INPUT0", *(f"t{number}" for number in range(1, len(models))), "OUTPUT0"]
+    steps = (
+        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{given}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{wanted}" }} }}'
+        for model, given, wanted in zip(models, names, names[1:], strict=False)
+    )
+    config = (
+        f'platform: "ensemble" input {{ name: "INPUT0" {tensor} }} output {{ name: "OUTPUT0" {tensor} }} '
+        f"ensemble_scheduling {{ {' '.join(steps)} }}"
+    )
+    write_model(repository, name, "", config=config)
+
+
+def request(model: str = "m", size: int = 4) -> InferRequest:
+    return InferRequest(model, {"INPUT0": Tensor("INPUT0", DataType.FP32, np.arange(size, dtype="<f4"))}, id="r")
+
+
+class Bench:
+    """An engine, and the models of a front end."""
+
+    def __init__(self, repository: Path) -> None:
+        self.backends = Backends(installed_backends())
+        self.lifecycle = Lifecycle(LifecycleOptions((repository,), ControlMode.EXPLICIT, cores=2), self.backends)
+        self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
+        self.passed_on: list[InferRequest] = []
+        self.local = LocalModels(Backends(installed_backends()), self._infer)
+
+    async def follow(self) -> None:
+        """Let the front end know what is offered, and load it."""
+        self.local.follow(self.engine.offers.now(), self.engine.directory().configs)
+        await asyncio.gather(*self.local._loads.values())
+
+    def infer(self, sent: InferRequest) -> list[Outcome] | None:
+        """Return the outcomes of a request that the front end takes; None if it does not."""
+        outcomes: list[Outcome] = []
+        ticket = self.local.infer(sent, lambda outcome, final: outcomes.append(outcome))
+        return None if ticket is None else outcomes
+
+    def count(self) -> None:
+        """Let the engine count what the front end has counted."""
+        for number, increase in self.local.take_counts():
+            self.engine.offers.count(number, increase)
+
+    async def successes(self) -> dict[str, int]:
+        return {each.name: each.success.count for each in await self.engine.model_statistics()}
+
+    def _infer(self, sent: InferRequest, reply: Reply) -> Ticket:
+        """Run a request here or in the engine, as a front end does."""
+        ticket = self.local.infer(sent, reply)
+        if ticket is not None:
+            return ticket
+        self.passed_on.append(sent)
+        reply(ServingError(Code.UNAVAILABLE, "passed on"), True)
+        return ANSWERED
+
+    async def close(self) -> None:
+        await self.local.aclose()
+        await self.lifecycle.drain()
+        await self.backends.aclose()
+
+
+def run(repository: Path, scenario: Callable[[Bench], Coroutine[object, object, None]]) -> None:
+    async def main() -> None:
+        bench = Bench(repository)
+        await bench.lifecycle.load_at_start(["*"])
+        try:
+            await scenario(bench)
+        finally:
+            await bench.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def executor_of(bench: Bench, model: str = "m") -> BlockingExecutor:
+    runner = bench.local._routes[model, ""].runner
+    assert isinstance(runner, ModelRunner)
+    (executor,) = runner._executors
+    assert isinstance(executor, BlockingExecutor)
+    return executor
+
+
+def test_a_copy_answers_at_once_by_name_and_by_version_and_the_engine_counts_it(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+
+    async def scenario(bench: Bench) -> None:
+        assert bench.infer(request()) is None
+        await bench.follow()
+
+        (outcome,) = bench.infer(request()) or [None]
+        assert isinstance(outcome, InferResponse)
+        assert (outcome.model_name, outcome.model_version, outcome.id) == ("m", "1", "r")
+        assert outcome.outputs[0].array.tolist() == [0, 1, 2, 3]
+        versioned = request()
+        versioned.model_version = "1"
+        assert bench.infer(versioned) is not None
+        (refused,) = bench.infer(request(size=3)) or [None]
+        assert isinstance(refused, ServingError)
+        assert await bench.successes() == {"m": 0}
+        bench.count()
+        bench.count()
+        (counted,) = await bench.engine.model_statistics("m")
+        assert (counted.success.count, counted.fail.count, counted.execution_count) == (2, 1, 2)
+        assert bench.passed_on == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_request_with_a_trace_and_other_versions_are_left_to_the_engine(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.follow()
+        traced = request()
+        traced.trace = object()  # type: ignore[assignment]
+        unknown = request()
+        unknown.model_version = "7"
+
+        assert bench.infer(traced) is bench.infer(unknown) is bench.infer(request("other")) is None
+
+    run(tmp_path, scenario)
+
+
+def test_an_automatic_model_is_offered_when_the_engine_has_measured_it(tmp_path: Path) -> None:
+    write_identity(tmp_path, choice=Choice.AUTO)
+    write_identity(tmp_path, "held", choice=Choice.NO)
+
+    async def scenario(bench: Bench) -> None:
+        runner = bench.engine.find("m")
+        assert isinstance(runner, ModelRunner)
+        assert bench.engine.offers.now() == {}
+        assert "not been measured" in bench.engine.offers.reason(runner)
+
+        begin_in_place(runner)
+        await bench.follow()
+
+        assert set(bench.engine.offers.now()) == {("m", ""), ("m", "1")}
+        assert bench.engine.offers.reason(runner) == ""
+        assert bench.infer(request()) is not None
+        assert bench.infer(request("held")) is None
+
+    run(tmp_path, scenario)
+
+
+def test_what_is_unloaded_gets_no_further_request_and_its_last_counts_are_lost_with_it(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+    write_identity(tmp_path, "stays")
+
+    async def scenario(bench: Bench) -> None:
+        await bench.follow()
+        bench.infer(request())
+        bench.infer(request("stays"))
+        number = bench.local._routes["m", ""].offer.number
+        assert len(bench.local._copies) == 2
+
+        await bench.engine.unload_model("m")
+        await bench.follow()
+        await asyncio.gather(*bench.local._retirements)
+
+        assert bench.infer(request()) is None
+        assert bench.infer(request("stays")) is not None
+        assert number not in bench.local._copies
+        assert number in dict(bench.local.take_counts())
+        assert bench.local.take_counts() == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_model_that_is_loaded_again_is_another_copy(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.follow()
+        before = bench.local._routes["m", ""]
+        write_identity(tmp_path, response_parameters="true")
+        await bench.engine.load_model("m")
+        await bench.follow()
+
+        assert bench.local._routes["m", ""] is not before
+        (outcome,) = bench.infer(request()) or [None]
+        assert isinstance(outcome, InferResponse)
+        assert outcome.parameters["param1"] == 42
+        bench.count()
+        assert await bench.successes() == {"m": 1}
+
+    run(tmp_path, scenario)
+
+
+def test_files_that_have_changed_since_the_engine_read_them_are_not_used(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+    (tmp_path / "m" / "1" / "weights").write_text("old")
+
+    async def scenario(bench: Bench) -> None:
+        (tmp_path / "m" / "1" / "weights").write_text("newer")
+        await bench.follow()
+        assert bench.infer(request()) is None
+
+        await bench.engine.load_model("m")
+        await bench.follow()
+        assert bench.infer(request()) is not None
+
+    run(tmp_path, scenario)
+
+
+def test_a_copy_that_cannot_be_loaded_leaves_its_requests_to_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_identity(tmp_path)
+
+    async def scenario(bench: Bench) -> None:
+        bench.local._backends._factories = {}
+        await bench.follow()
+        await bench.follow()
+
+        assert bench.infer(request()) is None
+        assert caplog.text.count("model 'm' version 1 runs in the engine only: unable to find backend") == 1
+
+    run(tmp_path, scenario)
+
+
+def test_an_offer_that_is_withdrawn_while_it_is_loaded_is_not_taken_in(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+
+    async def scenario(bench: Bench) -> None:
+        offers, configs = bench.engine.offers.now(), bench.engine.directory().configs
+        bench.local.follow(offers, configs)
+        loads = list(bench.local._loads.values())
+        bench.local.follow({}, {})
+        await asyncio.gather(*loads)
+
+        assert bench.local._copies == {}
+        assert bench.infer(request()) is None
+
+    run(tmp_path, scenario)
+
+
+def test_a_copy_that_has_become_slow_rests_and_then_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_identity(tmp_path)
+    now = 10**12
+    monkeypatch.setattr(local_models, "now_ns", lambda: now)
+
+    async def scenario(bench: Bench) -> None:
+        nonlocal now
+        await bench.follow()
+        executor_of(bench).rule.in_place = False
+        assert bench.infer(request()) is None
+        now += local_models.REST_NS - 1
+        assert bench.infer(request()) is None
+        now += 1
+        assert bench.infer(request()) is not None
+        assert executor_of(bench).rule.in_place
+
+    run(tmp_path, scenario)
+
+
+def test_an_ensemble_runs_here_when_all_of_its_steps_do(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_identity(tmp_path, name)
+    write_identity(tmp_path, "far", choice=Choice.NO)
+    write_ensemble(tmp_path, "inner", "a", "b")
+    write_ensemble(tmp_path, "outer", "inner", "a")
+    write_ensemble(tmp_path, "mixed", "a", "far")
+
+    async def scenario(bench: Bench) -> None:
+        await bench.follow()
+        assert bench.infer(request("mixed")) is None
+        reason = bench.engine.offers.reason(bench.engine.find("mixed"))
+        assert reason == "its step 'far' stays there: parameter front_end is 'no'"
+
+        (outcome,) = bench.infer(request("outer")) or [None]
+        assert isinstance(outcome, InferResponse)
+        assert outcome.outputs[0].array.tolist() == [0, 1, 2, 3]
+        bench.count()
+        assert await bench.successes() == {"a": 2, "b": 1, "far": 0, "inner": 1, "mixed": 0, "outer": 1}
+
+        executor_of(bench, "b").rule = FixedPlace(in_place=False)
+        (refused,) = bench.infer(request("inner")) or [None]
+        assert isinstance(refused, ServingError)
+        assert "step 'b'" in refused.message
+        assert [sent.model_name for sent in bench.passed_on] == ["b"]
+
+    run(tmp_path, scenario)
+
+
+def test_an_ensemble_follows_a_step_that_is_loaded_again(tmp_path: Path) -> None:
+    write_identity(tmp_path, "a")
+    write_ensemble(tmp_path, "e", "a", "a")
+
+    async def scenario(bench: Bench) -> None:
+        await bench.follow()
+        bench.infer(request("e"))
+        write_identity(tmp_path, "a", response_parameters="false")
+        await bench.engine.load_model("a")
+        await bench.follow()
+        assert bench.infer(request("e")) is not None
+        bench.count()
+        assert await bench.successes() == {"a": 2, "e": 2}
+
+    run(tmp_path, scenario)
+
+
+def test_a_front_end_that_leaves_waits_for_its_requests_up_to_a_limit(tmp_path: Path) -> None:
+    write_identity(tmp_path, execute_delay_ms="20")
+
+    async def scenario(bench: Bench) -> None:
+        await bench.follow()
+        executor_of(bench).rule = FixedPlace(in_place=False)
+        runner = bench.local._routes["m", ""].runner
+        answered: list[Outcome] = []
+        runner.submit(request(), lambda outcome, final: answered.append(outcome))
+        assert await bench.local.drained(30)
+        assert isinstance(answered[0], InferResponse)
+        assert await bench.local.drained(0)
+
+        runner.submit(request(), lambda outcome, final: answered.append(outcome))
+        assert not await bench.local.drained(0)
+        assert isinstance(answered[1], ServingError)
+        assert answered[1].code is Code.UNAVAILABLE
+
+    run(tmp_path, scenario)
+
+
+def test_the_counts_for_an_engine_that_is_gone_are_forgotten(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.follow()
+        bench.infer(request())
+
+        bench.local.begin_anew()
+
+        assert bench.local.take_counts() == []
+        assert bench.infer(request()) is None
+
+    run(tmp_path, scenario)
