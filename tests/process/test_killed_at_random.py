@@ -364,12 +364,14 @@ def test_each_request_has_one_answer_or_one_clear_error(server: ServeProcess, py
     assert eventually(lambda: is_ready(server) and in_flight(server) == 0), server.log
 
     print(f"killed: {dict(killer.killed + last.killed)}; requests: { {n: dict(c) for n, c in clients.ends.items()} }")
+    is_apart = processes_of(guard)[0] != []
     for name, (succeeded, failed) in counts(server).items():
         since = clients.ends[name] - ends[name]
         broken = since[BROKEN]
-        assert since[ANSWERED] <= succeeded - before[name][0] <= since[ANSWERED] + broken, name
+        # "echo" runs in the front ends, too, and one that is killed loses the counts of its last second.
+        least = 0 if is_apart and name == "echo" else since[ANSWERED]
+        assert least <= succeeded - before[name][0] <= since[ANSWERED] + broken, name
         assert since[REFUSED] <= failed - before[name][1] <= since[REFUSED] + broken, name
-    is_apart = processes_of(guard)[0] != []
     assert is_apart or not any(end[BROKEN] for end in clients.ends.values())
     # A connection or a region may take a moment to go.
     assert eventually(lambda: guard.num_fds() <= files + (0 if is_apart else 4)), (guard.num_fds(), files)
