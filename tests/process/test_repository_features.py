@@ -286,6 +286,7 @@ def test_models_are_loaded_when_the_first_request_needs_them(tmp_path: Path) -> 
         assert 'charonia_model_loads_total{model="step"} 2' in metrics(server)
 
 
+@pytest.mark.cold_start  # a fork counts the memory that it shares with its template
 def test_a_budget_for_one_model_serves_many_in_turn(tmp_path: Path) -> None:
     for number in range(4):
         write_model(tmp_path, f"m{number}", ADDING.format(number), config=CONFIG)

@@ -1,5 +1,6 @@
 """What a Python model may import, and that models of one process do not see each other's."""
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -55,6 +56,18 @@ def imports(version: Path, *, shared: bool) -> ModelImports:
 
 def load(own: ModelImports, version: Path) -> Any:
     return own.load(str(version / "model.py"))
+
+
+def test_a_file_that_changes_within_a_second_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "model.py"
+    found = []
+    for number in (1, 2):
+        file.write_text(f"class TritonPythonModel:\n    number = {number}\n", encoding="utf-8")
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        found.append(load(imports(tmp_path, shared=True), tmp_path).number)
+
+    assert found == [1, 2]
 
 
 def test_models_of_one_process_have_their_own_modules_of_the_same_names(tmp_path: Path) -> None:

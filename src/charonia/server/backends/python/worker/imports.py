@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import importlib.util
 import itertools
 import os
@@ -33,6 +34,13 @@ _PACKAGE = "charonia_model_"
 _numbers = itertools.count(1)
 _shared_lock = threading.RLock()
 """Held while a model of a process with several models imports: `sys.path` and `sys.modules` are then its own."""
+
+
+class _SourceLoader(importlib.machinery.SourceFileLoader):
+    """Compiles a file each time: Python's cache misses a change within a second that leaves the size as it was."""
+
+    def path_stats(self, path: str) -> Any:
+        raise OSError("this file has no cache")
 
 
 class ModelImports:
@@ -79,6 +87,8 @@ class ModelImports:
         spec = importlib.util.spec_from_file_location(self._package + ".model", path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path} is not a Python file")
+        if isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _SourceLoader(spec.name, path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         definitions: list[Definition]
