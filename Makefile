@@ -24,9 +24,9 @@ COVERAGE_MIN := 95
 # What needs no process, model file or network: state machines, codecs, and the engine and front ends on fakes in memory.
 FAST_TESTS := $(PURE_TESTS) $(wildcard $(addprefix tests/server/,access ensembles execution explain grpc http lifecycle/test_* \
 	machine ragged rate_limiter response_cache sequences shared_memory tracing test_*) tests/tools/results tests/tools/report)
-# Four processes on two cores too: much of what the tests do is waiting for servers and clocks. A file's tests run one
-# after the other, in the order of tests/conftest.py.
-PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
+# Six processes on two cores too: more than half of what the tests do is waiting for servers and clocks. A file's tests
+# run one after the other, in the order of tests/conftest.py.
+PYTEST_ARGS ?= -n 6 --dist loadfile --no-loadscope-reorder
 MUTANTS_ARGS ?=
 
 # Containers often forbid it. The tests start hundreds of processes, and each would compile all that it imports.

@@ -2,11 +2,16 @@
 
 python -m bench.capacity --front-end-us 60 --engine-us 15 --model-us 20 --clients 256
 
-A request passes a front end, the engine, a thread of the model, the engine again and the front end again. Front ends
-and the engine are processes with one thread each; a model has threads of its own. Each works on one request at a time,
-in the order of arrival, and needs a core for that; cores are given in the order in which they are asked for. Clients
-are on other machines and send the next request when they have the answer. What the simulation leaves out (caches, the
-network's interrupts, memory bandwidth) makes real machines slower, so its figures are upper bounds.
+A request passes a front end, the engine, a thread of the model, the engine again and the front end again; a model that
+computes in microseconds does so in the engine, at once. Front ends and the engine are processes with one thread each; a
+model has threads of its own. Each works on one request at a time, in the order of arrival, and needs a core for that;
+cores are given in the order in which they are asked for. Clients send the next request when they have the answer; they
+are on other machines, or one thread on this one. What the simulation leaves out (caches, the network's interrupts,
+memory bandwidth) makes real machines slower, so its figures are upper bounds.
+
+`bench.capacity_report` takes the costs from measurements.
+
+The table has the best number of front ends, and the one that `--front-ends auto` chooses.
 """
 
 import argparse
@@ -17,7 +22,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
+from charonia.server.front_ends.how_many import how_many
+
 CORES = (4, 8, 16, 64)
+
+NEARLY = 0.98
+"""Share of the highest rate with which another shape is as good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +37,16 @@ class Costs:
     Attributes:
         front_end_us: In the front end, before and after the engine together.
         engine_us: In the engine, before and after the model together.
-        model_us: In a thread of the model.
+        model_us: In a thread of the model; 0 where the model runs in the engine, at once.
+        one_process_us: In the only process of a server without front ends; 0 for that of front end and engine together.
+        client_us: In a client on the same machine, which is one thread; 0 where clients are on other machines.
     """
 
     front_end_us: float
     engine_us: float
-    model_us: float
+    model_us: float = 0.0
+    one_process_us: float = 0.0
+    client_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,7 @@ class Shape:
 
     Attributes:
         cores: Cores of its machine.
-        front_ends: Front-end processes; 0 for none, when the engine's process does their work.
+        front_ends: Front-end processes; 0 for a server of one process.
         model_threads: Threads that run the model.
     """
 
@@ -57,7 +71,8 @@ class Figures:
     Attributes:
         rate_per_s: Inferences a second.
         p99_us: 99th percentile of the latency in us.
-        busiest: What is busy for the largest share of the time: "front ends", "engine", "model" or "cores".
+        busiest: What is busy for the largest share of the time: "front ends", "engine", "server" where that is one
+            process, "model", "client" or "cores".
         busy_share: That share.
     """
 
@@ -137,24 +152,37 @@ def simulate(costs: Costs, shape: Shape, clients: int, requests: int = 20_000, s
     """
     chance = random.Random(seed)
     machine = _Machine(shape.cores)
-    engine = _Worker()
-    front_ends = [_Worker() for _ in range(shape.front_ends)] or [engine]
-    threads = [_Worker() for _ in range(shape.model_threads)]
+    engine, client_thread = _Worker(), _Worker()
+    front_ends = [_Worker() for _ in range(shape.front_ends)]
+    threads = [_Worker() for _ in range(shape.model_threads)] if costs.model_us else []
+    one_process_us = costs.one_process_us or costs.front_end_us + costs.engine_us
 
     def varied(mean_us: float) -> float:
         return mean_us * chance.uniform(0.75, 1.25)
 
-    def way(front_end: _Worker) -> Iterator[tuple[_Worker, float]]:
-        yield front_end, varied(costs.front_end_us / 2)
-        yield engine, varied(costs.engine_us / 2)
-        yield min(threads, key=lambda thread: len(thread.waiting) + thread.is_busy), varied(costs.model_us)
-        yield engine, varied(costs.engine_us / 2)
-        yield front_end, varied(costs.front_end_us / 2)
+    def in_engine(engine_us: float) -> Iterator[tuple[_Worker, float]]:
+        if threads:
+            yield engine, varied(engine_us / 2)
+            yield min(threads, key=lambda thread: len(thread.waiting) + thread.is_busy), varied(costs.model_us)
+            yield engine, varied(engine_us / 2)
+        else:
+            yield engine, varied(engine_us)
+
+    def way(client: int) -> Iterator[tuple[_Worker, float]]:
+        if costs.client_us:
+            yield client_thread, varied(costs.client_us)
+        if front_ends:
+            front_end = front_ends[client % len(front_ends)]
+            yield front_end, varied(costs.front_end_us / 2)
+            yield from in_engine(costs.engine_us)
+            yield front_end, varied(costs.front_end_us / 2)
+        else:
+            yield from in_engine(one_process_us)
 
     client_of: dict[_Request, int] = {}
 
     def send(client: int) -> None:
-        request = _Request(machine.now_us, way(front_ends[client % len(front_ends)]))
+        request = _Request(machine.now_us, way(client))
         client_of[request] = client
         machine.move(request)
 
@@ -166,10 +194,11 @@ def simulate(costs: Costs, shape: Shape, clients: int, requests: int = 20_000, s
         if not machine.move(request):
             send(client_of.pop(request))
     busy = {
-        "front ends": sum(each.busy_us for each in front_ends) / len(front_ends) if shape.front_ends else 0.0,
-        "engine": engine.busy_us,
-        "model": sum(each.busy_us for each in threads) / len(threads),
-        "cores": sum(each.busy_us for each in {*front_ends, engine, *threads}) / shape.cores,
+        "front ends": sum(each.busy_us for each in front_ends) / max(len(front_ends), 1),
+        "engine" if front_ends else "server": engine.busy_us,
+        "model": sum(each.busy_us for each in threads) / max(len(threads), 1),
+        "client": client_thread.busy_us,
+        "cores": sum(each.busy_us for each in (*front_ends, engine, *threads, client_thread)) / shape.cores,
     }
     busiest = max(busy, key=lambda name: busy[name])
     settled = sorted(machine.latencies_us[requests // 10 :])
@@ -181,17 +210,24 @@ def simulate(costs: Costs, shape: Shape, clients: int, requests: int = 20_000, s
     )
 
 
-def best(costs: Costs, cores: int, clients: int, requests: int = 20_000) -> tuple[Shape, Figures]:
-    """Return the number of front ends and threads of the model that answers most requests on so many cores."""
+def best(
+    costs: Costs, cores: int, clients: int, requests: int = 20_000, front_ends: int | None = None
+) -> tuple[Shape, Figures]:
+    """Return the number of front ends, unless it is given, and threads of the model that answers most requests.
+
+    Of several that answer as many but for 2 %, it is the one with the fewest front ends.
+    """
     total_us = costs.front_end_us + costs.engine_us + costs.model_us
+    enough = round(costs.front_end_us / costs.engine_us) if costs.engine_us else cores
+    share, share_of_model = round(cores * costs.front_end_us / total_us), cores * costs.model_us / total_us
+    tried = {1, enough - 1, enough, enough + 1, share, share + 1, cores // 2, cores - 1, cores}
     found = []
-    for front_ends in sorted(
-        {0, 1, max(1, round(cores * costs.front_end_us / total_us)), cores // 2, cores - 1, cores}
-    ):
-        for threads in sorted({1, max(1, round(cores * costs.model_us / total_us)), max(1, cores // 2)}):
-            shape = Shape(cores, front_ends, threads)
+    for number in sorted({0, *(min(max(each, 1), cores) for each in tried)} if front_ends is None else {front_ends}):
+        for threads in sorted({1, max(1, round(share_of_model)), max(1, cores // 2)} if costs.model_us else {1}):
+            shape = Shape(cores, number, threads)
             found.append((shape, simulate(costs, shape, clients, requests)))
-    return max(found, key=lambda each: each[1].rate_per_s)
+    most = max(figures.rate_per_s for _, figures in found)
+    return next(each for each in found if each[1].rate_per_s >= NEARLY * most)
 
 
 def main() -> None:
@@ -199,18 +235,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--front-end-us", type=float, required=True)
     parser.add_argument("--engine-us", type=float, required=True)
-    parser.add_argument("--model-us", type=float, required=True)
+    parser.add_argument("--model-us", type=float, default=0.0)
+    parser.add_argument("--one-process-us", type=float, default=0.0)
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--cores", type=int, nargs="+", default=list(CORES))
     given = parser.parse_args()
-    costs = Costs(given.front_end_us, given.engine_us, given.model_us)
+    costs = Costs(given.front_end_us, given.engine_us, given.model_us, given.one_process_us)
     print("cores | front ends, model threads | infer/s | p99 us | limit")
     for cores in given.cores:
-        shape, figures = best(costs, cores, given.clients)
-        print(
-            f"{cores:5} | {shape.front_ends:3}, {shape.model_threads:3} | {figures.rate_per_s:9,.0f} | "
-            f"{figures.p99_us:7.0f} | {figures.busiest} ({figures.busy_share:.0%})"
-        )
+        chosen = how_many(cores, "a model stays in the engine").number
+        for name, number in (("best", None), ("auto", chosen)):
+            shape, figures = best(costs, cores, given.clients, front_ends=number)
+            print(
+                f"{cores:5} | {name} {shape.front_ends:3}, {shape.model_threads:3} | {figures.rate_per_s:9,.0f} | "
+                f"{figures.p99_us:7.0f} | {figures.busiest} ({figures.busy_share:.0%})"
+            )
 
 
 if __name__ == "__main__":

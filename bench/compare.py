@@ -80,7 +80,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("a", help="first variant, server:model")
     parser.add_argument("b", help="second variant")
-    parser.add_argument("--client", choices=["perf_analyzer", "wrk"], default="perf_analyzer")
+    parser.add_argument(
+        "--client",
+        choices=["perf_analyzer", "wrk"],
+        default="perf_analyzer",
+        help="wrk stands for light clients: over gRPC it is h2load",
+    )
     parser.add_argument("--protocol", choices=["http", "grpc"], nargs="+", default=["http", "grpc"])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs, at least 5 for figures to publish")
@@ -90,10 +95,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--flag-b", action="append", default=[], help="flag for server B")
     parser.add_argument("--output", type=Path, help="results file (default: bench/results/A-vs-B-CLIENT.json)")
-    given = parser.parse_args()
-    if given.client == "wrk" and given.protocol != ["http"]:
-        given.protocol = ["http"]
-    return given
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -117,7 +119,8 @@ def main() -> None:
         record["points"] = []
         for protocol in given.protocol:
             for concurrency in given.concurrency:
-                load = Load(given.client, protocol, concurrency, given.seconds)
+                client = "h2load" if (given.client, protocol) == ("wrk", "grpc") else given.client
+                load = Load(client, protocol, concurrency, given.seconds)
                 pairs = measure(a, b, load, given.rounds)
                 table = summary(pairs)
                 print(as_line(load, table), flush=True)

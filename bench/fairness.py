@@ -20,7 +20,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.synchronize import Event
 from typing import NamedTuple
 
 import ngh2
@@ -114,14 +113,14 @@ def ping(connection: ngh2.Connection) -> bytes:
     return connection.data_to_send()
 
 
-def flood(address: Address, attack: Attack, nice: int, over: Event) -> None:
-    """Attack until it is over."""
+def flood(address: Address, attack: Attack, nice: int) -> None:
+    """Attack until this process is killed."""
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.setpriority(os.PRIO_PROCESS, 0, nice)
-    while not over.is_set():
+    while True:
         with suppress(OSError), socket.create_connection(address, PATIENCE_S) as connection:
             connection.sendall(attack.data)
-            while not (attack.once or over.is_set()):
+            while not attack.once:
                 connection.sendall(attack.data)
             while connection.recv(65536):
                 pass
@@ -172,14 +171,14 @@ def measure(server: Server, attack: Attack, nice: int, rounds: int, seconds: flo
     quiet, attacked = [], []
     for _ in range(rounds):
         quiet.append(p99(server, seconds))
-        over = multiprocessing.Event()
-        arguments = address_of(server.grpc if attack.is_grpc else server.http), attack, nice, over
+        arguments = address_of(server.grpc if attack.is_grpc else server.http), attack, nice
         attackers = [multiprocessing.Process(target=flood, args=arguments) for _ in range(attack.attackers)]
         for attacker in attackers:
             attacker.start()
         time.sleep(START_S)
         attacked.append(p99(server, seconds))
-        over.set()
+        for attacker in attackers:
+            attacker.kill()
         for attacker in attackers:
             attacker.join()
     ratio = statistics.median(attacked) / statistics.median(quiet)

@@ -1,14 +1,15 @@
 """CPU time of an inference by process, with front ends apart and without, in turn.
 
-python -m bench.front_ends
-python -m bench.front_ends --client wrk --model mlp --front-ends 0 1 2     # over gRPC, h2load
+python -m bench.front_ends --client wrk --model engine_identity        # every request goes to the engine
+python -m bench.front_ends --client wrk --model identity               # the model runs in the front ends, too
 
-With it, `bench.capacity` says what larger machines do. The client is on the same machine and takes cores from the
-server, so the rates are those of a machine that does both.
+Over gRPC, h2load takes the place of wrk. With the results, `bench.capacity_report` says what larger machines do. The
+client is on the same machine and takes cores from the server, so the rates are those of a machine that does both.
 """
 
 import argparse
 import json
+import resource
 import statistics
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -24,12 +25,16 @@ ROLES = {"serve_process engine": "engine", "serve_process front": "front ends"}
 """Names of processes by a part of their command; others are the server's only process, or its parent."""
 
 
+CLIENT = "client"
+"""Name of what sends the load."""
+
+
 class Sample(NamedTuple):
     """A run.
 
     Attributes:
         point: Rate, latencies and CPU time of all processes.
-        cpu_us: CPU time of an inference by the name of its processes, in us.
+        cpu_us: CPU time of an inference by the name of its processes, in us; that of the client is "client".
     """
 
     point: Point
@@ -49,10 +54,18 @@ def cpu_seconds(server: Server) -> dict[str, float]:
 
 def sample(server: Server, load: Load) -> Sample:
     """Run the load once."""
-    before, count_before = cpu_seconds(server), server.inference_count()
+    before, client_before, count_before = cpu_seconds(server), client_seconds(), server.inference_count()
     point = run(server, load)
     count = max(server.inference_count() - count_before, 1)
-    return Sample(point, {name: (time - before[name]) * 1e6 / count for name, time in cpu_seconds(server).items()})
+    spent = {name: time - before[name] for name, time in cpu_seconds(server).items()}
+    spent[CLIENT] = client_seconds() - client_before
+    return Sample(point, {name: time * 1e6 / count for name, time in spent.items()})
+
+
+def client_seconds() -> float:
+    """Return the CPU time of all clients so far: of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -84,9 +97,10 @@ def main() -> None:
                     p99 = statistics.median(one.point.p99_us for one in each)
                     shares = {name: statistics.median(one.cpu_us[name] for one in each) for name in each[0].cpu_us}
                     split = ", ".join(f"{name} {us:.1f}" for name, us in shares.items())
+                    server_us = sum(shares.values()) - shares[CLIENT]
                     print(
                         f"{protocol} {concurrency:3} | {n} front ends | {rate:8.0f} infer/s | p99 {p99:7.0f} us | "
-                        f"CPU us: {split}, all {sum(shares.values()):.1f}",
+                        f"CPU us: {split}, all of the server {server_us:.1f}",
                         flush=True,
                     )
                 record[f"{protocol}-{concurrency}"] = {

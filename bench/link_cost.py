@@ -1,42 +1,64 @@
 """CPU time of a request between a front end and the engine, by the number of requests that come together.
 
 python -m bench.link_cost
+python -m bench.link_cost --model engine_image --together 1 4 16
 
 Both ends are in this process, which does nothing else: no HTTP, no gRPC, no client. Beside it stands the same request
-without front ends apart. Each figure is the 10th percentile of many short runs, so that other work on the machine
-disturbs it little.
+without front ends apart. An input of more than 64 KiB lies in memory that the engine reads, and once more in
+memory of the front end's own, from where it has to be copied. Each figure is the 10th percentile of many short runs,
+so that other work on the machine disturbs it little.
 """
 
+import argparse
 import asyncio
 import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from bench.models import MODEL, identity
+from bench.models import INPUT_SHAPES, MODEL, MODELS
 from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.app import InferenceServer, new_event_loop
+from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX
 from charonia.server.facade import Engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.options import ServerOptions
+from charonia.wire.tensors import Lend
 
 TOGETHER = (1, 4, 16, 64)
 RUNS = 400
 WARM_UP = 200
 
 
-def request() -> InferRequest:
-    """Return a request for the model."""
-    return InferRequest(MODEL, {"INPUT0": Tensor("INPUT0", DataType.FP32, np.zeros(16, "<f4"))})
+class Requests:
+    """Makes requests for a model.
+
+    Args:
+        model: The model.
+        lend: Lends the memory of large inputs, None for memory of their own.
+    """
+
+    def __init__(self, model: str, lend: Lend | None = None) -> None:
+        self._shape = INPUT_SHAPES[model]
+        self._zeros = np.zeros(self._shape, "<f4")
+        self._lend = lend if self._zeros.nbytes > INLINE_BYTES_MAX else None
+
+    def __call__(self) -> InferRequest:
+        """Return a request whose input has just been written."""
+        lent = self._lend(self._zeros.nbytes) if self._lend is not None else None
+        array = np.empty(self._shape, "<f4") if lent is None else np.ndarray(self._shape, "<f4", lent)
+        array[:] = self._zeros
+        return InferRequest(MODEL, {"INPUT0": Tensor("INPUT0", DataType.FP32, array)})
 
 
 class _Outcomes(list[Outcome]):
@@ -46,7 +68,7 @@ class _Outcomes(list[Outcome]):
         self.append(outcome)
 
 
-async def cost_us(engine: Engine, count: int, runs: int) -> float:
+async def cost_us(engine: Engine, request: Requests, count: int, runs: int) -> float:
     """Return the CPU time of a request in us if so many come together."""
     times: list[float] = []
     for _ in range(runs):
@@ -62,10 +84,10 @@ async def cost_us(engine: Engine, count: int, runs: int) -> float:
     return statistics.quantiles(times, n=10)[0]
 
 
-async def main() -> None:
+async def measure(model: str, together: Sequence[int]) -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory() as folder:
-        identity(Path(folder) / "models")
+        MODELS[model](Path(folder) / "models")
         options = ServerOptions()
         models = replace(options.models, repositories=(str(Path(folder) / "models"),))
         metrics = replace(options.metrics, enabled=False)
@@ -76,11 +98,17 @@ async def main() -> None:
         ours, theirs = socket.socketpair()
         port.connect(theirs)
         await remote.connect(ours)
-        await cost_us(remote, TOGETHER[-1], WARM_UP)
-        for count in TOGETHER:
-            apart = await cost_us(remote, count, RUNS)
-            inside = await cost_us(server.engine, count, RUNS)
-            print(f"{count:3} together: {apart:5.1f} us, {inside:4.1f} us of them without front ends apart", flush=True)
+        lent, own = Requests(model, remote.lend), Requests(model)
+        await cost_us(remote, lent, max(together), WARM_UP)
+        for count in together:
+            apart = await cost_us(remote, lent, count, RUNS)
+            copied = await cost_us(remote, own, count, RUNS)
+            inside = await cost_us(server.engine, own, count, RUNS)
+            print(
+                f"{count:3} together: {apart:5.1f} us, {copied:5.1f} us from memory of their own, {inside:5.1f} us "
+                "without front ends apart",
+                flush=True,
+            )
         remote.close()
         await server.shutdown()
 
@@ -89,6 +117,15 @@ async def _nothing(question: str, arguments: list[object]) -> object:
     return None
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run as a program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(MODELS), default="engine_identity")
+    parser.add_argument("--together", type=int, nargs="+", default=[*TOGETHER])
+    given = parser.parse_args()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(main())
+        runner.run(measure(given.model, given.together))
+
+
+if __name__ == "__main__":
+    main()

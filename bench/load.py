@@ -89,13 +89,18 @@ def _perf_analyzer(server: Server, load: Load) -> tuple[float, float, float]:
     return float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"])
 
 
-def _shape(server: Server) -> list[int]:
-    shape = INPUT_SHAPES[server.model]
-    return [1, *shape] if is_batched(server.model) else [*shape]
+def _shape(model: str) -> list[int]:
+    shape = INPUT_SHAPES[model]
+    return [1, *shape] if is_batched(model) else [*shape]
+
+
+def input_bytes(model: str) -> int:
+    """Return the size of a request's only input, FP32, in bytes."""
+    return 4 * math.prod(_shape(model))
 
 
 def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
-    shape = _shape(server)
+    shape = _shape(server.model)
     elements = math.prod(shape)
     tensor = {
         "name": "INPUT0",
@@ -120,7 +125,7 @@ def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
 
 def _h2load(server: Server, load: Load) -> tuple[float, float, float]:
     request: Any = message_class("inference.ModelInferRequest")(model_name=MODEL)
-    shape = _shape(server)
+    shape = _shape(server.model)
     request.inputs.add(name="INPUT0", datatype="FP32", shape=shape)
     request.raw_input_contents.append(bytes(4 * math.prod(shape)))
     encoded: bytes = request.SerializeToString()

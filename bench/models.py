@@ -20,9 +20,19 @@ input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] } ]
 """
 
+_IN_ENGINE = 'parameters { key: "front_end" value { string_value: "no" } }\n'
+
 _MLP_TENSORS = """\
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 128 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 10 ] } ]
+"""
+
+_TUNED = """\
+platform: "onnxruntime_onnx"
+max_batch_size: 64
+dynamic_batching { }
+instance_group [ { count: 1 kind: KIND_CPU } ]
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 """
 
 _PYTHON_IDENTITY = """\
@@ -88,6 +98,16 @@ def image(folder: Path) -> None:
     _write(folder, 'backend: "identity"\n' + _IMAGE_TENSORS)
 
 
+def engine_identity(folder: Path) -> None:
+    """Write `identity` as a model that runs in the engine, never in front ends."""
+    _write(folder, 'backend: "identity"\n' + _IDENTITY_TENSORS + _IN_ENGINE)
+
+
+def engine_image(folder: Path) -> None:
+    """Write `image` as a model that runs in the engine, never in front ends."""
+    _write(folder, 'backend: "identity"\n' + _IMAGE_TENSORS + _IN_ENGINE)
+
+
 def python_image(folder: Path) -> None:
     """Write the same as a Python model."""
     _write(folder, 'backend: "python"\n' + _IMAGE_TENSORS)
@@ -97,6 +117,12 @@ def python_image(folder: Path) -> None:
 def mlp(folder: Path) -> None:
     """Write an ONNX perceptron 128-256-256-10, no configuration: everything as it comes."""
     _write(folder, None)
+    onnx.save(_mlp_graph(), folder / MODEL / "1" / "model.onnx")
+
+
+def mlp_tuned(folder: Path) -> None:
+    """Write the same perceptron as one tunes it by hand: one instance, one thread, dynamic batching."""
+    _write(folder, _TUNED + _MLP_TENSORS)
     onnx.save(_mlp_graph(), folder / MODEL / "1" / "model.onnx")
 
 
@@ -113,8 +139,11 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "python_batched": python_batched,
     "python_slow": python_slow,
     "image": image,
+    "engine_identity": engine_identity,
+    "engine_image": engine_image,
     "python_image": python_image,
     "mlp": mlp,
+    "mlp_tuned": mlp_tuned,
     "python_mlp": python_mlp,
 }
 
@@ -124,8 +153,11 @@ INPUT_SHAPES = {
     "python_batched": [16],
     "python_slow": [16],
     "image": [3, 224, 224],
+    "engine_identity": [16],
+    "engine_image": [3, 224, 224],
     "python_image": [3, 224, 224],
     "mlp": [128],
+    "mlp_tuned": [128],
     "python_mlp": [128],
 }
 
@@ -135,7 +167,7 @@ OUTPUT_SHAPES = {"identity": [16], "mlp": [10]}
 
 def is_batched(model: str) -> bool:
     """Whether requests to the model have a batch dimension in front."""
-    return model in ("mlp", "python_batched", "python_mlp")
+    return model in ("mlp", "mlp_tuned", "python_batched", "python_mlp")
 
 
 def _write(folder: Path, config: str | None) -> None:

@@ -55,7 +55,7 @@ def changed_place(rng: random.Random) -> object:
     """Return something where the place of a tensor should be."""
     if rng.random() < 0.2:
         return rng.choice(ODD_VALUES)
-    return tuple(rng.choice(ODD_VALUES) for _ in range(rng.choice([2, 3, 3, 3, 3, 4])))
+    return tuple(rng.choice(ODD_VALUES) for _ in range(rng.choice([2, 3, 4, 4, 4, 4, 5])))
 
 
 def framed(rng: random.Random, header: bytes, rest: bytes) -> bytes:

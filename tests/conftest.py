@@ -27,17 +27,15 @@ settings.load_profile("any machine")
 LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
 
 # What takes longest begins first, or the last process would still be at it when the others have long been done.
+# Of the first ones, some compute and some wait.
 SLOWEST_FILES = (
-    *("test_ocr_example.py", "test_tune_command.py", "test_demo.py", "test_sentence_encoder_example.py"),
-    *(
-        "test_pytorch_conformance.py",
-        "test_ocr_faults.py",
-        "test_environments.py",
-        "test_page.py",
-        "test_perf_command.py",
-    ),
-    *("test_killed_at_random.py", "test_repository_features.py", "test_cache_and_rate_limiter.py", "test_run.py"),
-    *("test_tracing.py", "test_voice_activity_torch.py", "test_pytorch_server.py", "test_guarded_server.py"),
+    *("test_ocr_example.py", "test_tune_command.py", "test_pytorch_conformance.py", "test_sentence_encoder_example.py"),
+    *("test_page.py", "test_run.py", "test_demo.py", "test_environments.py", "test_perf_command.py"),
+    *("test_search_modes.py", "test_killed_at_random.py", "test_slow_clients.py", "test_cache_and_rate_limiter.py"),
+    *("test_fairness.py", "test_model_calls.py", "test_ocr_faults.py", "test_repository_features.py"),
+    *("test_scheduler_properties.py", "test_walked_ensembles.py", "test_upgrade.py", "test_http_transport.py"),
+    *("test_s3_server.py", "test_serve_files.py", "test_voice_activity_torch.py", "test_keepalive.py"),
+    *("test_tune_pictures.py", "test_guarded_server.py", "test_pytorch_server.py", "test_tracing.py"),
 )
 
 
@@ -74,8 +72,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_begins)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # what pytest has collected is large and stays: no garbage collection needs to go through it again
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected is large and stays: garbage collections, meanwhile and later, need not go through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _begins(item: pytest.Item) -> int:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,12 +35,13 @@ INTERNAL = {
         "core",
         "config",
         "wire.tensors",
+        "wire.example_inputs",
         "die_with_parent",
         "install_hint",
         "server.machine",
         "server.metrics",
     }
-    | {"server.ragged.batch"},
+    | {"server.ragged.batch", "server.log_file"},
     "server.guard": {"core", "die_with_parent", "server.metrics.metric_families"},
     "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
@@ -76,7 +77,7 @@ INTERNAL = {
         "server.backends",
     }
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
-    | {"server.response_cache", "server.options", "server.directory"},
+    | {"server.response_cache", "server.options", "server.directory", "server.log_file", "wire.example_inputs"},
     # The driver of GPUs has one binding, which workers need without the package.
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
@@ -173,17 +174,19 @@ PURE_ROOMS = ("core", "config", "schema", "wire", "tools/results", "tools/tune/s
 PURE_WORD = re.compile(r"(?<![\w`])Pure\b")
 
 
-def imported_names(path: Path) -> Iterator[str]:
+@cache
+def imported_names(path: Path) -> tuple[str, ...]:
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = node.module
             if node.level:
                 assert (node.level, path.parent) == (1, SOURCE.parent.joinpath(*WORKER.split("."))), path
                 module = f"{WORKER}.{module}" if module else WORKER
-            for alias in node.names:
-                yield f"{module}.{alias.name}"
+            found += (f"{module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def is_within(name: str, allowed: set[str]) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from charonia.cli import logs
 from charonia.cli.logs import BLOCK, LineFormatter, configure, level_of
 from charonia.core.errors import ServingError
+from charonia.server.log_file import LINES
 from charonia.wire.log_settings import LogFormat, LogOptions
 
 
@@ -65,6 +66,13 @@ def test_a_block_follows_its_line_with_its_own_lines_set_back_and_made_safe() ->
     text = LineFormatter().format(record("models", block="Model\n\nm\x1b[31m\rE1122"))
 
     assert text.splitlines()[1:] == ["  Model", "", r"  m\u001b[31m\u000dE1122"]
+
+
+def test_the_lines_of_a_message_may_follow_it_as_a_block() -> None:
+    problems = record("2 problems\n  one\n  \x1btwo")
+    problems.__dict__[LINES] = True
+
+    assert LineFormatter().format(problems).split("] ", 1)[1] == '"2 problems"\n    one\n    \\u001btwo'
 
 
 def test_a_traceback_is_a_block_that_cannot_forge_a_line() -> None:

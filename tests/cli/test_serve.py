@@ -13,7 +13,8 @@ import pytest
 from charonia.cli import logs
 from charonia.cli import serve as command
 from charonia.cli.logs import BLOCK
-from charonia.config.model import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput, ModelWarmup, TransactionPolicy, WarmupInput
+from charonia.config.parameters import EXAMPLE_REFUSED
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.core.metadata import ModelIndexEntry, ModelState
@@ -112,21 +113,53 @@ def test_a_signal_during_the_start_ends_it() -> None:
     assert server.is_shut_down
 
 
-def test_a_failed_start_shows_the_models_and_at_the_end_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_start_says_why_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
-        raise invalid("failed to load all models:\nbert: no such file", hint="--exit-on-error=false serves the rest")
+        raise invalid("port 80 is in use:\nby another server", hint="--http-port=0 takes a free one")
 
     server = FakeServer(fail)
 
     assert asyncio.run(command.serve(OPTIONS, server)) == (1, True)
     assert server.is_shut_down
     assert caplog.messages == [
-        "1 of 1 model versions ready",
         "successfully unloaded 'bert'",
-        "the server cannot start (--exit-on-error=false serves the rest)",
+        "the server cannot start (--http-port=0 takes a free one)",
         "server stopped",
     ]
-    assert getattr(caplog.records[2], BLOCK) == "failed to load all models:\nbert: no such file"
+    assert getattr(caplog.records[1], BLOCK) == "port 80 is in use:\nby another server"
+
+
+def test_the_table_says_what_is_wrong_with_a_model_once() -> None:
+    fault = "no such file\n  at all"
+    inner = f"Model 'net' loading failed with error: {fault};"
+    entries = [
+        ModelIndexEntry("net", "1", ModelState.UNAVAILABLE, fault),
+        ModelIndexEntry("inner", "1", ModelState.UNAVAILABLE, inner),
+        ModelIndexEntry("outer", "1", ModelState.UNAVAILABLE, f"Model 'inner' loading failed with error: {inner};"),
+    ]
+
+    assert command.models_table(entries).splitlines()[2:] == [
+        "net    1        UNAVAILABLE: no such file",
+        "                  at all",
+        "inner  1        UNAVAILABLE: Model 'net' loading failed with error: see 'net';",
+        "outer  1        UNAVAILABLE: Model 'inner' loading failed with error: see 'inner';",
+    ]
+
+
+@pytest.mark.parametrize(("hint", "end"), [("", ""), ("serve the rest", " (serve the rest)")])
+def test_what_is_wrong_with_models_is_not_said_again_at_the_end(
+    hint: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        logging.error("load failed for model 'net': no such file")
+        raise invalid("not every model could be loaded:\nload failed for model 'net': no such file", hint=hint)
+
+    assert asyncio.run(command.serve(OPTIONS, FakeServer(fail))) == (1, True)
+    assert caplog.messages == [
+        "load failed for model 'net': no such file",
+        "successfully unloaded 'bert'",
+        f"server stopped: not every model could be loaded{end}",
+    ]
 
 
 def test_an_unexpected_failure_is_logged_whole(caplog: pytest.LogCaptureFixture) -> None:
@@ -271,6 +304,33 @@ def test_the_command_for_a_picture_says_how_to_send_one(monkeypatch: pytest.Monk
 
     assert "    # or -i pixels=@cat.jpg\n" in shown
     assert shown.count("cat.jpg") == 1
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, config: ModelConfig) -> str:
+    """Return what is printed of a model."""
+    server = FakeServer()
+    server.http = FakeEndpoint(8000)
+    monkeypatch.setattr(server, "model_config", lambda name: config)
+    return command.shown_models(ServerOptions(), server, [config.name])
+
+
+def test_a_picture_is_not_proposed_to_a_model_that_takes_only_some_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = ModelWarmup("example", 0, {"x": WarmupInput(DataType.FP32, (3, 48, 48), zero_data=True)})
+    given = ModelInput("x", DataType.FP32, dims=(3, -1, -1))
+    text = shown(monkeypatch, ModelConfig("net", max_batch_size=4, input=(given,), model_warmup=(sample,)))
+
+    assert "    charonia infer net\n" in text
+    assert "np.full((1, 3, 48, 48), 0.5, np.float32)" in text
+
+
+def test_a_model_that_refuses_what_is_made_up_gets_a_command_for_own_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = tuple(ModelInput(name, DataType.FP32, dims=(-1,)) for name in ("x:0", "y"))
+    refusal = {EXAMPLE_REFUSED: "x:0 has another size"}
+    text = shown(monkeypatch, ModelConfig("net", max_batch_size=4, input=inputs, parameters=refusal))
+
+    assert "    Made-up inputs do not work here. The model said: x:0 has another size\n" in text
+    assert text.endswith("\n    charonia infer net -i x:0=@x_0.npy -i y=@y.npy\n")
+    assert "curl" not in text
 
 
 def test_a_stream_has_an_arrow_of_its_own() -> None:

@@ -8,7 +8,7 @@ from charonia.cli.serve import parse, run
 from charonia.cli.serve_options import LINE, UNSUPPORTED
 from charonia.cli.serve_values import METRICS_SETTINGS, TRACE_SETTINGS
 from charonia.core.errors import ServingError
-from charonia.server.options import CompressionLevel, ControlMode, ServerOptions
+from charonia.server.options import FRONT_ENDS_AUTO, CompressionLevel, ControlMode, ServerOptions
 from charonia.wire.log_settings import AccessLogFormat, LogFormat
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
@@ -85,6 +85,13 @@ def test_a_port_is_a_number_up_to_65535(text: str) -> None:
 @pytest.mark.parametrize(("text", "level"), [("0", 0), ("1", 1), ("3", 3), ("true", 1), ("off", 0)])
 def test_verbosity_is_a_level_or_a_word(text: str, level: int) -> None:
     assert options("--log-verbose", text).log.verbose == level
+
+
+def test_front_ends_are_a_number_or_chosen() -> None:
+    assert options("--front-ends=4").front_ends == 4
+    assert options("--front-ends=Auto").front_ends == FRONT_ENDS_AUTO
+    assert problems("--front-ends=all") == ["--front-ends: expected auto or an integer from 0 to 64, got 'all'"]
+    assert problems("--front-ends=-1") == ["--front-ends: expected auto or an integer from 0 to 64, got '-1'"]
 
 
 def test_choices_are_read_in_any_case() -> None:

@@ -7,6 +7,7 @@ no mistake takes two tries.
 import http.client
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tests.support.fork_server import run_command
 from tests.support.models import PYTHON_IDENTITY, add_sub, identity, write_model
 
 import charonia
@@ -292,6 +294,40 @@ COMMANDS = [
     Mistake("a folder that is not there", ["config", "/not/there"], "model folder '/not/there': no such folder"),
 ]
 
+NOT_ONNX = {"net.onnx": "<html>"}
+NO_NAME = "import charonia\n\n@charonia.model\ndef f(x: int) -> int:\n    return y\n"
+WHOLE = STEP.replace('"A"', '"INPUT0"').replace('"C"', '"OUTPUT0"')
+IN_ENSEMBLES = {
+    "models/add_sub/1/model.py": PYTHON_IDENTITY,
+    "models/add_sub/config.pbtxt": f"{TENSORS} max_batch_sise: 4",
+    **{f"models/{name}/1/.keep": "" for name in ("first", "second")},
+    **{
+        f"models/{name}/config.pbtxt": f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ {WHOLE} }}'
+        for name in ("first", "second")
+    },
+}
+
+STARTS = [
+    Mistake("a file that is not what its name says", ("net.onnx", NOT_ONNX), "cannot load model.onnx: "),
+    Mistake("a syntax error in a service file", ("f.py", {"f.py": NO_NAME + "("}), "SyntaxError"),
+    Mistake("an error in a service file", ("f.py", {"f.py": NO_NAME + "\nz = y\n"}), "name 'y' is not defined"),
+    Mistake("an error in a model of two ensembles", ("models", IN_ENSEMBLES), "did you mean 'max_batch_size'?"),
+    Mistake(
+        "an exception of a Python model while it is loaded",
+        (
+            "models",
+            {
+                "models/m/1/model.py": PYTHON_IDENTITY.replace(
+                    "def ", "def initialize(self, args):\n        1 / 0\n\n    def ", 1
+                ),
+                "models/m/config.pbtxt": f'backend: "python" {TENSORS}',
+            },
+        ),
+        "division by zero",
+    ),
+]
+"""Each is what is served, and the files there: the sentence is in the log once, and no second error follows."""
+
 ARRAY = np.zeros((1, 16), np.float32)
 BOTH = {"INPUT0": ARRAY, "INPUT1": ARRAY}
 
@@ -405,6 +441,31 @@ def test_command(mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
     assert mistake.sentence in capsys.readouterr().err
 
 
+@rows(STARTS)
+def test_start(mistake: Mistake, tmp_path: Path) -> None:
+    path, files = mistake.how
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    done = run_command("serve", path, "--port=0", folder=tmp_path)
+
+    assert done.returncode == 1
+    assert done.stderr.count(mistake.sentence) == 1
+    assert len(re.findall(r"^(?:E\d{4} |charonia serve: )", done.stderr, re.MULTILINE)) == 1
+
+
+def test_a_request_for_a_model_that_could_not_be_loaded_says_why(server: charonia.Server) -> None:
+    mistake = CONFIGURATIONS[2]
+    name = f"mistake_{CONFIGURATIONS.index(mistake)}"
+    refused(lambda: server.load(name))
+
+    answer = answered(server, f"/v2/models/{name}/infer", inputs())
+
+    assert f"'{name}' has no available versions (hint: " in answer
+    assert mistake.sentence in answer
+
+
 @rows(CALLS)
 def test_call(mistake: Mistake, server: charonia.Server) -> None:
     with Client(server.http_url) as client:
@@ -412,6 +473,6 @@ def test_call(mistake: Mistake, server: charonia.Server) -> None:
 
 
 def test_the_list_is_worth_its_name() -> None:
-    every = [*REQUESTS, *CONFIGURATIONS, *FILES, *COMMANDS, *CALLS]
+    every = [*REQUESTS, *CONFIGURATIONS, *FILES, *COMMANDS, *STARTS, *CALLS]
     assert len(every) >= 60
     assert len(set(map(str, every))) == len(every)

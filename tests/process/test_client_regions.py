@@ -46,6 +46,8 @@ ensemble_scheduling {
 }
 """
 PROTOCOLS = pytest.mark.parametrize("module", [httpclient, grpcclient], ids=["http", "grpc"])
+OTHERS = 16
+"""Connections of both protocols; of so many, the kernel gives some to each front end."""
 SENT = np.arange(6000, dtype=np.float32).reshape(2, 3000)
 
 
@@ -132,6 +134,23 @@ def test_inputs_and_outputs_lie_in_shared_memory(server: ServeProcess, module: A
         assert result.get_output("OUTPUT0") is not None
         assert not len(result.get_response().raw_output_contents[0]) if module is grpcclient else True
         np.testing.assert_array_equal(infer(module, client, model, source).as_numpy("OUTPUT0"), SENT)
+
+
+def test_what_one_connection_registers_can_be_used_over_every_other(server: ServeProcess) -> None:
+    with (
+        client_of(httpclient, server) as client,
+        region(client, SENT.nbytes, SENT.tobytes()) as (source, _),
+        region(client, SENT.nbytes) as (target, handle),
+    ):
+        for number in range(OTHERS):
+            module = (httpclient, grpcclient)[number % 2]
+            shm.set_shared_memory_region(handle, [np.zeros_like(SENT)])
+            # A channel of its own: the stock client shares those with equal arguments.
+            own = {"channel_args": [("number", number)]} if module is grpcclient else {}
+            with module.InferenceServerClient(server.http if module is httpclient else server.grpc, **own) as other:
+                infer(module, other, "echo", source, target)
+                assert other.get_system_shared_memory_status() is not None
+            np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, SENT.shape), SENT)
 
 
 @PROTOCOLS

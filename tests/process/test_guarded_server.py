@@ -195,7 +195,7 @@ def test_while_the_engine_loads_its_models_the_server_is_live_and_not_ready(
     config.write_text("no configuration")
     child(server, "engine").kill()
 
-    assert server.logs("no configuration") or server.logs("exit status 1")
+    assert server.logs("exit status 1: not every model could be loaded")
     assert not is_ready(server)
     assert ask(server.http, "GET", "/v2/health/live")[0] == 200
     config.write_text(text)
@@ -256,8 +256,9 @@ def test_a_model_that_fails_to_load_at_the_first_start_ends_the_server_with_the_
     (repository / "echo" / "config.pbtxt").write_text("no configuration")
 
     server = ServeProcess(repository, "--front-ends=1")
-    with pytest.raises(RuntimeError, match="the server cannot start"), server:
+    with pytest.raises(RuntimeError, match="server stopped: not every model could be loaded"), server:
         pass
 
     assert server.process.returncode == 1
+    assert server.log.count("failed to load 'echo', failed to poll from model repository") == 1
     assert os.path.exists(repository)

@@ -95,9 +95,12 @@ class Clients:
         other = threading.Thread(target=killer.run, args=(is_over,), daemon=True)
         for thread in (*threads, other):
             thread.start()
+        deadline = time.monotonic() + 3 * WAIT_S + requests / 50
         for thread in threads:
             while thread.is_alive() and not self.faults:
                 thread.join(0.1)
+                if time.monotonic() > deadline:
+                    self.faults.append(f"not over in time; killed {killer.killed}, answered {self.ends}")
         is_over.set()
         other.join()
         assert self.faults == []
@@ -258,12 +261,20 @@ class Killer:
         self._engines = engines
         is_apart = processes_of(self._guard)[0] != []
         self._kinds = {"worker", *["front end"] * is_apart, *["engine"] * (is_apart and engines > 0)}
-        self._back = server.log.count(") is ready again")
+        self._back = self._seen_back()
 
     @property
     def is_done(self) -> bool:
         """Whether a process of each kind was killed."""
         return self._kinds <= set(self.killed)
+
+    @property
+    def are_back(self) -> bool:
+        """Whether the front ends and engines that were killed are ready again."""
+        return self._seen_back() >= self._back
+
+    def _seen_back(self) -> int:
+        return self._server.log.count(") is ready again")
 
     def run(self, is_over: threading.Event) -> None:
         """Kill until it is over."""
@@ -271,24 +282,22 @@ class Killer:
             kind, victim = self._choose()
             if victim is None:
                 continue
+            back = self._seen_back()
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
                 self.killed[kind] += 1
+                if kind != "worker":
+                    self._back = back + 1
 
     def _choose(self) -> tuple[str, psutil.Process | None]:
         front_ends, engine = processes_of(self._guard)
         kinds = {"worker": [] if engine is None else started_by(engine.pid)}
-        # All those that were killed before are back, so that there is a front end left.
-        if self._server.log.count(") is ready again") == self._back:
+        if self.are_back:  # So one front end is left.
             kinds["front end"] = front_ends
             if self.killed["engine"] < self._engines and engine not in (None, self._guard):
                 kinds["engine"] = [engine]
         kind = self._rng.choice([kind for kind in kinds if not self.killed[kind]] or list(kinds))
-        if not kinds[kind]:
-            return kind, None
-        if kind != "worker":
-            self._back += 1
-        return kind, self._rng.choice(kinds[kind])
+        return kind, self._rng.choice(kinds[kind]) if kinds[kind] else None
 
 
 def processes_of(guard: psutil.Process) -> tuple[list[psutil.Process], psutil.Process | None]:
@@ -356,12 +365,12 @@ def test_each_request_has_one_answer_or_one_clear_error(server: ServeProcess, py
 
     killer = Killer(server, seed=2, engines=1 + requests // 20_000)
     clients.send(requests // 2, killer)
-    assert eventually(lambda: is_ready(server) and in_flight(server) == 0), server.log
+    assert eventually(lambda: killer.are_back and is_ready(server) and in_flight(server) == 0), server.log
     ends, before = {name: Counter(end) for name, end in clients.ends.items()}, counts(server)
     # From here on the engine lives, so its statistics can be compared with what the clients saw.
     last = Killer(server, seed=3, engines=0)
     clients.send(requests // 2, last)
-    assert eventually(lambda: is_ready(server) and in_flight(server) == 0), server.log
+    assert eventually(lambda: last.are_back and is_ready(server) and in_flight(server) == 0), server.log
 
     print(f"killed: {dict(killer.killed + last.killed)}; requests: { {n: dict(c) for n, c in clients.ends.items()} }")
     is_apart = processes_of(guard)[0] != []

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
+from playwright.sync_api import Browser, ConsoleMessage, Error, FilePayload, Locator, Page, expect
 from tests.support.browser import chromium, chromium_path
 from tests.support.page_models import write_page_models
 from tests.support.process import ServeProcess
@@ -42,17 +42,38 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page whose errors fail the test, refusals by the content security policy among them."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> Iterator[Page]:
+    """A tab for all tests: one for each would be half of what they compute."""
+    context = browser.new_context(reduced_motion="reduce")
     opened = context.new_page()
     opened.set_default_timeout(20_000)
-    faults: list[str] = []
-    opened.on("pageerror", lambda error: faults.append(str(error)))
-    opened.on("console", lambda line: faults.append(line.text) if "Content Security" in line.text else None)
     yield opened
     context.close()
+
+
+@pytest.fixture
+def page(tab: Page) -> Iterator[Page]:
+    """The tab as if it were new. Its errors fail the test, refusals by the content security policy among them."""
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    tab.emulate_media(color_scheme="light")
+    faults: list[str] = []
+
+    def note_error(error: Error) -> None:
+        faults.append(str(error))
+
+    def note_line(line: ConsoleMessage) -> None:
+        if "Content Security" in line.text:
+            faults.append(line.text)
+
+    tab.on("pageerror", note_error)
+    tab.on("console", note_line)
+    yield tab
+    tab.evaluate("sessionStorage.clear()")
+    tab.context.clear_permissions()
+    tab.goto("about:blank")
+    tab.remove_listener("pageerror", note_error)
+    tab.remove_listener("console", note_line)
     assert faults == []
 
 

@@ -71,6 +71,19 @@ def test_an_onnx_file_and_a_folder_of_a_model_are_served_beside_a_repository(tmp
             assert answer.stdout == "y FP32[1,2]\n  -1  -2\n"
 
 
+def test_the_example_of_a_file_has_the_height_that_the_network_needs_beyond_its_signature(tmp_path: Path) -> None:
+    graph = GraphWriter()
+    graph.weight("rows", DataType.FP32, np.zeros((1, 1, 48, 1), np.float32))
+    graph.node("Add", [graph.input("x", DataType.FP32, ["n", 3, "h", "w"]), "rows"], "y")
+    graph.output("y", DataType.FP32, ["n", 3, "h", "w"])
+    (tmp_path / "lines.onnx").write_bytes(graph.model())
+
+    with ServeProcess(tmp_path / "lines.onnx", "--port=0") as server:
+        answer = charonia("infer", "lines", "-u", server.http)
+        assert answer.stdout.startswith("y FP32[1,3,48,48]")
+        assert '"shape":[1,3,48,48]' in charonia("infer", "lines", "-u", server.http, "--curl").stdout
+
+
 def test_a_service_file_runs_where_the_dependencies_are_that_it_names(tmp_path: Path) -> None:
     service = tmp_path / "service.py"
     code = "import charonia\nimport tiny\n\n@charonia.model\ndef word() -> str:\n    return tiny.WORD\n"

@@ -112,6 +112,15 @@ def test_generate_stream_sends_each_response(server: ServeProcess, model: str, o
     assert numbers == expected or model == "squares"  # the branches of an ensemble may overtake each other
 
 
+def test_generate_answers_with_the_one_response_of_a_model(server: ServeProcess) -> None:
+    connection = post(server, "/v2/models/count/generate", {"UPTO": 1})
+
+    response = connection.getresponse()
+
+    assert (response.status, json.loads(response.read())["NUMBER"]) == (200, 0)
+    connection.close()
+
+
 def test_events_come_while_the_model_is_still_at_work(server: ServeProcess) -> None:
     connection = post(server, "/v2/models/count/generate_stream", {"UPTO": -100_000})  # a quarter of an hour
     stream = events(connection)

@@ -217,8 +217,9 @@ def test_what_cannot_be_set_is_refused_with_the_right_status(repository: Path) -
             grpc.update_log_settings({"log_format": "x"})
 
 
-def test_log_settings_change_what_the_server_writes(repository: Path) -> None:
-    with ServeProcess(repository) as server:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_log_settings_change_what_the_server_writes(repository: Path, shape: Shape) -> None:
+    with ServeProcess(repository, *shape) as server:
         with (
             httpclient.InferenceServerClient(server.http) as http,
             grpcclient.InferenceServerClient(server.grpc) as grpc,
@@ -230,9 +231,9 @@ def test_log_settings_change_what_the_server_writes(repository: Path) -> None:
             assert shown["log_info"] == {"bool_param": False}
             grpc.update_log_settings({"log_info": True})
         assert server.stop() == 0
-        last = server.log.splitlines()[-1]
-    assert last[4] == last[7] == "-"
-    assert "Z I" in last
+        unloaded = [line for line in server.log.splitlines() if "successfully unloaded" in line]
+    assert unloaded
+    assert all(line[4] == line[7] == "-" and "Z I" in line for line in unloaded)
 
 
 def test_our_client_reads_and_changes_the_settings_over_both_protocols(repository: Path, tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, wait_until_ended
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 
+from charonia.server.front_ends.how_many import how_many
+from charonia.server.machine.cores import usable_cores
+
 # Sends one response, waits at a gate, and sends two more.
 STREAM = """
 import numpy as np
@@ -345,6 +348,19 @@ def test_what_requests_had_changed_holds_in_the_new_engine(server: ServeProcess,
         assert upgrade(server).returncode == 0
         assert eventually(lambda: _ready_models(server) == {"echo", "held"})
     assert server.stop() == 0
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="one core has no front ends apart")
+def test_front_ends_whose_number_was_chosen_stay(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", "", config=identity_pbtxt(dims=(4,)))
+    with ServeProcess(tmp_path, "--front-ends=auto") as server:
+        count = how_many(usable_cores(), "").number
+        assert f"--front-ends=auto: {count} (" in server.log
+        front_ends = [child(server, f"front_end_{number}") for number in range(1, count + 1)]
+        assert upgrade(server).returncode == 0
+        assert [child(server, f"front_end_{number}") for number in range(1, count + 1)] == front_ends
+        assert ask(server.http, "POST", "/v2/models/echo/infer", body([1, 2, 3, 4]))[0] == 200
+        assert server.stop() == 0
 
 
 def test_a_signal_upgrades_too(server: ServeProcess) -> None:

@@ -166,7 +166,12 @@ class MemoryClient:
     """
 
     def __init__(
-        self, protocol: asyncio.Protocol, settings: dict[int, int] | None = None, *, opens_window: bool = True
+        self,
+        protocol: asyncio.Protocol,
+        settings: dict[int, int] | None = None,
+        *,
+        opens_window: bool = True,
+        rounds: int = 4,
     ) -> None:
         """Connect; to be called on the event loop.
 
@@ -174,6 +179,7 @@ class MemoryClient:
             protocol: The server's end, new.
             settings: HTTP/2 settings of the client.
             opens_window: Whether what was received makes room for more.
+            rounds: Rounds of the event loop in which an answer comes.
         """
         self.protocol = protocol
         self.transport = MemoryTransport(protocol)
@@ -181,6 +187,7 @@ class MemoryClient:
         self.responses: dict[int, MemoryResponse] = {}
         self.goaways: list[tuple[int, bytes]] = []
         self.pings = 0
+        self._rounds = rounds
         protocol.connection_made(self.transport)
         self.http2.initiate_connection(settings)
         self.exchange()
@@ -200,9 +207,9 @@ class MemoryClient:
         await self.settle()
         return self.responses[stream_id]
 
-    async def settle(self, rounds: int = 4) -> None:
+    async def settle(self, rounds: int = 0) -> None:
         """Let the loop run what is ready, and take what came of it."""
-        for _ in range(rounds):
+        for _ in range(rounds or self._rounds):
             await asyncio.sleep(0)
             self.exchange()
 

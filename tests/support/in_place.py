@@ -13,5 +13,5 @@ class FixedPlace(InPlaceRule):
     def ran_in_place(self, duration_ns: int, cpu_ns: int, *, has_waited: bool = False) -> None:
         """Stay."""
 
-    def ran_in_thread(self, duration_ns: int, cpu_ns: int) -> None:
+    def ran_in_thread(self, duration_ns: int, cpu_ns: int, passed_on_ns: int = 0) -> None:
         """Stay."""

@@ -83,6 +83,17 @@ def test_a_made_up_request_fits_the_model_and_so_does_each_json_form(
         assert {DataType.FP16, DataType.BF16} & {kind for kind, _ in inputs}
 
 
+def test_another_size_is_that_of_all_dimensions_whose_size_is_guessed() -> None:
+    config = model(
+        *((DataType.FP32, (-1, -1, -1, -1)), (DataType.INT64, (-1, -1)), (DataType.FP32, (-1, -1))),
+        *((DataType.FP32, (2, -1, 64)), (DataType.FP32, (-1,)), (DataType.BYTES, (-1, -1))),
+    )
+
+    shapes = [tensor.shape for tensor in example_inputs(config, 48).values()]
+
+    assert shapes == [(1, 3, 48, 48), (1, 48), (1, 48), (2, 1, 64), (48,), (1, 1)]
+
+
 def same(tensors: dict[str, Tensor], request: ExampleRequest) -> None:
     assert tensors.keys() == request.inputs.keys()
     for name, tensor in tensors.items():

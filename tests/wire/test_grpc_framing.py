@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from charonia.wire.grpc_framing import (
     COMPRESS_ABOVE_BYTES,
+    LENT_ABOVE_BYTES,
     VIEW_ABOVE_BYTES,
     Buffer,
     MessageReader,
@@ -17,13 +18,16 @@ from charonia.wire.grpc_framing import (
     sole_message,
 )
 from charonia.wire.grpc_status import RpcError, Status
+from charonia.wire.tensors import Lend
 
 LIMIT = 1_000_000
 
 
-def read(data: bytes, sizes: list[int], encoding: bytes = b"identity", limit: int = LIMIT) -> list[bytes] | Status:
+def read(
+    data: bytes, sizes: list[int], encoding: bytes = b"identity", limit: int = LIMIT, lend: Lend | None = None
+) -> list[bytes] | Status:
     """Feed `data` in pieces of these sizes, then the rest; return the messages, or the error's status."""
-    reader = MessageReader(encoding, limit)
+    reader = MessageReader(encoding, limit, lend)
     messages: list[bytes] = []
     position = 0
     try:
@@ -53,6 +57,68 @@ def test_the_messages_do_not_depend_on_how_the_bytes_are_split(messages: list[by
 @settings(max_examples=200)
 def test_the_outcome_does_not_depend_on_the_split(data: bytes, sizes: list[int]) -> None:
     assert read(data, sizes, b"gzip", 40) == read(data, [], b"gzip", 40)
+
+
+LENT_SIZES = st.sampled_from([0, 5, LENT_ABOVE_BYTES, LENT_ABOVE_BYTES + 1, 2 * LENT_ABOVE_BYTES])
+
+
+@given(
+    st.lists(LENT_SIZES, max_size=4),
+    st.lists(st.one_of(st.integers(0, 9), st.integers(0, 3 * LENT_ABOVE_BYTES)), max_size=9),
+)
+@settings(deadline=None)
+def test_messages_in_lent_memory_are_the_same_however_they_are_split(lengths: list[int], sizes: list[int]) -> None:
+    messages = [bytes([number + 1]) * length for number, length in enumerate(lengths)]
+    data = b"".join(prefix(len(message)) + message for message in messages)
+
+    assert read(data, sizes, lend=lambda size: memoryview(bytearray(size))) == messages
+
+
+@given(st.lists(st.integers(0, 2 * LENT_ABOVE_BYTES), max_size=6))
+def test_a_message_that_is_too_large_is_refused_behind_one_in_lent_memory(sizes: list[int]) -> None:
+    size = 2 * LENT_ABOVE_BYTES
+    data = prefix(size) + bytes(size) + prefix(LIMIT + 1) + b"x"
+
+    assert read(data, sizes, lend=lambda size: memoryview(bytearray(size))) is Status.RESOURCE_EXHAUSTED
+
+
+def test_a_large_message_is_put_together_in_lent_memory_whose_end_is_aligned() -> None:
+    lent: list[memoryview] = []
+
+    def lend(size: int) -> memoryview:
+        lent.append(memoryview(bytearray(size)))
+        return lent[-1]
+
+    size = LENT_ABOVE_BYTES + 100
+    reader = MessageReader(b"identity", LIMIT, lend)
+    reader.feed(prefix(size) + b"abc")
+    assert reader.pending_bytes == 5 + 3
+    reader.feed(bytes(size - 3) + prefix(1) + b"z")
+    assert reader.pending_bytes == 5 + size + 6
+
+    message = reader.next_message()
+
+    assert isinstance(message, memoryview)
+    assert message.obj is lent[0].obj
+    first = bytes(lent[0]).index(b"abc")
+    assert (first + size) % 64 == 0
+    assert reader.next_message() == b"z"
+    assert (len(lent), reader.pending_bytes) == (1, 0)
+
+
+@pytest.mark.parametrize("flag", [1, 2])
+def test_a_compressed_message_takes_no_lent_memory(flag: int) -> None:
+    reader = MessageReader(b"gzip", LIMIT, lambda size: pytest.fail("it was lent"))
+
+    reader.feed(bytes((flag,)) + prefix(LENT_ABOVE_BYTES * 2)[1:] + b"abc")
+
+    assert reader.pending_bytes == 8
+
+
+def test_a_message_for_which_nothing_is_lent_is_put_together_elsewhere() -> None:
+    large = b"x" * (2 * LENT_ABOVE_BYTES)
+
+    assert read(prefix(len(large)) + large, [10, 70_000], lend=lambda size: None) == [large]
 
 
 def test_large_messages_come_as_views_and_small_ones_as_bytes() -> None:

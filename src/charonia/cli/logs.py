@@ -4,7 +4,8 @@
     2026-11-21T04:02:41Z I 4711 lifecycle.py:120] "loading: resnet:1"
 
 A message is quoted as JSON text with control characters escaped, so that no input of a client can forge a line or
-control a terminal. Tables and tracebacks follow their line as a block of lines that are indented by two spaces.
+control a terminal. Tables, tracebacks and the problems of a configuration follow their line as a block of lines that
+are indented by two spaces.
 """
 
 import json
@@ -15,7 +16,7 @@ import sys
 from datetime import UTC, datetime
 
 from charonia.core.errors import invalid
-from charonia.server.log_file import LogFile
+from charonia.server.log_file import LINES, LogFile
 from charonia.wire.log_settings import LogFormat, LogOptions
 
 BLOCK = "block"
@@ -43,11 +44,12 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line and its block."""
-        message = record.getMessage()
+        message, block = record.getMessage(), getattr(record, BLOCK, "")
+        if getattr(record, LINES, False):
+            message, _, block = message.partition("\n")
         if self._escape:
             message = _UNSAFE.sub(_escaped, json.dumps(message, ensure_ascii=False))
         lines = [f"{self._prefix(record)} {os.getpid()} {record.filename}:{record.lineno}] {message}"]
-        block = getattr(record, BLOCK, "")
         if record.exc_info:
             block = f"{block}\n{self.formatException(record.exc_info)}".strip("\n")
         if block:

@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -26,17 +27,19 @@ from charonia.cli.command_line import HELP_NAMES, complain
 from charonia.cli.serve_options import LINE
 from charonia.cli.serve_values import cache_folder, with_cache
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.config.parameters import EXAMPLE_REFUSED
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelState
-from charonia.server.files.given import Given, Unserveable, sort
+from charonia.server.files.given import GivenFiles, Unserveable, sort
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
+from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
 from charonia.server.machine.memory import give_back_idle_memory, keep_freed_memory
 from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
 from charonia.wire.example_inputs import takes_picture
-from charonia.wire.example_request import example_request
+from charonia.wire.example_request import ExampleRequest, example_request
 
 _log = logging.getLogger(__name__)
 
@@ -136,12 +139,15 @@ def run(arguments: Sequence[str]) -> int:
             return 1
     # Imported late, so that invalid arguments are reported before backends and front ends are imported.
     from charonia.server.app import InferenceServer, new_event_loop
-    from charonia.server.front_ends.processes import ServerProcesses
+    from charonia.server.front_ends.processes import ServerProcesses, with_number
+
+    def make_server(options: ServerOptions) -> RunningServer:
+        options = with_number(options)
+        if options.front_ends:
+            return ServerProcesses(options, arguments=arguments, notifier=notifier)
+        return InferenceServer(options, log=log)
 
     with TemporaryDirectory(prefix="charonia-") as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
-        make_server: Callable[[ServerOptions], RunningServer] = partial(InferenceServer, log=log)
-        if options.front_ends:
-            make_server = partial(ServerProcesses, arguments=arguments, notifier=notifier)
         status, is_clean = runner.run(serve_given(options, given, Path(folder), make_server, notifier))
         if not is_clean:
             # Threads that still compute would delay the exit.
@@ -153,7 +159,7 @@ def run(arguments: Sequence[str]) -> int:
     return status
 
 
-def sort_given(options: ServerOptions) -> Given:
+def sort_given(options: ServerOptions) -> GivenFiles:
     """Return what the paths of the command line are. Blocks on the disk.
 
     Raises:
@@ -170,7 +176,7 @@ def sort_given(options: ServerOptions) -> Given:
 
 async def serve_given(
     options: ServerOptions,
-    given: Given,
+    given: GivenFiles,
     folder: Path,
     make_server: Callable[[ServerOptions], RunningServer],
     notifier: Notifier = SILENT,
@@ -198,9 +204,7 @@ async def serve_given(
     try:
         names = await repository.make()
     except ServingError as error:
-        _log.error(
-            "the server cannot start%s", f" ({error.hint})" if error.hint else "", extra={logs.BLOCK: error.message}
-        )
+        _log_refusal(error)
         return 1, True
     models = replace(options.models, repositories=(*given.repositories, str(folder)))
     interval_s = models.poll_interval_secs
@@ -274,7 +278,6 @@ async def serve(
         _log.info("stopped while starting")
     elif starting.exception() is not None:
         status = 1
-        _log_models(server)
     else:
         # Objects of the start-up stay alive; without them, full collections are too short to affect latency.
         gc.collect()
@@ -291,18 +294,16 @@ async def serve(
     finished = await server.shutdown()
     pings.cancel()
     # Last, so that the messages of unloaded models do not hide it.
-    if status:
-        _log_failure(starting.exception())
-    _log.info("server stopped")
+    _log_end(None if starting.cancelled() else starting.exception())
     return status if finished else 1, finished and is_clean
 
 
 def models_table(entries: Sequence[ModelIndexEntry]) -> str:
     """Return the models as a table: name, version, and state, with the reason if it is not ready.
 
-    A reason of several lines is aligned with its column.
+    A reason of several lines is aligned with its column. One that quotes another model's names that model instead.
     """
-    rows = [[entry.name, entry.version or "-", *status_lines(entry)] for entry in entries]
+    rows = [[entry.name, entry.version or "-", *status_lines(entry)] for entry in _without_quotations(entries)]
     name_width = max(len(row[0]) for row in [list(_HEADINGS), *rows])
     version_width = max(len(row[1]) for row in [list(_HEADINGS), *rows])
     status_width = max((len(line) for row in rows for line in row[2:]), default=0)
@@ -315,6 +316,18 @@ def models_table(entries: Sequence[ModelIndexEntry]) -> str:
         lines.append(_GAP.join((name.ljust(name_width), version.ljust(version_width), status)))
         lines += [indent + line for line in further]
     return "\n".join(lines)
+
+
+def _without_quotations(entries: Sequence[ModelIndexEntry]) -> list[ModelIndexEntry]:
+    causes = sorted((each for each in entries if " " in each.reason), key=lambda each: -len(each.reason))
+    shortened = []
+    for entry in entries:
+        reason = entry.reason
+        for cause in causes:
+            if cause.name != entry.name:
+                reason = reason.replace(cause.reason, f"see '{cause.name}'")
+        shortened.append(replace(entry, reason=reason))
+    return shortened
 
 
 def status_lines(entry: ModelIndexEntry) -> list[str]:
@@ -364,14 +377,27 @@ def shown_models(options: ServerOptions, server: RunningServer, names: Sequence[
         except ServingError:
             continue  # it has failed, as the table says
         lines = [f"{name}: {signature(config)}"]
-        if url:
-            request = example_request(config, url=url)
-            pictures = [given.name for given in config.input if takes_picture(config, given)]
+        request = example_request(config, url=url)
+        if url and EXAMPLE_REFUSED in config.parameters:
+            lines += [indent(form, "    ") for form in _own_request(request)]
+        elif url:
+            # A picture keeps its own size where that is variable, which a model that takes only some may refuse.
+            pictures = [i.name for i in config.input if takes_picture(config, i) and not config.model_warmup]
             command = request.infer_command() + "".join(f"    # or -i {name}=@cat.jpg" for name in pictures[:1])
             forms = (command, request.curl(), request.python())
             lines += [indent(form, "    ") for form in forms if form]
         blocks.append("\n\n".join(line.rstrip() for line in lines))
     return "\n" + "\n\n".join(blocks) + "\n"
+
+
+def _own_request(request: ExampleRequest) -> list[str]:
+    """Return why no made-up request works, and a command that sends arrays of other shapes."""
+    files = {name: re.sub(r"\W", "_", name) + ".npy" for name in request.inputs}
+    return [
+        f"Made-up inputs do not work here. The model said: {request.config.parameters[EXAMPLE_REFUSED]}",
+        "This sends arrays of your own, written by numpy.save:",
+        replace(request, inputs={}, files=files).infer_command(),
+    ]
 
 
 def signature(config: ModelConfig) -> str:
@@ -389,13 +415,21 @@ def signature(config: ModelConfig) -> str:
     return f"{tensors(config.input)}{arrow}{tensors(config.output)}"
 
 
-def _log_failure(error: BaseException | None) -> None:
-    if isinstance(error, ServingError):
-        _log.error(
-            "the server cannot start%s", f" ({error.hint})" if error.hint else "", extra={logs.BLOCK: error.message}
-        )
-    else:
-        _log.error("the server cannot start", exc_info=error)
+def _log_end(failure: BaseException | None) -> None:
+    """Log that the server has stopped, and why it could not start; errors of models are in the log already."""
+    reason = ""
+    if isinstance(failure, ServingError) and failure.message.startswith(NOT_ALL_LOADED):
+        reason = f": {NOT_ALL_LOADED}" + (f" ({failure.hint})" if failure.hint else "")
+    elif isinstance(failure, ServingError):
+        _log_refusal(failure)
+    elif failure is not None:
+        _log.error("the server cannot start", exc_info=failure)
+    _log.info("server stopped%s", reason)
+
+
+def _log_refusal(error: ServingError) -> None:
+    hint = f" ({error.hint})" if error.hint else ""
+    _log.error("the server cannot start%s", hint, extra={logs.BLOCK: error.message})
 
 
 def _log_models(server: RunningServer) -> None:

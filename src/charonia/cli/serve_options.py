@@ -14,6 +14,7 @@ from charonia.cli.serve_values import (
     backend_settings,
     cache_fields,
     cache_setting,
+    front_ends,
     log_frequency,
     negated,
     origins,
@@ -36,7 +37,6 @@ from charonia.server.machine.cores import read_policies
 from charonia.server.options import (
     BUSY_POLL_US_MAX,
     CPU_CORES_MAX,
-    FRONT_ENDS_MAX,
     GRPC_INPUT_BYTES_MAX,
     PORT_MAX,
     CompressionLevel,
@@ -197,8 +197,8 @@ SERVER = (
     Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "Exit if a model fails to load at start"),
     Option("--strict-readiness", "strict_readiness", boolean, _BOOL, "Report ready only if all models are ready"),
     Option(
-        *("--front-ends", "front_ends", integer(0, FRONT_ENDS_MAX), "N"),
-        "Processes that take requests, 0 for the process that runs the models",
+        *("--front-ends", "front_ends", front_ends, "N|auto"),
+        "Processes that take requests, 0 for the process that runs the models; auto chooses by cores and models",
     ),
     Option("--api-keys", "api_keys", filled, "PATH", "File of API keys and their scopes; reloaded when it changes"),
     Option(

@@ -11,7 +11,7 @@ from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
 from charonia.server.lifecycle.repository.stores.location import is_store, parse_address
-from charonia.server.options import PORT_MAX, ControlMode
+from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX, ControlMode
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.response_cache.options import cache_options
 from charonia.server.tracing.options import TraceMode
@@ -60,6 +60,16 @@ def reloading(text: str) -> Fields:
     if text:
         raise ValueError(f"expected no value, got '{text}'")
     return Fields({"models.control_mode": ControlMode.POLL, "models.poll_secs": 1})
+
+
+def front_ends(text: str) -> int:
+    """Read a number of front ends, or "auto"."""
+    if text.strip().lower() == "auto":
+        return FRONT_ENDS_AUTO
+    try:
+        return integer(0, FRONT_ENDS_MAX)(text)
+    except ValueError as error:
+        raise ValueError(str(error).replace("expected", "expected auto or", 1)) from None
 
 
 def address(text: str) -> Fields:

@@ -122,7 +122,10 @@ def _no_server(pid: int) -> ServingError:
     except psutil.NoSuchProcess:
         return not_found(f"there is no process {pid}")
     if _is_serve(process) and any(word.startswith("--front-ends") for word in process.cmdline()):
-        return unavailable(f"server {pid} is not ready yet", hint="wait until its log says that it has started")
+        return unavailable(
+            f"server {pid} is not ready yet",
+            hint="wait until its log says that it has started; --front-ends=auto may mean one process, as the log says",
+        )
     if _is_serve(process):
         return unsupported(
             f"server {pid} cannot be upgraded: its engine and its endpoints are one process",

@@ -20,8 +20,19 @@ PINNED = "pinned"
 EXAMPLE = "EXAMPLE"
 """Model parameter with an example request: a JSON object of plain values by input name."""
 
+TRY_EXAMPLE = "TRY_EXAMPLE"
+"""Model parameter of a file that is served: an example request is sought that the model takes, when it is loaded."""
+
+EXAMPLE_REFUSED = "EXAMPLE_REFUSED"
+"""Model parameter in its place where none was found: what the model said."""
+
 FRONT_END = "front_end"
 """Model parameter: whether the model runs in the processes of front ends: "yes", "no" or "auto"."""
 
-SERVER_PARAMETERS = frozenset({ADAPT_DELAY, EXAMPLE, FRONT_END, PADDING, PINNED, CUSTOM_BATCHING, PYTHON_STRATEGY})
+SERVER_PARAMETERS = frozenset(
+    {
+        *(ADAPT_DELAY, CUSTOM_BATCHING, EXAMPLE, EXAMPLE_REFUSED, FRONT_END, PADDING, PINNED, PYTHON_STRATEGY),
+        TRY_EXAMPLE,
+    }
+)
 """All of them."""

@@ -29,6 +29,7 @@ from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
+from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
@@ -71,6 +72,9 @@ EXTENSIONS = (
 
 SWITCH_INTERVAL_S = 0.0005
 """Longest time that a thread keeps the interpreter while another waits, so that answers leave promptly."""
+
+SERVES_THE_REST = "exit_on_error off (--exit-on-error=false) serves the rest"
+"""The hint for a server that does not start because of some of its models."""
 
 SETTLE_S = 1.0
 """Pause before the next poll while a change waits for its confirmation."""
@@ -221,8 +225,8 @@ class InferenceServer:
             failures = []
         if failures and options.exit_on_error:
             raise invalid(
-                "not every model could be loaded:\n" + "\n".join(failures),
-                hint="exit_on_error off (--exit-on-error=false) serves the rest",
+                f"{NOT_ALL_LOADED}:\n" + "\n".join(failures),
+                hint=SERVES_THE_REST if self._lifecycle.table.loaded() else "",
             )
         await self._open(self._tracing)
         self._marking = asyncio.create_task(self._explainer.run())

@@ -21,6 +21,7 @@ from charonia.server.access.rules import Gate
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import Tracing
 from charonia.wire.log_settings import LogOptions
+from charonia.wire.tensors import Lend
 
 NO_LOG_CONTROL = "changing log settings is not offered by this server: its log is that of the program it runs in"
 """The error where the log belongs to the embedding program."""
@@ -65,6 +66,7 @@ class Services:
         controls_models: Whether models are loaded and unloaded on request.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
         cors_origins: Origins of pages in browsers that may call the server over HTTP.
+        lend: Lends memory for the bodies of requests with large tensors, from which the engine reads them.
     """
 
     regions: RegionRegistry | None = None
@@ -81,6 +83,7 @@ class Services:
     sequences: Callable[[str, str], Awaitable[Document]] | None = None
     explain: Callable[[str, str], Awaitable[Document]] | None = None
     cors_origins: tuple[str, ...] = ()
+    lend: Lend | None = None
 
     @property
     def tracer(self) -> Tracing | None:

@@ -2,6 +2,9 @@
 
 import os
 
+LINES = "lines"
+"""Key of `extra` of a record: whether the lines of its message stay lines in the server's log."""
+
 
 class LogFile:
     """Appends text to a file. It has what `logging.StreamHandler` needs of a stream.

@@ -22,6 +22,9 @@ from charonia.wire.log_settings import LogOptions
 PORT_MAX = 65535
 CPU_CORES_MAX = 4096
 FRONT_ENDS_MAX = 64
+FRONT_ENDS_AUTO = -1
+"""Value of `ServerOptions.front_ends` with which `charonia serve` chooses the number."""
+
 GRPC_INPUT_BYTES_MAX = 2**31 - 1
 """Protobuf's limit for one message."""
 
@@ -272,7 +275,8 @@ class ServerOptions:
         rate_limit: Rate limiter.
         backends: Settings by backend name and key; the backend name "" holds those for every backend.
         backend_directory: Folder of backends written in Python, "" for none.
-        front_ends: Processes that take requests, 0 for the process that runs the models.
+        front_ends: Processes that take requests, 0 for the process that runs the models, `FRONT_ENDS_AUTO` for as
+            many as `charonia serve` chooses. An embedded server is one process, whatever it says.
         cpu_cores: Cores that models may use, 0 for those that this process may use, less some for front ends.
         pinned_memory_bytes: Limit of memory pinned for copies to and from GPUs, in bytes.
         host_policies: Cores that instances run on, by policy.
@@ -310,7 +314,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
-        if self.front_ends and sys.platform == "win32":
+        if self.front_ends > 0 and sys.platform == "win32":
             found.append("--front-ends: this system cannot share a port among processes")
         found += [*self.trace.problems(), *self.cache.problems(), *self.rate_limit.problems(), *self._port_collisions()]
         found += self.http.access.problems("--http-restricted-api", "--http-header-forward-pattern")

@@ -1,7 +1,8 @@
 """Example inputs that fit a model's signature: what a page, a start message or a command sends when nothing is given.
 
 Shapes: what the model's first warm-up sample says, else 1 for a batch, and for other variable dimensions the size
-that models of such a rank and datatype most often take: 224 pixels, 512 audio samples, 8 tokens.
+that models of such a rank and datatype most often take: 224 pixels, 512 audio samples, 8 tokens. A model that is
+served from a file has such a sample where it takes another size (`server/lifecycle/example_trial.py`).
 Values: the model parameter `EXAMPLE`, else one value for a whole input: 1 for integers, which is a valid id, mask and
 count, 0 for the type of a token and for a state, a half for floating-point numbers, and a word for text.
 """
@@ -33,57 +34,63 @@ _HALF_BITS = 0x3F00
 """A half as the bit pattern of BF16."""
 
 
-def example_inputs(config: ModelConfig) -> dict[str, Tensor]:
-    """Return a tensor for each required input of a model, with a batch of one if it has a batch dimension."""
+def example_inputs(config: ModelConfig, size: int = 0) -> dict[str, Tensor]:
+    """Return a tensor for each required input of a model, with a batch of one if it has a batch dimension.
+
+    Args:
+        config: The model's complete configuration.
+        size: Size of variable dimensions, apart from batches, colours and states; 0 for the usual ones.
+    """
     made = _declared(config)
     return {
-        given.name: made.get(given.name) or example_tensor(config, given)
+        given.name: made.get(given.name) or example_tensor(config, given, size)
         for given in config.input
         if given.data_type is not None and (given.name in made or not given.optional)
     }
 
 
-def example_tensor(config: ModelConfig, given: ModelInput) -> Tensor:
-    """Return a tensor for one input of a model."""
+def example_tensor(config: ModelConfig, given: ModelInput, size: int = 0) -> Tensor:
+    """Return a tensor for one input of a model; `size` as in `example_inputs`."""
     datatype = given.data_type or DataType.FP32
     warm = config.model_warmup[0].inputs.get(given.name) if config.model_warmup else None
     if warm is not None and -1 not in warm.dims and len(warm.dims) == len(given.dims):
         dims = warm.dims
     else:
-        dims = example_dims(given.dims, datatype, batched=config.max_batch_size > 0)
+        dims = example_dims(given.dims, datatype, batched=config.max_batch_size > 0, size=size)
     shape = (1, *dims) if config.max_batch_size > 0 else dims
     return Tensor(given.name, datatype, filled(shape, datatype, given.name))
 
 
-def example_dims(dims: Sequence[int], datatype: DataType, *, batched: bool) -> tuple[int, ...]:
+def example_dims(dims: Sequence[int], datatype: DataType, *, batched: bool, size: int = 0) -> tuple[int, ...]:
     """Return the dimensions of an input with a size for each variable one.
 
     Args:
         dims: The dimensions, -1 for variable ones.
         datatype: Datatype of the input.
         batched: Whether the server adds a batch dimension, so that it is not the first of `dims`.
+        size: As in `example_inputs`.
     """
     lead = 0 if batched else 1
     inner = dims[lead:]
     if not dims or datatype is DataType.BYTES:
         return tuple(1 if dim == -1 else dim for dim in dims)
     if len(dims) == lead:
-        return tuple(TOKENS if dim == -1 else dim for dim in dims)
+        return tuple((size or TOKENS) if dim == -1 else dim for dim in dims)
     is_state = not batched and dims[0] > 1
-    sizes = [dim if dim != -1 else _inner_size(inner, at, datatype, is_state) for at, dim in enumerate(inner)]
+    sizes = [dim if dim != -1 else _inner_size(inner, at, datatype, is_state, size) for at, dim in enumerate(inner)]
     return (*(1 if dim == -1 else dim for dim in dims[:lead]), *sizes)
 
 
-def _inner_size(inner: Sequence[int], index: int, datatype: DataType, is_state: bool) -> int:
+def _inner_size(inner: Sequence[int], index: int, datatype: DataType, is_state: bool, size: int) -> int:
     """Return the size of a variable dimension behind that of the batch."""
     if len(inner) == 3 and _is_picture(datatype):
         channels = 2 if inner[2] in (1, COLOURS, 4) else 0
-        return COLOURS if index == channels else PIXELS
+        return COLOURS if index == channels else size or PIXELS
     if len(inner) == 1 and datatype.numpy.kind == "f":
-        return SAMPLES
+        return size or SAMPLES
     if is_state and index == 0:
         return 1  # [layers, batch, hidden]
-    return TOKENS
+    return size or TOKENS
 
 
 def takes_picture(config: ModelConfig, given: ModelInput) -> bool:

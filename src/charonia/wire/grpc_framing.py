@@ -3,7 +3,8 @@
 Invariants, which the fuzzer checks:
 
 1. The result is the same messages or the same error, however the bytes of a call are split.
-2. The reader never buffers more than it received, and refuses a message over the limit as soon as its length is known.
+2. The reader never fills more memory than it received, and refuses a message over the limit as soon as its length is
+   known.
 
 Source: "gRPC over HTTP/2", Length-Prefixed-Message.
 """
@@ -12,6 +13,7 @@ import zlib
 from collections.abc import Sequence
 
 from charonia.wire.grpc_status import RpcError, Status
+from charonia.wire.tensors import Lend
 
 Buffer = bytes | memoryview
 
@@ -25,6 +27,12 @@ COMPRESS_ABOVE_BYTES = 256
 
 VIEW_ABOVE_BYTES = 32 * 1024
 """Larger messages are views of the received bytes; smaller ones are copied, which is cheaper to read."""
+
+LENT_ABOVE_BYTES = 64 * 1024
+"""Larger uncompressed messages are put together in lent memory, where there is any."""
+
+LENT_ALIGNMENT_BYTES = 64
+"""Alignment of their end: that of the last tensor, if its size is a multiple of it."""
 
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 """zlib's container formats; gRPC's "deflate" is the zlib format."""
@@ -67,24 +75,29 @@ class MessageReader:
         pending_bytes: Bytes received and not yet returned.
     """
 
-    __slots__ = ("_buffer", "_encoding", "_limit", "_position")
+    __slots__ = ("_buffer", "_encoding", "_lend", "_lent", "_lent_size", "_limit", "_position")
 
-    def __init__(self, encoding: bytes, limit: int) -> None:
+    def __init__(self, encoding: bytes, limit: int, lend: Lend | None = None) -> None:
         """Make a reader.
 
         Args:
             encoding: Encoding of compressed messages, one of `ENCODINGS`.
             limit: Largest message in bytes, as received and decompressed.
+            lend: Lends memory for large messages.
         """
         self._encoding = encoding
         self._limit = limit
+        self._lend = lend
+        self._lent: memoryview | None = None  # memory of the first message
+        self._lent_size = 0  # bytes of the message in it
         self._buffer = bytearray()
         self._position = 0
 
     @property
     def pending_bytes(self) -> int:
         """Bytes received and not yet returned."""
-        return len(self._buffer) - self._position
+        in_lent = PREFIX_BYTES + self._lent_size if self._lent is not None else 0
+        return len(self._buffer) - self._position + in_lent
 
     def feed(self, data: bytes) -> None:
         """Add received bytes.
@@ -92,8 +105,20 @@ class MessageReader:
         Raises:
             RpcError: RESOURCE_EXHAUSTED if the next message is over the limit.
         """
+        lent = self._lent
+        if lent is not None:
+            end = self._lent_size + len(data)
+            if end > len(lent):
+                size = len(lent) - self._lent_size
+                self._buffer += memoryview(data)[size:]
+                data, end = data[:size], len(lent)
+            lent[self._lent_size : end] = data
+            self._lent_size = end
+            return
         self._buffer += data
-        self._next_size()
+        size = self._next_size()
+        if size > LENT_ABOVE_BYTES and self._lend is not None:
+            self._move_to_lent(size, self._lend)
 
     def next_message(self) -> Buffer | None:
         """Return the next message, or None until more bytes arrive.
@@ -101,6 +126,8 @@ class MessageReader:
         Raises:
             RpcError: The message is over the limit, or cannot be decompressed.
         """
+        if self._lent is not None:
+            return self._take_lent(self._lent)
         size = self._next_size()
         start = self._position + PREFIX_BYTES
         if size < 0 or len(self._buffer) < start + size:
@@ -119,6 +146,25 @@ class MessageReader:
         if flag != 1 or self._encoding == b"identity":
             raise RpcError(Status.INTERNAL, f"message has compression flag {flag}, but the call has no grpc-encoding")
         return decompress(message, self._encoding, self._limit)
+
+    def _move_to_lent(self, size: int, lend: Lend) -> None:
+        """Continue to receive the first message in lent memory if it has just begun, uncompressed, and there is any."""
+        start = self._position + PREFIX_BYTES
+        if self._buffer[self._position] or len(self._buffer) - start >= size:
+            return
+        lent = lend(size + LENT_ALIGNMENT_BYTES)
+        if lent is not None:
+            first = -size % LENT_ALIGNMENT_BYTES
+            self._lent = lent[first : first + size]
+            self._lent_size = len(self._buffer) - start
+            self._lent[: self._lent_size] = memoryview(self._buffer)[start:]
+            self._buffer, self._position = bytearray(), 0
+
+    def _take_lent(self, lent: memoryview) -> memoryview | None:
+        if self._lent_size < len(lent):
+            return None
+        self._lent, self._lent_size = None, 0
+        return lent
 
     def _next_size(self) -> int:
         """Return the size of the next message, -1 if it is not known yet."""

@@ -9,7 +9,7 @@ and it need not be aligned.
 Source: KServe v2 protocol, "Tensor Data" and Triton's binary tensor data extension.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from struct import Struct
 
@@ -21,6 +21,9 @@ from charonia.core.tensor import Array, Tensor
 
 Buffer = bytes | bytearray | memoryview
 """The types that hold bytes of a message."""
+
+Lend = Callable[[int], memoryview | None]
+"""Lends memory of a size in bytes, which goes back when nothing refers to it any more; None if there is none."""
 
 COPY_BELOW_BYTES = 16 * 1024
 """Encoded tensors smaller than this are copied to `bytes`, which is cheaper to send than a view."""

@@ -321,6 +321,27 @@ def test_the_first_request_of_a_round_is_done_at_once_and_those_that_come_with_i
     assert executions == 2
 
 
+def test_only_an_ensemble_without_parallel_steps_is_a_chain() -> None:
+    def is_chain(*steps: Step) -> bool:
+        case = Case(steps, False, ())
+        request = InferRequest("e", {name: Tensor(name, DataType.FP32, np.zeros(2, "<f4")) for name in "AB"})
+        return EnsemblePlan(ensemble_config(case), list(map(config_of, steps)), {}).route(request).is_chain
+
+    first, second = Step("plain", ("A", "B"), ("x",)), Step("plain", ("x",), ("y",))
+    assert is_chain(first, second, Step("plain", ("x", "y"), ("z",)))
+    assert not is_chain(first, second, Step("plain", ("x",), ("z",)))
+    assert not is_chain(Step("plain", ("A",), ("x",)), Step("plain", ("B",), ("y",)))
+
+
+def test_steps_of_a_chain_that_wait_run_once_each_and_the_others_are_done_at_once() -> None:
+    steps = [Step("plain" if i % 2 else "later", ("A", "B") if not i else (f"t{i}",), (f"t{i + 1}",)) for i in range(5)]
+    walked, general = both_ways(Case(tuple(steps), False, (Asked(()), Asked((), is_cancelled=True), Asked(()))))
+    assert walked["walked"] == ["plain_1_1"] * 4
+    assert walked["outcomes"] == general["outcomes"]
+    assert walked["statistics"] == general["statistics"]
+    assert walked["ensemble"] == general["ensemble"]
+
+
 def test_a_request_with_a_trace_goes_the_general_way() -> None:
     walked, _ = both_ways(Case(CHAIN, False, (Asked((), is_traced=True),)))
     assert walked["walked"] == []

@@ -29,7 +29,7 @@ from charonia.server.execution.executor import (
     used_since,
 )
 from charonia.server.execution.runner import ModelRunner
-from charonia.server.scheduling.in_place import WAITS_FORGOTTEN, WAITS_MAX
+from charonia.server.scheduling.in_place import WAITS_FORGOTTEN, WAITS_MAX, InPlaceRule
 from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 from charonia.server.scheduling.slots import CAPACITY_MAX, CAPACITY_MAX_BATCHED, SUPPLY_NS_MAX
@@ -327,6 +327,20 @@ def test_the_cpu_time_of_a_thread_is_what_it_has_computed() -> None:
 
 
 @on_linux
+def test_what_a_thread_computed_before_is_not_counted_when_its_core_is_taken_away_afterwards() -> None:
+    counted_ns = 0
+    for _ in range(20):
+        until_ns = time.monotonic_ns() + 3_000_000
+        while time.monotonic_ns() < until_ns:  # the system's account of this is behind by up to a tick
+            pass
+        before = usage()
+        time.sleep(1e-6)  # gives the core away, which brings the account up to date
+        counted_ns += used_since(before)[0]
+
+    assert counted_ns < 20 * 300_000
+
+
+@on_linux
 def test_a_thread_that_computes_has_not_waited_and_one_that_sleeps_has() -> None:
     before = usage()
     sum(range(100_000))
@@ -355,6 +369,38 @@ class SometimesWaiting:
 
     def close(self) -> None:
         """There is nothing to give back."""
+
+
+class Busy:
+    """A blocking instance that computes for half a millisecond for each request."""
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        until_ns = time.thread_time_ns() + 500_000 * len(requests)
+        while time.thread_time_ns() < until_ns:
+            pass
+        return Execution([Outputs([])] * len(requests), 0, 0)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def test_by_what_a_request_takes_a_batch_is_as_long_as_its_share() -> None:
+    async def scenario() -> None:
+        told: list[int] = []
+        executor = BlockingExecutor(Busy(), Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
+        requests = [InferRequest("m", {}) for _ in range(8)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(InPlaceRule, "ran_in_place", lambda self, took, cpu, has_waited: told.append(cpu))
+            executor.run_in_place(requests)
+            executor.rule.begin()
+            executor.run_in_place(requests)
+        await executor.aclose()
+
+        whole, share = told
+        assert whole >= 8 * 500_000
+        assert 500_000 <= share < 2 * 500_000
+
+    run(scenario)
 
 
 class EmptyBatch:

@@ -55,10 +55,12 @@ def test_a_lone_caller_keeps_a_process_awake_until_a_neighbour_has_requests(tmp_
         other = BusyPoll(loop, 10**9, Neighbours(tmp_path, 1, 2, cores=2))
         for _ in range(ALONE_MIN + 1):
             one.ran_at_once(now_ns())
+            await asyncio.sleep(0)
         assert one.worker_ns == 10**9
 
         for _ in range(ALONE_MIN + 1):
             other.ran_at_once(now_ns())
+            await asyncio.sleep(0)
 
         assert one.worker_ns == other.worker_ns == 0
 

@@ -55,6 +55,7 @@ def test_files_become_models_of_their_names(tmp_path: Path) -> None:
     assert files["b/1/model.pt"] == str(torch)
     config = parse(files["a/config.pbtxt"])
     assert (config.name, config.max_batch_size, config.instance_group[0].count) == ("a", 8, 3)
+    assert [parse(files[f"{name}/config.pbtxt"]).parameters for name in "ab"] == [{"TRY_EXAMPLE": "true"}] * 2
 
 
 def test_a_name_may_be_given(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from charonia.server.front_ends import bursts
 from charonia.server.front_ends.bursts import (
     BURST_BYTES_MAX,
     BURST_MAX,
+    BurstReader,
     RequestReader,
     RequestWriter,
-    ResponseReader,
     ResponseWriter,
 )
 
@@ -124,7 +124,7 @@ def test_requests_arrive_as_they_were_sent(messages: list[list[InferRequest]]) -
 
 @given(st.lists(st.lists(responses(), max_size=4), max_size=3))
 def test_responses_arrive_as_they_were_sent(messages: list[list[InferResponse]]) -> None:
-    writer, reader = ResponseWriter(), ResponseReader()
+    writer, reader = ResponseWriter(), BurstReader()
     for sent in messages:
         assert all(writer.add(number, response) for number, response in enumerate(sent))
         got = list(reader.read(taken(writer)))

@@ -11,7 +11,7 @@ from tests.support.fake_engine import FakeEngine
 from charonia.core.errors import invalid
 from charonia.server.facade import Services
 from charonia.server.front_ends import keeper
-from charonia.server.front_ends.changes import Changes, LoadedModel
+from charonia.server.front_ends.changes import ChangeLog, RequestedLoad
 from charonia.server.front_ends.keeper import Keeper, read_changes
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.wire.log_settings import LogOptions
@@ -68,13 +68,13 @@ def test_models_are_loaded_and_unloaded_again_in_the_order_of_the_last_requests(
 
 
 def test_a_model_that_is_loaded_again_keeps_the_configuration_of_the_request_before_where_the_engine_does() -> None:
-    changes = Changes()
-    changes.model_loaded("m", LoadedModel("{}"), is_overridden=True)
-    changes.model_loaded("m", LoadedModel(), is_overridden=True)
-    assert changes.models == {"m": LoadedModel("{}")}
+    changes = ChangeLog()
+    changes.model_loaded("m", RequestedLoad("{}"), is_overridden=True)
+    changes.model_loaded("m", RequestedLoad(), is_overridden=True)
+    assert changes.models == {"m": RequestedLoad("{}")}
 
-    changes.model_loaded("m", LoadedModel(), is_overridden=False)
-    assert changes.models == {"m": LoadedModel()}
+    changes.model_loaded("m", RequestedLoad(), is_overridden=False)
+    assert changes.models == {"m": RequestedLoad()}
 
 
 def test_files_of_a_request_are_kept_until_the_model_is_loaded_otherwise(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from charonia.server.front_ends.messages import (
     encode_trace,
 )
 from charonia.server.front_ends.records import plain, record
-from charonia.server.front_ends.state import EngineState, Readiness
+from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer
 from charonia.wire.log_settings import AccessLogFormat, LogFormat, LogOptions
 
@@ -234,15 +234,15 @@ def view(state: ModelState, reason: str = "") -> ModelView:
 
 
 def test_a_state_follows_by_its_differences() -> None:
-    there, first = EngineState(), EngineState(Readiness(is_live=True), Directory({}, {}, "the disk is gone"))
+    there, first = EngineState(), EngineState(ServerReadiness(is_live=True), Directory({}, {}, "the disk is gone"))
     other = ModelConfig(name="other")
     loaded = EngineState(
-        Readiness(is_live=True, is_ready=True),
+        ServerReadiness(is_live=True, is_ready=True),
         Directory({("m", ""): CONFIG, ("m", "1"): CONFIG, ("other", ""): other}, {"m": view(ModelState.READY)}),
         {("m", ""): OFFER, ("m", "1"): OFFER, ("other", ""): replace(OFFER, number=2, steps=(1, 1))},
     )
     reloaded = EngineState(
-        Readiness(is_live=True, is_exiting=True),
+        ServerReadiness(is_live=True, is_exiting=True),
         Directory({("m", ""): CONFIG}, {"m": view(ModelState.READY), "other": view(ModelState.UNAVAILABLE, "broken")}),
         {("m", ""): replace(OFFER, number=3)},
     )
@@ -257,9 +257,9 @@ def test_a_state_follows_by_its_differences() -> None:
 
 
 def test_the_same_state_makes_no_difference_and_a_configuration_is_sent_once() -> None:
-    one = EngineState(Readiness(), Directory({("m", ""): CONFIG}, {"m": view(ModelState.READY)}))
-    again = EngineState(Readiness(), Directory({("m", ""): CONFIG}, {"m": view(ModelState.READY)}))
-    busy = EngineState(Readiness(), Directory({("m", ""): CONFIG}, {"m": view(ModelState.LOADING)}))
+    one = EngineState(ServerReadiness(), Directory({("m", ""): CONFIG}, {"m": view(ModelState.READY)}))
+    again = EngineState(ServerReadiness(), Directory({("m", ""): CONFIG}, {"m": view(ModelState.READY)}))
+    busy = EngineState(ServerReadiness(), Directory({("m", ""): CONFIG}, {"m": view(ModelState.LOADING)}))
 
     assert again.difference(one) is None
     assert "value" in str(one.difference(EngineState()))

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.server.front_ends.test_remote_engine import Replies, ServedFake, part, request
+from tests.server.front_ends.test_remote_engine import Replies, part, request
 from tests.support.fake_engine import identity_config
+from tests.support.linked_engine import ServedFake
 
 from charonia.config.model import SequenceBatching
 from charonia.core.errors import ServingError

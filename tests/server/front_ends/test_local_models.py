@@ -18,7 +18,10 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
+from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll
+from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import BlockingExecutor
+from charonia.server.execution.neighbours import Neighbours
 from charonia.server.execution.runner import ModelRunner, begin_in_place
 from charonia.server.front_ends import local_models
 from charonia.server.front_ends.local_models import LocalModels
@@ -293,6 +296,46 @@ def test_a_copy_that_has_become_slow_rests_and_then_tries_again(
         now += 1
         assert bench.infer(request()) is not None
         assert executor_of(bench).rule.in_place
+
+    run(tmp_path, scenario)
+
+
+def test_a_process_polls_for_a_lone_caller_of_a_copy_only_while_no_other_process_has_requests(tmp_path: Path) -> None:
+    write_identity(tmp_path / "models")
+    processes = [Neighbours(tmp_path, number, 3, cores=2) for number in range(3)]
+
+    async def scenario(bench: Bench) -> None:
+        poll = BusyPoll(asyncio.get_running_loop(), 60 * 10**9, processes[1])
+        bench.local._backends.busy_poll = poll
+        await bench.follow()
+        begin_ns = now_ns()
+        for _ in range(ALONE_MIN + 1):
+            assert bench.infer(request()) is not None
+            await asyncio.sleep(0)
+        assert poll.worker_ns
+        assert not processes[0].leave_a_core(begin_ns)
+        assert not processes[2].leave_a_core(begin_ns)
+
+        processes[2].note(now_ns() + 60 * 10**9)  # later than any pause of the machine
+
+        assert not poll.worker_ns
+
+    run(tmp_path / "models", scenario)
+
+
+def test_a_process_does_not_poll_for_many_callers_of_a_copy(tmp_path: Path) -> None:
+    write_identity(tmp_path)
+
+    async def scenario(bench: Bench) -> None:
+        poll = BusyPoll(asyncio.get_running_loop(), 60 * 10**9)
+        bench.local._backends.busy_poll = poll
+        await bench.follow()
+        for _ in range(ALONE_MIN + 1):
+            for _ in range(2):
+                assert bench.infer(request()) is not None
+            await asyncio.sleep(0)
+
+        assert not poll.worker_ns
 
     run(tmp_path, scenario)
 

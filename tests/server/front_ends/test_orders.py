@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ BEFORE = ("/models", "--front-ends=2", "--http-port=0", "--metrics-port=0")
 
 
 def order(*arguments: str) -> NewEngine:
-    return NewEngine(PROTOCOL, arguments, BEFORE, ("/models", "/made/for/files"), metrics_port=8002, cpu_cores=3)
+    return NewEngine(
+        PROTOCOL, arguments, BEFORE, ("/models", "/made/for/files"), metrics_port=8002, cpu_cores=3, front_ends=2
+    )
 
 
 def options(*arguments: str) -> ServerOptions:
@@ -52,6 +55,18 @@ def test_other_repositories_and_backends_are_those_of_the_new_arguments() -> Non
 def test_what_belongs_to_the_front_ends_cannot_be_changed(argument: str, name: str) -> None:
     with pytest.raises(ServingError, match=f"belongs to the front ends: {name}"):
         options(*BEFORE, argument)
+
+
+@pytest.mark.parametrize("words", [("auto", "auto"), ("2", "auto"), ("auto", "2")])
+def test_a_number_that_was_chosen_stays_and_may_be_given(words: tuple[str, str]) -> None:
+    before, after = (("/models", f"--front-ends={word}") for word in words)
+    made = options_of(replace(order(*after), arguments_before=before), lambda given: parse(given, {})[0])
+
+    assert made.front_ends == 2
+    with pytest.raises(ServingError, match="belongs to the front ends: front_ends"):
+        options_of(
+            replace(order("/models", "--front-ends=3"), arguments_before=before), lambda given: parse(given, {})[0]
+        )
 
 
 def test_an_order_of_another_protocol_is_refused_and_no_order_is_none(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.fake_engine import FakeEngine, identity_config
+from tests.support.fake_engine import identity_config
+from tests.support.linked_engine import ServedFake
 
 from charonia.config.model import SequenceBatching
 from charonia.core.calls import Outcome
@@ -21,15 +22,15 @@ from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
 from charonia.server.backends.python.channel_end import ChannelEnd
-from charonia.server.directory import Directory, Target
-from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import ModelRequests, Services
-from charonia.server.front_ends import reconnect, remote_engine
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.neighbours import AWAKE_NS, Neighbours
+from charonia.server.facade import Services
+from charonia.server.front_ends import engine_port, reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.held_requests import size_of
-from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of
+from charonia.server.front_ends.remote_engine import RemoteEngine
+from charonia.server.front_ends.remote_services import SharedRegions, services_of
 from charonia.server.lifecycle.in_front import Offer
-from charonia.server.metrics.model_metrics import Increase
 from charonia.server.shared_memory.registry import Memory, RegionRegistry
 from charonia.server.tracing.options import TraceOptions
 from charonia.server.tracing.requests import EventNames, begin
@@ -37,50 +38,6 @@ from charonia.server.tracing.service import TracingService
 from charonia.wire.shared_memory import SystemRegion
 
 NAMES = EventNames("RECV_START", "RECV_END", "SEND_START", "SEND_END")
-
-
-class FakeOffers:
-    """What the engine of the test offers: nothing."""
-
-    def now(self) -> dict[Target, Offer]:
-        """Return no offers."""
-        return {}
-
-    def reason(self, runner: Runner) -> str:
-        """Return that the model is the test's."""
-        return "it is pretended"
-
-    def number_of(self, runner: Runner) -> int:
-        """Return 1: there is one model."""
-        return 1
-
-    def count(self, number: int, more: Increase) -> None:
-        """Fail: without offers, front ends count nothing."""
-        raise AssertionError(number, more)
-
-
-class ServedFake(FakeEngine):
-    """The engine of the test, whose models other processes know."""
-
-    changed: Callable[[], None] = staticmethod(lambda: None)
-    requests: ModelRequests | None = None
-
-    @property
-    def offers(self) -> FakeOffers:
-        """Offer nothing."""
-        return FakeOffers()
-
-    def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
-        """Return nothing: every request goes through `infer`."""
-        return []
-
-    def directory(self) -> Directory:
-        """Return `models`, each with version 1."""
-        return Directory({(name, v): config for name, config in self.models.items() for v in ("", "1")})
-
-    def on_change(self, changed: Callable[[], None]) -> None:
-        """Let the test report changes with `changed`."""
-        self.changed = changed
 
 
 class FrontEndInMemory:
@@ -198,6 +155,70 @@ def test_a_request_is_answered_and_its_memory_is_used_again(tmp_path: Path, size
             bench.fake.tickets.clear()
             del outcome
         assert await bench.engine.drained(0)
+
+    run(scenario, tmp_path)
+
+
+def test_tensors_in_lent_memory_are_read_there_and_the_memory_is_lent_again(tmp_path: Path) -> None:
+    size = 30_000 * 4
+
+    async def scenario(bench: Bench) -> None:
+        lend = bench.services[0].lend
+        assert lend is not None
+        places: set[int] = set()
+        for number in range(20):
+            body = lend(2 * size)
+            assert body is not None
+            inputs = {
+                name: Tensor(name, DataType.FP32, np.ndarray((30_000,), "<f4", body, at))
+                for name, at in (("INPUT0", 0), ("INPUT1", size))
+            }
+            for value, tensor in enumerate(inputs.values()):
+                tensor.array[:] = number + value
+            ((outcome, _),) = await bench.answered(InferRequest("identity", inputs))
+            assert isinstance(outcome, InferResponse)
+            back = [tensor.array for tensor in outcome.outputs]
+            assert [(float(array[0]), float(array[-1])) for array in back] == [(number,) * 2, (number + 1,) * 2]
+            assert all(np.shares_memory(array, np.frombuffer(body, np.uint8)) for array in back)
+            places.add(np.frombuffer(body, np.uint8).ctypes.data)
+            bench.fake.tickets.clear()
+            del body, inputs, tensor, outcome, back
+        assert len(places) < 10
+
+    run(scenario, tmp_path)
+
+
+def test_a_body_that_was_lent_before_the_engine_went_is_sent_to_the_next_one(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        body = bench.engine.lend(400_000)
+        assert body is not None
+        array = np.ndarray((100_000,), "<f4", body)
+        array[:] = 3
+        bench.engine.close()
+        assert bench.engine.lend(10) is None
+        await bench.front_ends[0].connect(bench.port)
+
+        ((outcome, _),) = await bench.answered(
+            InferRequest("identity", {"INPUT0": Tensor("INPUT0", DataType.FP32, array)})
+        )
+
+        assert isinstance(outcome, InferResponse)
+        assert outcome.outputs[0].array.sum() == 300_000
+
+    run(scenario, tmp_path)
+
+
+def test_other_processes_know_of_a_request_that_the_engine_gets(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        own, other = (Neighbours(tmp_path, number, 3, cores=2) for number in (1, 2))
+        bench.engine.neighbours = own
+        begin_ns = now_ns()
+        assert other.leave_a_core(begin_ns)
+
+        await bench.answered(request())
+
+        assert not other.leave_a_core(begin_ns)
+        assert other.leave_a_core(now_ns() + AWAKE_NS + 1)
 
     run(scenario, tmp_path)
 
@@ -503,6 +524,24 @@ def test_a_load_that_fails_is_refused_with_its_own_error(tmp_path: Path) -> None
         with pytest.raises(ServingError, match=r"no such backend \(hint: install it\)") as caught:
             await bench.engine.load_model("m")
         assert caught.value.code is Code.INVALID_ARG
+
+    run(scenario, tmp_path)
+
+
+def test_front_ends_that_come_one_after_the_other_have_the_same_offers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_port, "COLLECT_S", 0.05)
+
+    async def scenario(bench: Bench) -> None:
+        offers = {("identity", version): Offer(1, 1, "identity") for version in ("", "1")}
+        bench.fake.offered = offers
+        later = FrontEndInMemory(bench.port)
+        await later.connect(bench.port)
+
+        assert later.engine.state.offers == offers
+        await bench.until(lambda: bench.engine.state.offers == offers)
+        later.engine.close()
 
     run(scenario, tmp_path)
 

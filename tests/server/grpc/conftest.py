@@ -1,28 +1,43 @@
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fake_engine import FakeEngine
 from tests.support.grpc_memory import MemoryClient
 from tests.support.idle_time import IdleTimeLoop
+from tests.support.linked_engine import ServedFake, linked
 
+from charonia.config.model import ModelConfig
 from charonia.server.access_log import AccessLog
+from charonia.server.facade import Engine
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 
 TEST_TIMEOUT_S = 20.0
+
+LINK_ROUNDS = 24
+"""Rounds of the event loop in which a request goes over a link and its answer comes back, and some more."""
 
 
 class Bench:
     """A front end on a fake engine, and clients to it in memory."""
 
-    def __init__(self, limits: GrpcLimits | None, log: StringIO | None) -> None:
-        self.engine = FakeEngine()
-        self.frontend = GrpcFrontend(self.engine, limits, access_log=AccessLog(log) if log is not None else None)
+    def __init__(self, seen: Engine, engine: ServedFake, limits: GrpcLimits | None, log: StringIO | None) -> None:
+        self.engine = engine
+        self.frontend = GrpcFrontend(seen, limits, access_log=AccessLog(log) if log is not None else None)
+        self._rounds = {"rounds": LINK_ROUNDS} if seen is not engine else {}
 
     def client(self, settings: dict[int, int] | None = None, *, opens_window: bool = True) -> MemoryClient:
-        return MemoryClient(self.frontend.connect(), settings, opens_window=opens_window)
+        return MemoryClient(self.frontend.connect(), settings, opens_window=opens_window, **self._rounds)
+
+    async def add_model(self, config: ModelConfig) -> None:
+        """Let the engine have another model, and the front end know of it."""
+        self.engine.models[config.name] = config
+        self.engine.changed()
+        for _ in range(LINK_ROUNDS):
+            await asyncio.sleep(0)
 
 
 Scenario = Callable[[Bench], Coroutine[Any, Any, None]]
@@ -30,14 +45,23 @@ Play = Callable[..., None]
 
 
 @pytest.fixture
-def play() -> Play:
+def is_linked() -> bool:
+    """Whether the front end reaches the engine as from another process; see `BOTH_SHAPES`."""
+    return False
+
+
+@pytest.fixture
+def play(is_linked: bool, tmp_path: Path) -> Play:
     """Run a scenario with a front end on an event loop of its own, where nobody has to wait."""
 
     def run(scenario: Scenario, limits: GrpcLimits | None = None, log: StringIO | None = None) -> None:
         async def main() -> None:
-            bench = Bench(limits, log)
-            await asyncio.wait_for(scenario(bench), TEST_TIMEOUT_S)
-            await bench.frontend.close()
+            engine = ServedFake()
+            async with AsyncExitStack() as stack:
+                seen = await stack.enter_async_context(linked(engine, tmp_path)) if is_linked else engine
+                bench = Bench(seen, engine, limits, log)
+                await asyncio.wait_for(scenario(bench), TEST_TIMEOUT_S)
+                await bench.frontend.close()
 
         with asyncio.Runner(loop_factory=IdleTimeLoop) as runner:
             runner.run(main())

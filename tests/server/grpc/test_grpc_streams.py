@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.grpc_memory import MemoryClient, frame
+from tests.support.linked_engine import BOTH_SHAPES
 from tritonclient.grpc import service_pb2
 
 from charonia.config.model import ModelConfig, TransactionPolicy
@@ -65,11 +66,13 @@ def some_response(id: str) -> InferResponse:
     return InferResponse("decoupled", "1", id, [])
 
 
+@BOTH_SHAPES
 def test_requests_are_answered_in_order_and_the_stream_ends_when_all_are(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.hold = True
         stream = Stream(bench.client())
         stream.send(infer_message(id="a"), infer_message(id="b"), infer_message(id="c"), end=True)
+        await stream.client.settle()
         for number in (2, 1):
             bench.engine.release(number)
         await stream.client.settle()
@@ -94,6 +97,7 @@ def test_a_stream_without_requests_ends_well(play: Any) -> None:
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_an_error_is_an_answer_in_its_turn(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.hold = True
@@ -101,6 +105,7 @@ def test_an_error_is_an_answer_in_its_turn(play: Any) -> None:
         bad = service_pb2.ModelInferRequest(model_name="identity", id="b")
         bad.inputs.add(name="x", datatype="FP32", shape=[1])
         stream.send(infer_message(id="a"), bad.SerializeToString(), infer_message("nope", "c"))
+        await stream.client.settle()
         bench.engine.release(1)
         bench.engine.release(0)
         await stream.client.settle()
@@ -145,12 +150,14 @@ def test_with_grpc_errors_the_oldest_request_may_fail_as_well(play: Any) -> None
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_a_decoupled_model_sends_as_it_pleases(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.hold = True
-        bench.engine.models["decoupled"] = decoupled_config()
+        await bench.add_model(decoupled_config())
         stream = Stream(bench.client())
         stream.send(infer_message(id="slow"), infer_message("decoupled", "d"), infer_message("decoupled", "e"))
+        await stream.client.settle()
         _, first, second = bench.engine.tickets
         first.answer(some_response("d"), False)
         second.answer(some_response("e"), True)
@@ -164,12 +171,14 @@ def test_a_decoupled_model_sends_as_it_pleases(play: Any) -> None:
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_an_empty_final_response_comes_where_it_is_asked_for(play: Any) -> None:
     async def scenario(bench: Any) -> None:
-        bench.engine.models["decoupled"] = decoupled_config()
+        await bench.add_model(decoupled_config())
         bench.engine.outcomes = [[(some_response("d"), False), (None, True)]]
         stream = Stream(bench.client())
         stream.send(infer_message("decoupled", "d", triton_enable_empty_final_response=True), end=True)
+        await stream.client.settle()
 
         last = stream.answers[1].infer_response
         assert stream.finals == [False, True]
@@ -227,12 +236,14 @@ def test_no_empty_final_response_comes_where_other_parameters_are_all_that_is_gi
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_a_decoupled_request_may_fail_after_a_response(play: Any) -> None:
     async def scenario(bench: Any) -> None:
-        bench.engine.models["decoupled"] = decoupled_config()
+        await bench.add_model(decoupled_config())
         bench.engine.outcomes = [[(some_response("d"), False), (internal("broken"), True)]]
         stream = Stream(bench.client())
         stream.send(infer_message("decoupled", "d"), end=True)
+        await stream.client.settle()
 
         assert [answer.error_message for answer in stream.answers] == ["", "broken"]
         assert stream.finals == [False, True]
@@ -321,17 +332,20 @@ def test_a_message_over_the_limit_ends_the_stream(play: Any) -> None:
     play(scenario, GrpcLimits(message_bytes_max=1000))
 
 
+@BOTH_SHAPES
 @pytest.mark.parametrize("leave", ["cancel", "disconnect"])
 def test_a_client_that_leaves_cancels_everything(play: Any, leave: str) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.hold = True
         stream = Stream(bench.client())
         stream.send(infer_message(), infer_message())
+        await stream.client.settle()
         if leave == "cancel":
             stream.client.http2.reset_stream(stream.stream_id)
             stream.client.exchange()
         else:
             stream.client.protocol.connection_lost(None)
+        await stream.client.settle()
 
         assert [ticket.cancelled for ticket in bench.engine.tickets] == [True, True]
 

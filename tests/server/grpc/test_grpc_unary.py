@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.grpc_memory import MemoryResponse, frame, request_headers
+from tests.support.linked_engine import BOTH_SHAPES
 from tritonclient.grpc import service_pb2
 
 from charonia.core.errors import Code, ServingError, internal, unavailable
@@ -28,6 +29,7 @@ def infer_response(data: bytes) -> Any:
     return service_pb2.ModelInferResponse.FromString(data)
 
 
+@BOTH_SHAPES
 def test_an_inference_is_answered(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         response = await bench.client().call("ModelInfer", infer_message(id="a"))
@@ -84,6 +86,7 @@ def test_many_calls_share_a_connection(play: Any) -> None:
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_a_large_tensor_goes_both_ways(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         client = bench.client({4: 2**24})
@@ -97,6 +100,7 @@ def test_a_large_tensor_goes_both_ways(play: Any) -> None:
     play(scenario)
 
 
+@BOTH_SHAPES
 @pytest.mark.parametrize(
     ("code", "status"), [(Code.UNKNOWN, 2), (Code.INTERNAL, 13), (Code.UNAVAILABLE, 14), (Code.UNSUPPORTED, 12)]
 )
@@ -111,6 +115,7 @@ def test_an_error_becomes_a_status(play: Any, code: Code, status: int) -> None:
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_an_unknown_model_is_not_found(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         response = await bench.client().call("ModelInfer", infer_message("nope"))
@@ -283,6 +288,7 @@ def test_bytes_that_are_no_message_are_an_internal_error(play: Any, method: str)
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_a_model_is_loaded_with_its_overrides(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         message = service_pb2.RepositoryModelLoadRequest(model_name="m")
@@ -296,6 +302,7 @@ def test_a_model_is_loaded_with_its_overrides(play: Any) -> None:
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_a_model_is_unloaded_with_its_dependents(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         message = service_pb2.RepositoryModelUnloadRequest(model_name="m")
@@ -308,6 +315,7 @@ def test_a_model_is_unloaded_with_its_dependents(play: Any) -> None:
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_a_failed_load_is_an_error_of_the_call(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.control_error = unavailable("not in this mode")
@@ -444,13 +452,14 @@ def test_responses_are_compressed_as_the_caller_accepts(play: Any, accepted: byt
 # Deadlines and cancellation.
 
 
+@BOTH_SHAPES
 def test_a_deadline_ends_the_call_and_cancels_the_request(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.hold = True
         client = bench.client()
         stream_id = client.start("ModelInfer", infer_message(), (b"grpc-timeout", b"20m"))
         await asyncio.sleep(0.05)
-        client.exchange()
+        await client.settle()
 
         (ticket,) = bench.engine.tickets
         assert ticket.cancelled
@@ -482,11 +491,13 @@ def test_a_malformed_deadline_is_refused(play: Any) -> None:
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_a_cancelled_call_cancels_its_request(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.hold = True
         client = bench.client()
         first, second = (client.start("ModelInfer", infer_message()) for _ in range(2))
+        await client.settle()
         client.http2.reset_stream(first)
         await client.settle()
         bench.engine.release(1)
@@ -498,13 +509,16 @@ def test_a_cancelled_call_cancels_its_request(play: Any) -> None:
     play(scenario)
 
 
+@BOTH_SHAPES
 def test_a_lost_connection_cancels_its_requests(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.hold = True
         client = bench.client()
         client.start("ModelInfer", infer_message())
         client.start("ModelInfer", infer_message())
+        await client.settle()
         client.protocol.connection_lost(None)
+        await client.settle()
 
         assert [ticket.cancelled for ticket in bench.engine.tickets] == [True, True]
 

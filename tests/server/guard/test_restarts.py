@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from charonia.server.guard.events import (
     Abort,
+    BeginHandOver,
     Command,
     Event,
     Exited,
     Finish,
     HandedOver,
-    HandOver,
     Heartbeat,
     Kill,
+    ProcessRole,
     Ready,
     ReportEnd,
     ReportReady,
     ReportReadyAgain,
     ReportUpgrade,
-    Role,
     Spawned,
     SpawnFailed,
     Stage,
@@ -46,8 +46,8 @@ from charonia.server.guard.restarts import (
     NOT_STARTED,
     RESTART_DELAY_NS,
     TERMINATED,
-    Phase,
     Restarts,
+    ServerPhase,
 )
 
 S = 1_000_000_000
@@ -72,7 +72,7 @@ def exited(name: str, status: int) -> Exited:
 
 
 def guard(heartbeat_ns: int = 0, front_ends: tuple[str, ...] = (FRONT, OTHER)) -> Restarts:
-    processes = [(ENGINE, Role.ENGINE), *((name, Role.FRONT_END) for name in front_ends)]
+    processes = [(ENGINE, ProcessRole.ENGINE), *((name, ProcessRole.FRONT_END) for name in front_ends)]
     return Restarts(processes, exit_timeout_ns=EXIT_TIMEOUT, heartbeat_ns=heartbeat_ns)
 
 
@@ -193,7 +193,7 @@ def test_a_front_end_that_fails_to_start_is_never_given_up() -> None:
     for _ in range(3 * ENGINE_START_FAILURES_MAX):
         now_ns = restart(machine, FRONT, now_ns, is_ready=False)
 
-    assert machine.phase is Phase.RUNNING
+    assert machine.phase is ServerPhase.RUNNING
 
 
 def test_a_stop_drains_the_front_ends_before_the_engine() -> None:
@@ -290,7 +290,7 @@ def test_the_record_counts_restarts_by_the_reason_of_the_end_before() -> None:
 def upgrading(*, stops_first: bool = False, is_loaded: bool = True) -> Restarts:
     """Return a guard in an upgrade, whose next engine has process id 4, is ready, and has not got the front ends."""
     machine = running()
-    first = HandOver(ENGINE, "") if stops_first else Start(NEXT)
+    first = BeginHandOver(ENGINE, "") if stops_first else Start(NEXT)
     assert machine.handle(UpgradeAsked(NEXT, stops_first, FINISH), 0) == [first]
     assert not machine.may_upgrade
     if not stops_first:
@@ -309,7 +309,7 @@ def test_an_upgrade_moves_when_the_next_engine_is_ready_and_ends_with_the_engine
     machine = upgrading(is_loaded=False)
     assert names(machine) == {"engine": 1, FRONT: 2, OTHER: 3, "next_engine": 4}
 
-    assert machine.handle(Ready(NEXT), S) == [ReportUpgrade(Stage.LOADED, NEXT, 4), HandOver(ENGINE, NEXT)]
+    assert machine.handle(Ready(NEXT), S) == [ReportUpgrade(Stage.LOADED, NEXT, 4), BeginHandOver(ENGINE, NEXT)]
     assert machine.handle(HandedOver(ENGINE), 2 * S) == [ReportUpgrade(Stage.MOVED, ENGINE, 1)]
     assert names(machine) == {"former_engine": 1, FRONT: 2, OTHER: 3, "engine": 4}
     assert machine.wake_at() == 2 * S + FINISH + EXIT_TIMEOUT + ENGINE_STOP_MARGIN_NS
@@ -450,7 +450,7 @@ class World:
                 self.killed.add(name)
             case ReportEnd(_, pid):
                 self.reported.append(pid)
-            case HandOver(name, next_name):
+            case BeginHandOver(name, next_name):
                 assert name in self.alive
                 assert next_name in ("", *self.alive)
             case ReportUpgrade(Stage.FAILED):

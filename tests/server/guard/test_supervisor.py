@@ -17,7 +17,7 @@ import pytest
 from tests.support.process import wait_until_ended
 
 from charonia.server.app import new_event_loop
-from charonia.server.guard.events import Role
+from charonia.server.guard.events import ProcessRole
 from charonia.server.guard.record import ProcessRecord, from_text
 from charonia.server.guard.record_file import RECORD_VARIABLE, read_record
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
@@ -58,7 +58,7 @@ def folder() -> Iterator[Path]:
 
 
 def spec(name: str, program: str = PROCESS, **environment: str) -> ProcessSpec:
-    role = Role.ENGINE if name == "engine" else Role.FRONT_END
+    role = ProcessRole.ENGINE if name == "engine" else ProcessRole.FRONT_END
     return ProcessSpec(name, role, [sys.executable, "-I", "-S", "-c", program], {**os.environ, **environment})
 
 
@@ -144,7 +144,7 @@ def test_a_process_that_fails_at_the_first_start_ends_the_server_with_its_status
 
 
 def test_a_bug_ends_the_server_too(folder: Path) -> None:
-    broken = ProcessSpec("engine", Role.ENGINE, ["/bin/true"], {"X": "\0"} | dict(os.environ))
+    broken = ProcessSpec("engine", ProcessRole.ENGINE, ["/bin/true"], {"X": "\0"} | dict(os.environ))
 
     with pytest.raises(ValueError, match="null byte"):
         serve(folder, broken)
@@ -171,14 +171,14 @@ import asyncio, ctypes, json, os, signal, sys
 from pathlib import Path
 import psutil
 import charonia.server.guard.supervisor as supervisor
-from charonia.server.guard.events import (Role)
+from charonia.server.guard.events import ProcessRole
 from charonia.server.guard.record import from_text
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 supervisor.ORPHANS_S = 0.01
 folder = Path({str(folder)!r})
 command = [sys.executable, "-I", "-S", "-c", {PARENT_OF_ORPHAN!r}]
 environment = dict(os.environ, PIDS=str(folder / "orphan"))
-specs = [supervisor.ProcessSpec("engine", Role.ENGINE, command, environment)]
+specs = [supervisor.ProcessSpec("engine", ProcessRole.ENGINE, command, environment)]
 async def main():
     guard = supervisor.Supervisor(specs, folder, exit_timeout_s=1, reaps_orphans=True)
     assert await guard.start()
@@ -211,7 +211,7 @@ def test_when_the_guard_is_killed_its_processes_end(folder: Path) -> None:
     program = f"""
 import asyncio, sys
 from pathlib import Path
-from charonia.server.guard.events import (Role)
+from charonia.server.guard.events import ProcessRole as Role
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 command = [sys.executable, "-I", "-S", "-c", {STUBBORN!r}]
 processes = [ProcessSpec("engine", Role.ENGINE, command), ProcessSpec("front_end_0", Role.FRONT_END, command)]

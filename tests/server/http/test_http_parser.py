@@ -1,17 +1,20 @@
 """The parser by itself: the same events however bytes are split, limits, and headers that come again."""
 
 import itertools
+import weakref
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.http_memory import request
 
+from charonia.core.errors import invalid
+from charonia.server.http.large_body import DIRECT_BODY_BYTES
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.parser import (
     CACHED_BYTES_MAX,
-    DIRECT_BODY_BYTES,
     RECEIVING,
     TRANSITIONS,
     Event,
@@ -172,6 +175,81 @@ def test_a_large_body_is_received_where_it_stays_and_its_first_tensor_is_aligned
     assert isinstance(found.body, memoryview)
     assert found.body.obj is vacant.obj
     assert parser.vacant is None
+
+
+class Lender:
+    """Lends memory, and knows what was lent and what is still in use."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.kept: list[weakref.ref[np.ndarray[tuple[int], np.dtype[np.uint8]]]] = []
+
+    def __call__(self, size: int) -> memoryview:
+        memory = np.empty(size, np.uint8)
+        self.sizes.append(size)
+        self.kept.append(weakref.ref(memory))
+        return memory.data
+
+    @property
+    def in_use(self) -> int:
+        return sum(memory() is not None for memory in self.kept)
+
+
+SIZE = 2 * DIRECT_BODY_BYTES
+
+
+def test_a_large_body_with_tensors_is_received_in_lent_memory_until_the_request_is_dropped() -> None:
+    lender = Lender()
+    parser = RequestParser(HttpLimits(), lend=lender)
+    body = bytes(range(256)) * (SIZE // 256)
+
+    (found,) = feed(parser, request("/large", body=body, headers={"Inference-Header-Content-Length": "100"}))
+
+    assert isinstance(found, Request)
+    assert found.body == body
+    assert np.frombuffer(found.body, np.uint8)[100:].ctypes.data % 64 == 0
+    assert lender.sizes == [SIZE + 64]
+    assert lender.in_use == 1
+    del found
+    assert lender.in_use == 0
+
+
+def test_lent_memory_goes_back_when_the_connection_ends_or_the_request_is_refused() -> None:
+    lender = Lender()
+    message = request("/large", body=bytes(SIZE), headers={"Inference-Header-Content-Length": "100"})
+    leaving, slow = (RequestParser(HttpLimits(), lend=lender) for _ in range(2))
+    for parser in (leaving, slow):
+        parser.receive(memoryview(message[:1000]))
+    assert lender.in_use == 2
+
+    leaving.end()
+    slow.refuse(408, invalid("too slow"))
+
+    assert lender.in_use == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Inference-Header-Content-Length": "100", "Content-Encoding": "gzip"}],
+    ids=["JSON only", "compressed"],
+)
+def test_a_body_that_holds_no_tensors_as_they_are_takes_no_lent_memory(headers: dict[str, str]) -> None:
+    lender = Lender()
+
+    (found,) = feed(RequestParser(HttpLimits(), lend=lender), request("/x", body=bytes(SIZE), headers=headers))
+
+    assert isinstance(found, Request)
+    assert len(found.body) == SIZE
+    assert lender.sizes == []
+
+
+def test_a_body_for_which_nothing_is_lent_gets_memory_of_its_own() -> None:
+    parser = RequestParser(HttpLimits(), lend=lambda size: None)
+
+    (found,) = feed(parser, request("/x", body=bytes(SIZE), headers={"Inference-Header-Content-Length": "0"}))
+
+    assert isinstance(found, Request)
+    assert found.body == bytes(SIZE)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import json
 import zlib
 from base64 import b64encode
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.support.fake_engine import FakeEngine, identity_config
 from tests.support.http_memory import MemoryClient, Response, request
+from tests.support.linked_engine import ServedFake, linked
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unavailable
@@ -27,23 +29,36 @@ from charonia.server.http.routes import Route, Router, RouteTarget
 INFER = "/v2/models/identity/infer"
 
 
+link: Path | None = None
+"""Folder of the link to the engine, None where the engine is in the front end's process."""
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["one-process", "front-end-apart"])
+def shape(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `ask` reach the engine in the one and the other way."""
+    monkeypatch.setitem(globals(), "link", tmp_path if request.param else None)
+
+
 def ask(engine: FakeEngine, *requests: bytes) -> list[Response]:
     """Send requests to a front end on the engine, on an event loop, until all are answered."""
-    return ask_endpoint(lambda: HttpFrontend(engine, HttpLimits()), *requests)
-
-
-def ask_endpoint(make: Callable[[], HttpEndpoint], *requests: bytes) -> list[Response]:
-    """Send requests to an endpoint, on an event loop, until all are answered."""
 
     async def main() -> list[Response]:
-        client = MemoryClient(make())
-        client.send(b"".join(requests))
-        async with asyncio.timeout(10):
-            while len(client.responses) < len(requests):
-                await asyncio.sleep(0.001)
-        return client.responses
+        if link is None:
+            return await answers(HttpFrontend(engine, HttpLimits()), *requests)
+        async with linked(ServedFake.of(engine), link) as seen:
+            return await answers(HttpFrontend(seen, HttpLimits()), *requests)
 
     return asyncio.run(main())
+
+
+async def answers(endpoint: HttpEndpoint, *requests: bytes) -> list[Response]:
+    """Send requests to an endpoint until all are answered."""
+    client = MemoryClient(endpoint)
+    client.send(b"".join(requests))
+    async with asyncio.timeout(10):
+        while len(client.responses) < len(requests):
+            await asyncio.sleep(0.001)
+    return client.responses
 
 
 def get(url: str, change: Callable[[FakeEngine], object] | None = None) -> Response:
@@ -496,7 +511,10 @@ def test_the_metrics_page_is_text(method: str, url: str, status: int) -> None:
     async def collect() -> None:
         shown.append(b"up 1\n")
 
-    (response,) = ask_endpoint(lambda: MetricsFrontend(lambda: b"".join(shown), collect), request(url, method=method))
+    async def main() -> list[Response]:
+        return await answers(MetricsFrontend(lambda: b"".join(shown), collect), request(url, method=method))
+
+    (response,) = asyncio.run(main())
 
     assert response.status == status
     if status == 200:

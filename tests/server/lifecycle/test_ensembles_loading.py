@@ -284,6 +284,71 @@ def test_missing_models_and_versions_are_all_named(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.EXPLICIT])
+def test_what_is_wrong_with_a_model_is_one_error_however_many_ensembles_need_it(
+    tmp_path: Path, mode: ControlMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        write_model(tmp_path, "b", "", config="max_batch_size: banana")
+        write_ensemble(tmp_path, step("e", "IN", "OUT", keys=NESTED), name="outer")
+        harness = Harness(tmp_path, mode)
+
+        (failure,) = await harness.lifecycle.load_at_start(("outer",))
+
+        assert failure.count("banana") == 1
+        assert "'b'" in failure
+        errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert [error.count("banana") for error in errors] == [1]
+        assert sorted(record.message for record in caplog.records if record.levelname == "WARNING") == [
+            "'e' cannot be loaded without 'b'",
+            "'outer' cannot be loaded without 'b'",
+        ]
+        with pytest.raises(ServingError, match=r"Model 'b' loading failed with error: .*banana"):
+            await harness.infer("outer")
+        await harness.close()
+
+    run(scenario)
+
+
+def test_a_fault_in_the_configuration_of_an_ensemble_is_an_error_though_a_model_is_missing_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        write_model(tmp_path, "b", "", config="max_batch_size: banana")
+        harness = Harness(tmp_path)
+        await harness.lifecycle.load_at_start(("e",))
+        write_model(tmp_path, "e", "", config="max_batch_size: cherry")
+
+        with pytest.raises(ServingError, match="cherry"):
+            await harness.engine.load_model("e")
+
+        assert [r.levelname for r in caplog.records if "cherry" in r.message] == ["ERROR"]
+        await harness.close()
+
+    run(scenario)
+
+
+def test_an_ensemble_with_a_fault_of_its_own_has_an_error_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        write_identity(tmp_path, "b", dims=(5,))
+        write_ensemble(tmp_path, step("e", "IN", "OUT", keys=NESTED), name="outer")
+        harness = Harness(tmp_path, ControlMode.NONE)
+
+        (failure,) = await harness.lifecycle.load_at_start(())
+
+        assert "load failed for model 'e': " in failure
+        assert [r.levelname for r in caplog.records if "inconsistent shape" in r.message] == ["ERROR"]
+        assert "'outer' cannot be loaded without 'e'" in caplog.text
+        await harness.close()
+
+    run(scenario)
+
+
 def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         decoupled = "model_transaction_policy { decoupled: true }"
@@ -347,7 +412,7 @@ def test_an_ensemble_whose_load_failed_answers_once_its_model_does(tmp_path: Pat
         write_chain(tmp_path)
         write_model(tmp_path, "b", "", config="max_batch_size: banana")
         harness = Harness(tmp_path, ControlMode.POLL)
-        assert len(await harness.lifecycle.load_at_start(())) == 2
+        assert len(await harness.lifecycle.load_at_start(())) == 1
 
         write_identity(tmp_path, "b")
         while harness.states()["e"] is not READY:

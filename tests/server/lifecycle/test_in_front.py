@@ -36,9 +36,9 @@ def chosen(config: ModelConfig, choice: str) -> ModelConfig:
 
 
 def test_a_model_without_state_that_computes_in_microseconds_runs_in_front_ends() -> None:
-    assert reason_to_stay(Candidate(CONFIG, runs_in_place=True)) == ""
+    assert reason_to_stay(Candidate(CONFIG, has_short_requests=True)) == ""
     batching = DynamicBatching(preferred_batch_size=(8,))  # those of a complete configuration, without a delay
-    assert reason_to_stay(Candidate(replace(CONFIG, dynamic_batching=batching), runs_in_place=True)) == ""
+    assert reason_to_stay(Candidate(replace(CONFIG, dynamic_batching=batching), has_short_requests=True)) == ""
     assert "not been measured" in reason_to_stay(Candidate(CONFIG))
 
 
@@ -63,7 +63,7 @@ def test_a_model_without_state_that_computes_in_microseconds_runs_in_front_ends(
     ],
 )
 def test_everything_else_stays_in_the_engine_and_cannot_be_forced_out(config: ModelConfig, part: str) -> None:
-    assert part in reason_to_stay(Candidate(config, runs_in_place=True))
+    assert part in reason_to_stay(Candidate(config, has_short_requests=True))
     forced = replace(config, parameters={**config.parameters, FRONT_END: "yes"})
     (problem,) = front_end_problems(forced)
     assert problem.path == "parameters[front_end]"
@@ -71,14 +71,14 @@ def test_everything_else_stays_in_the_engine_and_cannot_be_forced_out(config: Mo
 
 
 def test_a_large_or_limited_model_stays_in_the_engine() -> None:
-    assert reason_to_stay(Candidate(CONFIG, BYTES_MAX, runs_in_place=True)) == ""
-    assert "64 MiB" in reason_to_stay(Candidate(CONFIG, BYTES_MAX + 1, runs_in_place=True))
-    assert "rate limiter" in reason_to_stay(Candidate(CONFIG, is_limited=True, runs_in_place=True))
+    assert reason_to_stay(Candidate(CONFIG, BYTES_MAX, has_short_requests=True)) == ""
+    assert "64 MiB" in reason_to_stay(Candidate(CONFIG, BYTES_MAX + 1, has_short_requests=True))
+    assert "rate limiter" in reason_to_stay(Candidate(CONFIG, is_limited=True, has_short_requests=True))
 
 
 def test_the_parameter_replaces_the_measurement_and_nothing_else() -> None:
     assert reason_to_stay(Candidate(chosen(CONFIG, "yes"))) == ""
-    assert "'no'" in reason_to_stay(Candidate(chosen(CONFIG, "no"), runs_in_place=True))
+    assert "'no'" in reason_to_stay(Candidate(chosen(CONFIG, "no"), has_short_requests=True))
     assert "MiB" in reason_to_stay(Candidate(chosen(CONFIG, "yes"), BYTES_MAX + 1))
     assert list(front_end_problems(chosen(CONFIG, "auto"))) == list(front_end_problems(CONFIG)) == []
     (problem,) = front_end_problems(chosen(CONFIG, "always"))

@@ -1,7 +1,7 @@
 """When executions may run on the event loop."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -9,11 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.server.scheduling.in_place import (
+    HANDING_OVER,
     HELD_UP_NS,
     IN_PLACE_NS_MAX,
     OWED_NS_MAX,
     OWED_NS_TOLERATED,
+    PAUSE_MAX,
+    PAUSE_MIN,
     PROBES,
+    TRIAL,
+    TRIAL_MISSES_MAX,
+    TRIED_NS_MAX,
     UNEXPLAINED_NS_MAX,
     WAIT_NS_MIN,
     WAITS_FORGOTTEN,
@@ -80,10 +86,12 @@ def test_a_model_between_the_two_limits_stays_where_it_is() -> None:
         took(rule, between)
     assert rule.in_place
 
-    rule = InPlaceRule()
+    rule, tried = InPlaceRule(), 0
     for _ in range(2_000):
+        tried += rule.in_place
         took(rule, between)
     assert not rule.in_place
+    assert tried <= 6 * (TRIAL_MISSES_MAX + 1)
 
 
 def test_a_model_that_becomes_slow_goes_to_the_thread_and_one_that_becomes_fast_comes_back() -> None:
@@ -192,6 +200,71 @@ def test_an_instance_with_cores_of_its_own_never_runs_on_the_event_loop() -> Non
     assert not rule.in_place
 
 
+def test_a_model_that_is_short_only_in_place_moves_there_for_good() -> None:
+    rule = InPlaceRule()
+    for _ in range(PAUSE_MIN):
+        assert not rule.in_place
+        took(rule, 3 * IN_PLACE_NS_MAX)
+    for _ in range(TRIAL - TRIAL_MISSES_MAX):
+        assert rule.is_tried
+        took(rule, IN_PLACE_NS_MAX)
+    for _ in range(TRIAL_MISSES_MAX):
+        took(rule, 8 * MS, HELD_UP_NS, has_waited=False)
+    for _ in range(2_000):
+        assert rule.in_place
+        assert not rule.is_tried
+        took(rule, IN_PLACE_NS_MAX)
+
+
+def test_what_is_short_in_a_trial_follows_the_cost_of_handing_over() -> None:
+    took_ns = IN_PLACE_NS_MAX * 3 // 2
+    enough_ns = took_ns // HANDING_OVER
+    for passed_on_ns, stays in ((enough_ns * 11 // 10, True), (enough_ns * 9 // 10, False)):
+        rule = InPlaceRule()
+        while not rule.in_place:
+            rule.ran_in_thread(2 * took_ns, 2 * took_ns, passed_on_ns)
+        while rule.is_tried:
+            took(rule, took_ns)
+        assert rule.in_place is stays
+
+    rule = InPlaceRule()
+    while not rule.in_place:
+        rule.ran_in_thread(TRIED_NS_MAX, TRIED_NS_MAX, 10 * MS)
+    while rule.is_tried:
+        took(rule, HELD_UP_NS + 1)
+    assert not rule.in_place
+
+
+@pytest.mark.parametrize("in_place_ns", [IN_PLACE_NS_MAX + 1, TRIED_NS_MAX + 1])
+def test_trials_that_fail_become_rare(in_place_ns: int) -> None:
+    rule = InPlaceRule()
+    longest = TRIAL_MISSES_MAX + 1 if in_place_ns <= TRIED_NS_MAX else 1
+    pauses = [0]
+    for _ in range(15):
+        while not rule.in_place:
+            took(rule, TRIED_NS_MAX)
+            pauses[-1] += 1
+        for _ in range(longest):
+            assert rule.in_place
+            took(rule, in_place_ns)
+        assert not rule.in_place
+        pauses.append(0)
+    assert pauses[:-1] == [min(PAUSE_MIN * 2**number, PAUSE_MAX) for number in range(15)]
+
+
+def test_a_model_that_waits_or_is_slow_in_its_thread_is_not_tried() -> None:
+    for duration, cpu in ((TRIED_NS_MAX + 1, TRIED_NS_MAX), (TRIED_NS_MAX + 1, IN_PLACE_NS_MAX + 1)):
+        rule = InPlaceRule()
+        for _ in range(PAUSE_MAX):
+            took(rule, duration, cpu)
+            assert not rule.in_place
+    rule = InPlaceRule()
+    for _ in range(PAUSE_MAX):
+        took(rule, TRIED_NS_MAX)
+        took(rule, 5 * MS)
+        assert not rule.in_place
+
+
 times = st.integers(0, 2 * HELD_UP_NS) | st.integers(0, 2 * OWED_NS_TOLERATED) | st.integers(0, 2 * UNEXPLAINED_NS_MAX)
 
 
@@ -202,11 +275,12 @@ def test_the_loop_is_entered_by_a_short_execution_and_left_by_a_long_one(
     rule = InPlaceRule()
     for duration, cpu, has_waited in executions:
         was_in_place = rule.in_place
+        was_tried = rule.is_tried
         took(rule, duration, min(cpu, duration), has_waited=has_waited)
         if rule.in_place and not was_in_place:
-            assert min(cpu, duration) <= IN_PLACE_NS_MAX
+            assert min(cpu, duration) <= (TRIED_NS_MAX if rule.is_tried else IN_PLACE_NS_MAX)
         if was_in_place and not rule.in_place:
-            assert duration > HELD_UP_NS
+            assert duration > (IN_PLACE_NS_MAX if was_tried else HELD_UP_NS)
 
 
 @dataclass(frozen=True)
@@ -218,16 +292,21 @@ class Machine:
         stolen: The hypervisor takes it for up to 4 ms, which counts as CPU time.
         waits_for_gil: An execution in the thread waits for the GIL, up to 5 ms.
         collects: Garbage is collected for up to 15 ms.
+        slower_in_thread: How many times the CPU time an execution takes in the thread.
+        passed_on_ns: What the thread spends on getting and reporting one.
     """
 
     taken: float = 0.0
     stolen: float = 0.0
     waits_for_gil: float = 0.0
     collects: float = 0.0
+    slower_in_thread: float = 1.0
+    passed_on_ns: int = 0
 
     def run(self, rule: InPlaceRule, random: Random, cpu_ns: int, *, waits_ns: int = 0) -> int:
         """Run one execution where the rule says, and return how long it took."""
-        cpu_ns = round(cpu_ns * random.lognormvariate(0, 0.3))
+        slower = 1.0 if rule.in_place else self.slower_in_thread
+        cpu_ns = round(cpu_ns * slower * random.lognormvariate(0, 0.3))
         if random.random() < self.collects:
             cpu_ns += random.randrange(15 * MS)
         if random.random() < self.stolen:
@@ -241,7 +320,7 @@ class Machine:
         else:
             if random.random() < self.waits_for_gil:
                 wall_ns += random.randrange(5 * MS)
-            rule.ran_in_thread(wall_ns, cpu_ns)
+            rule.ran_in_thread(wall_ns, cpu_ns, self.passed_on_ns)
         return wall_ns
 
 
@@ -255,18 +334,21 @@ machines = st.builds(
     waits_for_gil=st.sampled_from([0.0, 0.2, 0.5]),
     collects=st.sampled_from([0.0, 0.0001]),
 )
+slow_threads = st.builds(
+    replace, machines, slower_in_thread=st.floats(1, 5), passed_on_ns=st.sampled_from([20 * US, 80 * US])
+)
 seeds = st.integers(0, 2**32)
 
 
 @settings(max_examples=25)
-@given(machines, seeds, st.integers(1 * US, 60 * US), st.sampled_from([0, 30 * MS, 500 * MS]))
+@given(slow_threads, seeds, st.integers(1 * US, 60 * US), st.sampled_from([0, 30 * MS, 500 * MS]))
 def test_a_short_model_is_on_the_loop_within_a_second_and_stays_on_any_machine(
     machine: Machine, seed: int, cpu_ns: int, first_ns: int
 ) -> None:
     rule, random = InPlaceRule(), Random(seed)
     took(rule, first_ns)
     now_ns = 0
-    while not rule.in_place:
+    while not rule.in_place or rule.is_tried:
         now_ns += BETWEEN_NS + machine.run(rule, random, cpu_ns)
     is_worst = machine.taken == 0.1 and machine.waits_for_gil == 0.5  # an execution takes twenty times its own time
     assert now_ns < (1.5 * S if is_worst else S)
@@ -277,12 +359,27 @@ def test_a_short_model_is_on_the_loop_within_a_second_and_stays_on_any_machine(
 
 
 @settings(max_examples=25)
-@given(machines, seeds, st.integers(400 * US, 20 * MS))
+@given(machines, seeds, st.integers(2 * TRIED_NS_MAX, 20 * MS))
 def test_a_slow_model_stays_in_its_thread_on_any_machine(machine: Machine, seed: int, cpu_ns: int) -> None:
     rule, random = InPlaceRule(), Random(seed)
     for _ in range(1000):
         machine.run(rule, random, cpu_ns)
         assert not rule.in_place
+
+
+@settings(max_examples=25)
+@given(slow_threads, seeds, st.integers(2 * HELD_UP_NS, 20 * MS))
+def test_a_model_that_is_not_short_runs_a_few_times_on_the_loop_at_most(
+    machine: Machine, seed: int, cpu_ns: int
+) -> None:
+    rule, random, in_place, trials = InPlaceRule(), Random(seed), 0, 0
+    for _ in range(10_000):
+        was_tried = rule.is_tried
+        in_place += rule.in_place
+        machine.run(rule, random, cpu_ns)
+        trials += rule.is_tried and not was_tried
+    assert trials <= 8
+    assert in_place <= trials * TRIAL
 
 
 @settings(max_examples=25)

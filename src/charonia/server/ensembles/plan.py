@@ -1,6 +1,5 @@
 """The plan of an ensemble: the routes of tensors through its steps, prepared once and shared by all requests."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ Labels = Mapping[str, tuple[str, ...]]
 """Class labels by output."""
 
 
-class Fit(NamedTuple):
+class BatchFit(NamedTuple):
     """Adapts a tensor to a model with a batch dimension if its source has none, or the reverse.
 
     Attributes:
@@ -43,7 +42,7 @@ class Fit(NamedTuple):
         return array
 
 
-class Link(NamedTuple):
+class MappedTensor(NamedTuple):
     """An input of a step's model, or an output of the ensemble.
 
     Attributes:
@@ -54,7 +53,7 @@ class Link(NamedTuple):
 
     name: str
     tensor: str
-    fit: Fit | None
+    fit: BatchFit | None
 
 
 class StepRoute(NamedTuple):
@@ -71,7 +70,7 @@ class StepRoute(NamedTuple):
 
     model_name: str
     model_version: str
-    inputs: tuple[Link, ...]
+    inputs: tuple[MappedTensor, ...]
     outputs: tuple[RequestedOutput, ...]
     gives: Mapping[str, str]
     is_decoupled: bool
@@ -85,12 +84,14 @@ class TensorRoute(NamedTuple):
         steps: The steps by number.
         outputs: The outputs of a response, in order.
         order: The steps in the order in which they start if each responds at once; empty with decoupled ones.
+        is_chain: Whether there is never more than one step that can run.
     """
 
     plan: Plan
     steps: Mapping[int, StepRoute]
-    outputs: tuple[Link, ...]
+    outputs: tuple[MappedTensor, ...]
     order: tuple[int, ...]
+    is_chain: bool
 
 
 class EnsemblePlan:
@@ -151,8 +152,8 @@ class EnsemblePlan:
         plan = self.graph.plan(given, wanted)
         steps = {index: self._step(index, plan) for index in plan.steps}
         dims = {output.name: output.dims for output in self.config.output}
-        outputs = tuple(self._link(name, name, self.batches, dims[name]) for name in wanted)
-        return TensorRoute(plan, steps, outputs, _order(plan))
+        outputs = tuple(self._mapped(name, name, self.batches, dims[name]) for name in wanted)
+        return TensorRoute(plan, steps, outputs, *_order(plan))
 
     def _step(self, index: int, plan: Plan) -> StepRoute:
         step, model = self._steps[index], self._models[index]
@@ -164,28 +165,30 @@ class EnsemblePlan:
         return StepRoute(
             key_of(step),
             str(step.model_version) if step.model_version > 0 else "",
-            tuple(self._link(k, t, batches, dims[k]) for k, t in step.input_map.items() if t in reads),
+            tuple(self._mapped(k, t, batches, dims[k]) for k, t in step.input_map.items() if t in reads),
             () if is_all else tuple(RequestedOutput(name) for name in gives),
             gives,
             model.is_decoupled,
         )
 
-    def _link(self, name: str, tensor: str, batches: bool, dims: tuple[int, ...]) -> Link:
-        return Link(name, tensor, None if self._batches[tensor] == batches else Fit(batches, dims))
+    def _mapped(self, name: str, tensor: str, batches: bool, dims: tuple[int, ...]) -> MappedTensor:
+        return MappedTensor(name, tensor, None if self._batches[tensor] == batches else BatchFit(batches, dims))
 
 
-def _order(plan: Plan) -> tuple[int, ...]:
+def _order(plan: Plan) -> tuple[tuple[int, ...], bool]:
+    """Return the order of a route, and whether it is a chain."""
     if any(plan.graph.steps[step].is_decoupled for step in plan.steps):
-        return ()
+        return (), False
     order: list[int] = []
+    is_chain = True
     flow: Flow[None] = Flow(plan)
-    commands = deque(flow.start(dict.fromkeys(plan.inputs)))
-    while commands:
-        command = commands.popleft()
-        if isinstance(command, StartStep):
-            order.append(command.step)
-            commands.extend(flow.respond(command.branch, command.step, {}, True))
-    return tuple(order)
+    commands = flow.start(dict.fromkeys(plan.inputs))
+    while starts := [command for command in commands if isinstance(command, StartStep)]:
+        is_chain = is_chain and len(starts) == 1
+        first = starts[0]
+        order.append(first.step)
+        commands = [*starts[1:], *flow.respond(first.branch, first.step, {}, True)]
+    return tuple(order), is_chain
 
 
 def key_of(step: EnsembleStep) -> str:

@@ -24,23 +24,24 @@ class LoneCallerRule:
 
     Attributes:
         is_open: Whether to poll.
+        in_a_row: Requests of a lone caller so far, in quick succession.
     """
 
-    __slots__ = ("_in_a_row", "_last_ns", "is_open", "limit_ns")
+    __slots__ = ("_last_ns", "in_a_row", "is_open", "limit_ns")
 
     def __init__(self, limit_ns: int) -> None:
         self.limit_ns = limit_ns
         self.is_open = False
-        self._in_a_row = 0
+        self.in_a_row = 0
         self._last_ns = 0
 
     def submitted(self, now_ns: int, *, is_alone: bool) -> None:
-        """A request arrived; `is_alone` if no other is in flight."""
+        """A request arrived; `is_alone` if no other one is in flight or came with it."""
         if is_alone and now_ns - self._last_ns <= self.limit_ns:
-            self._in_a_row += 1
-            self.is_open = self._in_a_row >= ALONE_MIN
+            self.in_a_row += 1
+            self.is_open = self.in_a_row >= ALONE_MIN
         else:
-            self._in_a_row = 0
+            self.in_a_row = 0
             self.is_open = False
         self._last_ns = now_ns
 
@@ -63,18 +64,22 @@ def make_busy_poll(limit_us: int, cores: int, neighbours: Neighbours | None = No
 class BusyPoll:
     """Keeps the event loop awake while the rule says so.
 
+    A client that waits for its answer sends one request in a turn of the event loop. What runs in place is answered
+    before the loop goes on, so of many clients no request finds another one in flight, but several come in one turn.
+
     Args:
         loop: The event loop.
         limit_ns: See `LoneCallerRule`.
         neighbours: The other processes of the server, None where it has one: none of them is kept from running.
     """
 
-    __slots__ = ("_in_flight", "_is_polling", "_loop", "_neighbours", "_rule", "_threads")
+    __slots__ = ("_has_come", "_in_flight", "_is_polling", "_loop", "_neighbours", "_rule", "_threads")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit_ns: int, neighbours: Neighbours | None = None) -> None:
         self._loop = loop
         self._neighbours = neighbours
         self._rule = LoneCallerRule(limit_ns)
+        self._has_come = False  # a request, in this turn of the loop; known while they come in quick succession
         self._in_flight = 0
         self._threads = 0
         self._is_polling = False
@@ -87,17 +92,22 @@ class BusyPoll:
     def submitted(self, now_ns: int) -> None:
         """A client's request arrived; exactly one `answered` follows."""
         rule = self._rule
-        rule.submitted(now_ns, is_alone=self._in_flight == 0)
+        rule.submitted(now_ns, is_alone=not (self._in_flight or self._has_come))
         self._in_flight += 1
+        if rule.in_a_row and not self._has_come:
+            self._has_come = True
+            if not self._is_polling:
+                self._loop.call_soon(self._turn_over)
         if self._neighbours is not None:
             self._neighbours.note(now_ns)
         if rule.is_open and not self._is_polling and self._may_poll(now_ns):
             self._begin()
 
-    def ran_at_once(self, now_ns: int) -> None:
-        """A client's request arrived, and nothing else happens until it is answered."""
+    def ran_at_once(self, now_ns: int, count: int = 1) -> None:
+        """So many requests of clients arrived together, and nothing else happens until they are answered."""
+        self._in_flight += count - 1
         self.submitted(now_ns)
-        self._in_flight -= 1
+        self._in_flight -= count
 
     def answered(self) -> None:
         """A request has its final response."""
@@ -113,6 +123,9 @@ class BusyPoll:
         if self._rule.is_open and not self._is_polling and self._may_poll(now_ns()):
             self._begin()
 
+    def _turn_over(self) -> None:
+        self._has_come = False
+
     def _may_poll(self, now_ns: int) -> bool:
         return self._rule.is_open and (self._neighbours is None or self._neighbours.leave_a_core(now_ns))
 
@@ -122,6 +135,7 @@ class BusyPoll:
 
     def _poll(self) -> None:
         """Poll once: a scheduled callback makes the loop check for events without blocking."""
+        self._has_come = False
         now = now_ns()
         if not self._threads and now < self._rule.until_ns() and self._may_poll(now):
             os.sched_yield()  # let another process use this core

@@ -21,6 +21,7 @@ from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import now_ns
 from charonia.server.machine.cores import bind_thread
 from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule
+from charonia.server.scheduling.short_requests import ShortRequests
 from charonia.server.scheduling.slots import CAPACITY_MAX
 
 Usage = tuple[int, int, int]
@@ -31,8 +32,8 @@ if sys.platform == "linux":
 
     def usage() -> Usage:
         """Return those of the calling thread since its start. Costs about a microsecond."""
-        used = resource.getrusage(resource.RUSAGE_THREAD)
-        return int((used.ru_utime + used.ru_stime) * 1e9), used.ru_nvcsw, used.ru_nivcsw
+        used = resource.getrusage(resource.RUSAGE_THREAD)  # its times are those of the last tick, up to 10 ms ago
+        return time.thread_time_ns(), used.ru_nvcsw, used.ru_nivcsw
 
 else:
 
@@ -78,6 +79,7 @@ class BlockingExecutor:
     Attributes:
         placement: Where the instance runs.
         rule: Decides whether the next batch runs in place.
+        requests: What was measured of requests in the thread.
     """
 
     capacity_max = 1
@@ -94,6 +96,7 @@ class BlockingExecutor:
         self._instance = instance
         self._loop = loop
         self.rule = InPlaceRule(is_bound=bool(placement.cores))
+        self.requests = ShortRequests()
         self._queue: SimpleQueue[ExecutableBatch | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=placement.name, daemon=True)
         self._thread.start()
@@ -118,11 +121,13 @@ class BlockingExecutor:
         start = now_ns()
         execution = execute(self._instance, requests)
         end = now_ns()
-        if before is None or end - start <= HELD_UP_NS:
-            rule.ran_in_place(end - start, 0)
+        count = len(requests) if rule.counts_requests else 1
+        took_ns = (end - start) // count
+        if before is None or took_ns <= HELD_UP_NS:
+            rule.ran_in_place(took_ns, 0)
         else:
             cpu_ns, has_waited = used_since(before)
-            rule.ran_in_place(end - start, cpu_ns, has_waited=has_waited)
+            rule.ran_in_place(took_ns, cpu_ns // count, has_waited=has_waited)
         return execution, start, end
 
     def cancel(self, batch: ExecutableBatch, index: int) -> None:
@@ -143,18 +148,27 @@ class BlockingExecutor:
     def _work(self) -> None:
         if self.placement.cores:
             bind_thread(self.placement.cores)
+        cpu_end = time.thread_time_ns()
         while (batch := self._queue.get()) is not None:
             start, cpu_start = now_ns(), time.thread_time_ns()
+            passed_on_ns = cpu_start - cpu_end
             execution = execute(self._instance, batch.requests)
-            end, cpu_ns = now_ns(), time.thread_time_ns() - cpu_start
-            if not self._report(self._done, batch, execution, start, end, cpu_ns):
+            end, cpu_end = now_ns(), time.thread_time_ns()
+            if not self._report(self._done, batch, execution, start, end, cpu_end - cpu_start, passed_on_ns):
                 return
             del batch, execution
 
     def _done(
-        self, batch: ExecutableBatch, execution: Execution | ServingError, start_ns: int, end_ns: int, cpu_ns: int
+        self,
+        batch: ExecutableBatch,
+        execution: Execution | ServingError,
+        start_ns: int,
+        end_ns: int,
+        cpu_ns: int,
+        passed_on_ns: int,
     ) -> None:
-        self.rule.ran_in_thread(end_ns - start_ns, cpu_ns)
+        self.rule.ran_in_thread(end_ns - start_ns, cpu_ns, passed_on_ns)
+        self.requests.ran(len(batch.requests), end_ns - start_ns, cpu_ns)
         if self._busy_poll is not None:
             self._busy_poll.thread_done()
         batch.executed(execution, start_ns, end_ns)

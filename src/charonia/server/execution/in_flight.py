@@ -312,14 +312,23 @@ class RunningBatch:
         self._frame: CallFrame | None = None
 
     def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
-        """A blocking instance ran the batch from `start_ns` to `end_ns`."""
+        """A blocking instance ran the batch from `start_ns` to `end_ns`.
+
+        The instance is free before any reply is sent: what a reply leads to, such as the next step of an ensemble, must
+        not keep it waiting for its next batch.
+        """
         self._start_ns = start_ns
+        results: Sequence[Result] = ()
+        error, input_end_ns, output_start_ns = None, start_ns, end_ns
         if isinstance(execution, ServingError):
-            self._end(start_ns, end_ns, end_ns, execution, False)
-            return
-        for index, result in enumerate(execution.results):
+            error = execution
+        else:
+            results = execution.results
+            input_end_ns, output_start_ns = execution.input_end_ns, execution.output_start_ns
+        self._owner.batch_ended(self.slot, output_start_ns - input_end_ns, self._frame)
+        for index, result in enumerate(results):
             self._take(index, result, end_ns)
-        self._end(execution.input_end_ns, execution.output_start_ns, end_ns, None, False)
+        self._end(input_end_ns, output_start_ns, end_ns, error, False)
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
         """An asynchronous instance responds to a request: the first response is final."""
@@ -333,6 +342,7 @@ class RunningBatch:
     ) -> None:
         """An asynchronous instance is idle again."""
         self._end(input_end_ns, output_start_ns, now_ns(), error, leaves_open)
+        self._owner.batch_ended(self.slot, output_start_ns - input_end_ns, self._frame)
 
     def is_cancelled(self, index: int) -> bool:
         """Whether a request is over, so that no caller waits for it."""
@@ -398,7 +408,6 @@ class RunningBatch:
             marks_ns=(self._start_ns, input_end_ns, output_start_ns, end_ns),
             wall_ms=int(time.time() * 1000),
         )
-        self._owner.batch_ended(self.slot, output_start_ns - input_end_ns, self._frame)
 
 
 class StreamingBatch(RunningBatch):

@@ -11,6 +11,7 @@ requests and sends their replies. Invariants:
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
 from typing import cast
 
@@ -115,9 +116,11 @@ class ModelRunner:
         self._batch_types = (self._batch_type, traced_kind(self._batch_type))
         self._cancels = 0  # number of cancelled requests that were in a batch
         # If the model batches, a slot is offered again only after the loop has read what arrived meanwhile, so that
-        # requests that arrive together run together, without a delay.
-        dynamic = config.dynamic_batching
-        self._gathers = config.max_batch_size > 1 and (dynamic is not None or config.sequence_batching is not None)
+        # requests that arrive together run together, without a delay; unless those that wait are enough for a batch.
+        # A sequence goes on when the states of its last request are taken in, so there it is always later.
+        dynamic, is_sequential = config.dynamic_batching, config.sequence_batching is not None
+        self._gathers = is_sequential or (config.max_batch_size > 1 and dynamic is not None)
+        self._enough = sys.maxsize if is_sequential else config.max_batch_size if self._gathers else 1
         if dynamic is not None and dynamic.preserve_ordering:
             self._in_flight.keep_order()
         limit = capacity_limit(len(executors), batches=self._gathers)
@@ -241,14 +244,14 @@ class ModelRunner:
             batch_size, _ = self._admission.check(requests[0])
         except ServingError:
             return []
+        if self._busy_poll is not None:
+            self._busy_poll.ran_at_once(arrival_ns, len(requests))
         rule, name = executor.rule, executor.placement.name
         end_ns, until_ns = arrival_ns, arrival_ns + TOGETHER_NS_MAX
         runs: list[tuple[Execution | ServingError, int, int]] = []
         for request in requests:
             if not rule.in_place or end_ns > until_ns:
                 break
-            if self._busy_poll is not None:
-                self._busy_poll.ran_at_once(arrival_ns)
             run = executor.run_in_place((request,))
             runs.append(run)
             end_ns = run[2]
@@ -336,8 +339,12 @@ class ModelRunner:
     def _follow(self, change: SlotChange) -> None:
         """Offer slots, now or soon, and tell the scheduler which ones are gone."""
         for slot in change.free:
-            if self._gathers or self._scheduler.queued:
-                # Also prevents an executor that runs in place from starving the loop while its queue is long.
+            is_later = self._gathers
+            if self._scheduler.queued >= self._enough:
+                # An instance that computes on the loop must not keep it from everything else while many requests wait.
+                executor = self._executors[slot % len(self._executors)]
+                is_later = isinstance(executor, BlockingExecutor) and executor.rule.in_place
+            if is_later:
                 self._loop.call_soon(self._offer, slot)
             else:
                 self._offer(slot)
@@ -419,8 +426,15 @@ class ModelRunner:
 
 
 def runs_in_place(runner: ModelRunner) -> bool:
-    """Whether an instance computes on the event loop, because its executions are short."""
-    return any(isinstance(each, BlockingExecutor) and each.rule.in_place for each in runner._executors)
+    """Whether an instance computes on the event loop, because its executions are short; a trial does not count."""
+    executors = (each for each in runner._executors if isinstance(each, BlockingExecutor))
+    return any(each.rule.in_place and not each.rule.is_tried for each in executors)
+
+
+def has_short_requests(runner: ModelRunner) -> bool:
+    """Whether an instance computes a request in microseconds, wherever it runs batches."""
+    executors = (each for each in runner._executors if isinstance(each, BlockingExecutor))
+    return runs_in_place(runner) or any(each.requests.are_short for each in executors)
 
 
 def begin_in_place(runner: ModelRunner) -> None:

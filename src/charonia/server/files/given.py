@@ -32,7 +32,7 @@ class Unserveable(ServingError):  # noqa: N818 # an error like any other, with l
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenFiles:
     """What was given to be served, in the order in which it was given.
 
     Attributes:
@@ -51,7 +51,7 @@ class Given:
         return bool(self.models or self.files)
 
 
-def sort(paths: Sequence[str]) -> Given:
+def sort(paths: Sequence[str]) -> GivenFiles:
     """Return what each path is. Blocks on the disk.
 
     Args:
@@ -83,7 +83,7 @@ def sort(paths: Sequence[str]) -> Given:
             raise not_found(f"there is no file '{given}'", hint=_near(path))
         else:
             repositories.append(given)  # that it is missing is reported with the other repositories
-    return Given(tuple(repositories), tuple(models), tuple(files))
+    return GivenFiles(tuple(repositories), tuple(models), tuple(files))
 
 
 def _unserveable(path: Path, form: Form) -> Unserveable:

@@ -9,12 +9,13 @@ from itertools import islice
 from pathlib import Path
 
 from charonia.config.model import InstanceGroup, ModelConfig
+from charonia.config.parameters import TRY_EXAMPLE
 from charonia.config.pbtxt import render
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
 from charonia.server.files.forms import model_name
-from charonia.server.files.given import Given
+from charonia.server.files.given import GivenFiles
 from charonia.server.files.options import FileOptions
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class FileRepository:
         describe: Asks Python files for their models.
     """
 
-    def __init__(self, given: Given, options: FileOptions, folder: Path, describe: Describe) -> None:
+    def __init__(self, given: GivenFiles, options: FileOptions, folder: Path, describe: Describe) -> None:
         self._given = given
         self._options = options
         self._folder = folder
@@ -74,7 +75,7 @@ class FileRepository:
                 continue
             name = options.name or model_name(path.name)
             self._claim(name)
-            config = replace(self._start, name=name)
+            config = replace(self._start, name=name, parameters={TRY_EXAMPLE: "true"})
             if _has_weights_beside(path):
                 # The whole folder: ONNX Runtime refuses weights that are links.
                 version = _add(replace(config, default_model_filename=path.name), self._folder / name)

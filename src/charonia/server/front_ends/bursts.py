@@ -247,7 +247,7 @@ class RequestReader:
         return groups.values()
 
 
-class ResponseReader:
+class BurstReader:
     """Reads the messages of a `ResponseWriter` at the other end."""
 
     __slots__ = ("_forms",)

@@ -9,7 +9,7 @@ from charonia.wire.trace_settings import Change
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class RequestedLoad:
     """A model that was loaded by request.
 
     Attributes:
@@ -24,7 +24,7 @@ class LoadedModel:
 
 
 @dataclass(slots=True)
-class Changes:
+class ChangeLog:
     """The changes since the server started.
 
     Attributes:
@@ -35,13 +35,13 @@ class Changes:
         cuda: The regions of GPUs' memory.
     """
 
-    models: dict[str, LoadedModel | None] = field(default_factory=dict)
+    models: dict[str, RequestedLoad | None] = field(default_factory=dict)
     log: LogOptions | None = None
     trace: dict[str, dict[str, int]] = field(default_factory=dict)
     system: tuple[SystemRegion, ...] = ()
     cuda: tuple[CudaRegion, ...] = ()
 
-    def model_loaded(self, name: str, loaded: LoadedModel, *, is_overridden: bool) -> None:
+    def model_loaded(self, name: str, loaded: RequestedLoad, *, is_overridden: bool) -> None:
         """Note that a model was loaded.
 
         Args:

@@ -13,7 +13,7 @@ from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry
 from charonia.server.front_ends.messages import decode_error
 from charonia.server.front_ends.records import plain, record
-from charonia.server.guard.events import Role
+from charonia.server.guard.events import ProcessRole
 from charonia.server.guard.supervisor import ProcessSpec
 from charonia.server.options import ServerOptions
 
@@ -59,7 +59,7 @@ class FrontEndReport:
 Report = TypeVar("Report", EngineReport, FrontEndReport)
 
 
-def process_spec(folder: Path, name: str, role: Role, *further: str) -> ProcessSpec:
+def process_spec(folder: Path, name: str, role: ProcessRole, *further: str) -> ProcessSpec:
     """Return how to start a process of a server whose options are in `folder`."""
     return ProcessSpec(name, role, (sys.executable, "-m", "charonia.cli.serve_process", name, str(folder), *further))
 
@@ -68,8 +68,8 @@ def process_specs(folder: Path, front_ends: int) -> list[ProcessSpec]:
     """Return the engine and the front ends of a server whose options are in `folder`."""
     names = [f"front_end_{i}" for i in range(1, front_ends + 1)]
     return [
-        process_spec(folder, ENGINE, Role.ENGINE),
-        *(process_spec(folder, name, Role.FRONT_END) for name in names),
+        process_spec(folder, ENGINE, ProcessRole.ENGINE),
+        *(process_spec(folder, name, ProcessRole.FRONT_END) for name in names),
     ]
 
 

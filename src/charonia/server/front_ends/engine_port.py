@@ -31,8 +31,9 @@ from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.served_engine import ServedEngine
-from charonia.server.front_ends.state import EngineState, Readiness
+from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer, WhereRun
+from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.metrics.model_metrics import Increase
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire.log_settings import LogOptions
@@ -75,7 +76,7 @@ class EnginePort:
         self._peers: set[_Peer] = set()
         self._is_due = False
         self._tasks: set[asyncio.Task[object]] = set()
-        self._offered: Mapping[Target, Offer] = {}  # as published
+        self._offered: Mapping[Target, Offer] = {}  # as published to all
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
         self.engine: ServedEngine
         self._services: Services
@@ -94,7 +95,7 @@ class EnginePort:
         self.engine, self._services = engine, services
         failures = await self._keeper.replay(engine, services)
         if failures and self._is_strict:
-            raise invalid("not every model could be loaded:\n" + "\n".join(failures))
+            raise invalid(f"{NOT_ALL_LOADED}:\n" + "\n".join(failures))
         if not self._is_due_to_catch_up:
             engine.requests = self._keeper
         engine.on_change(self._changed)
@@ -288,9 +289,8 @@ class EnginePort:
     def _state(self) -> EngineState:
         engine, tracing = self.engine, self._services.tracing
         is_tracing = tracing is not None and tracing.sampler is not None
-        readiness = Readiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing)
-        self._offered = engine.offers.now()
-        return EngineState(readiness, engine.directory(), dict(self._offered))
+        readiness = ServerReadiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing)
+        return EngineState(readiness, engine.directory(), dict(engine.offers.now()))
 
     async def _keep_up(self) -> None:
         """Collect what front ends count, and follow what the engine has measured."""
@@ -310,6 +310,7 @@ class EnginePort:
         """Return when all front ends know the present state."""
         self._is_due = False
         state = self._state()
+        self._offered = state.offers
         await asyncio.gather(*(peer.publish(state) for peer in self._peers if peer.is_welcome))
 
     async def _tell_all(self, question: str, *arguments: object) -> None:

@@ -64,6 +64,10 @@ class CurrentEngine:
         """Return a model's tensors and ready versions."""
         return self.current.model_metadata(name, version)
 
+    def lend(self, size: int) -> memoryview | None:
+        """Return memory to receive a request in. See `RemoteEngine.lend`."""
+        return self.current.lend(size)
+
     async def ask(self, question: str, *arguments: object) -> Any:
         """Ask the engine. Raises as `Link.ask`."""
         return await self._asked(lambda engine: engine.ask(question, *arguments))

@@ -1,9 +1,11 @@
 """A process with the endpoints of a server whose engine is in another process."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia.core.errors import ServingError, unavailable
+from charonia.server.app import SWITCH_INTERVAL_S
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
 from charonia.server.execution.busy_poll import make_busy_poll
@@ -20,10 +23,12 @@ from charonia.server.front_ends.engines import Engines
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.front_ends.records import record
-from charonia.server.front_ends.remote_engine import RemoteEngine, SharedLog, SharedRegions, services_of
+from charonia.server.front_ends.remote_engine import RemoteEngine
+from charonia.server.front_ends.remote_services import SharedLog, SharedRegions, services_of
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.listening import GRACE_S
 from charonia.server.machine.cores import usable_cores
+from charonia.server.machine.memory import give_back_idle_memory
 from charonia.server.options import ServerOptions
 from charonia.wire.log_settings import LogOptions
 
@@ -229,6 +234,7 @@ async def serve_front_end(
         ServingError: The engine cannot be reached, or an endpoint not be opened.
     """
     loop = asyncio.get_running_loop()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # The port is the one that was chosen for all front ends.
     shared = replace(options, http=replace(options.http, reuse_port=True), grpc=replace(options.grpc, reuse_port=True))
     front_end = FrontEnd(shared, log, folder, number)
@@ -237,7 +243,13 @@ async def serve_front_end(
         for each in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError):  # an event loop on Windows
                 loop.add_signal_handler(each, front_end.leave)
+        # Objects of the start-up stay alive; without them, full collections are too short to affect latency.
+        gc.collect()
+        gc.freeze()
+        giving_back = asyncio.create_task(give_back_idle_memory())
         ready()
-        return 0 if await front_end.ended else 1
+        status = 0 if await front_end.ended else 1
+        giving_back.cancel()
+        return status
     finally:
         await front_end.close()

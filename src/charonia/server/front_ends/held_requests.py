@@ -15,18 +15,17 @@ class HeldRequests:
 
     Args:
         send: Sends a request, given with its number, to the engine.
+
+    Attributes:
+        is_away: Whether the engine is being started again.
     """
 
     def __init__(self, send: Callable[[int, InferRequest, Reply], None]) -> None:
+        self.is_away = False
         self._send = send
         self._reconnect = Reconnect()
         self._held: dict[int, tuple[InferRequest, Reply]] = {}
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the engine is being started again."""
-        return self._reconnect.is_away
 
     def hold(self, number: int, request: InferRequest, reply: Reply) -> None:
         """Keep a request until the engine is back, or refuse it."""
@@ -52,7 +51,9 @@ class HeldRequests:
 
     def _handle(self, event: Event) -> None:
         now_ns = time.monotonic_ns()
-        for command in self._reconnect.handle(event, now_ns):
+        commands = self._reconnect.handle(event, now_ns)
+        self.is_away = self._reconnect.is_away
+        for command in commands:
             request, reply = self._held.pop(command.id)
             if isinstance(command, Send):
                 self._send(command.id, request, reply)

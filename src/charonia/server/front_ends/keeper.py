@@ -17,7 +17,7 @@ from tempfile import mkdtemp
 
 from charonia.core.errors import ServingError
 from charonia.server.facade import Engine, Services
-from charonia.server.front_ends.changes import Changes, LoadedModel
+from charonia.server.front_ends.changes import ChangeLog, RequestedLoad
 from charonia.server.front_ends.records import plain, record
 from charonia.wire.log_settings import LogOptions
 from charonia.wire.trace_settings import Change
@@ -30,12 +30,12 @@ KEPT_FILES_BYTES_MAX = 2**30
 """Bytes of the files of one load request that are kept; a model with more is not loaded again."""
 
 
-def read_changes(folder: Path) -> Changes:
+def read_changes(folder: Path) -> ChangeLog:
     """Return what was changed since the server started. Blocks on the disk."""
     try:
-        return record(Changes, marshal.loads((folder / CHANGES_NAME).read_bytes()))
+        return record(ChangeLog, marshal.loads((folder / CHANGES_NAME).read_bytes()))
     except FileNotFoundError:
-        return Changes()
+        return ChangeLog()
 
 
 class Keeper:
@@ -47,7 +47,7 @@ class Keeper:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._changes = Changes()  # as far as they hold in this engine
+        self._changes = ChangeLog()  # as far as they hold in this engine
 
     async def replay(self, engine: Engine, services: Services) -> list[str]:
         """Make the changes of the engine before this one, as far as they do not hold already.
@@ -80,7 +80,7 @@ class Keeper:
         self, name: str, config: str | None, files: Mapping[str, bytes] | None, is_overridden: bool
     ) -> None:
         """Keep that a model was loaded by request."""
-        loaded = LoadedModel(config)
+        loaded = RequestedLoad(config)
         if files:
             loaded = await asyncio.to_thread(self._keep_files, name, config, files)
         self._note(lambda changes: changes.model_loaded(name, loaded, is_overridden=is_overridden))
@@ -104,7 +104,7 @@ class Keeper:
             self._changes.system, self._changes.cuda = tuple(services.regions.system()), tuple(services.regions.cuda())
             self._write()
 
-    async def _replay_model(self, engine: Engine, name: str, loaded: LoadedModel | None) -> None:
+    async def _replay_model(self, engine: Engine, name: str, loaded: RequestedLoad | None) -> None:
         if loaded is None:
             await engine.unload_model(name)
         elif loaded.is_lost:
@@ -116,7 +116,7 @@ class Keeper:
                 files = await asyncio.to_thread(lambda: {path: Path(at).read_bytes() for path, at in kept.items()})
             await engine.load_model(name, loaded.config, files)
 
-    def _note(self, change: Callable[[Changes], None]) -> None:
+    def _note(self, change: Callable[[ChangeLog], None]) -> None:
         before = copy.copy(self._changes.models)
         change(self._changes)
         self._write()
@@ -131,8 +131,8 @@ class Keeper:
             new.write_bytes(marshal.dumps(plain(self._changes), 2))  # type: ignore[arg-type] # plain values
             new.replace(self._folder / CHANGES_NAME)
 
-    def _keep_files(self, name: str, config: str | None, files: Mapping[str, bytes]) -> LoadedModel:
-        lost = LoadedModel(config, None, is_lost=True)
+    def _keep_files(self, name: str, config: str | None, files: Mapping[str, bytes]) -> RequestedLoad:
+        lost = RequestedLoad(config, None, is_lost=True)
         if sum(map(len, files.values())) > KEPT_FILES_BYTES_MAX:
             _log.warning("the files of '%s' are too large to be kept: an engine that follows does not load it", name)
             return lost
@@ -143,7 +143,7 @@ class Keeper:
                 at = folder / str(number)
                 at.write_bytes(content)
                 places[path] = str(at)
-            return LoadedModel(config, places)
+            return RequestedLoad(config, places)
         return lost
 
     @contextlib.contextmanager

@@ -79,6 +79,7 @@ class Link(Generic[Writer]):
             on_broken=self._broken,
             on_end=lambda: self._broken("it has closed the connection"),
             on_read=self._send_burst,
+            shares=True,
         )
         self._tensors = TensorLink(self._end)
         self.outgoing = self._tensors.outgoing
@@ -88,6 +89,10 @@ class Link(Generic[Writer]):
     def is_full(self) -> bool:
         """Whether too much waits for the other end to read."""
         return self._end.unsent_bytes > UNSENT_BYTES_MAX
+
+    def lend(self, size: int) -> memoryview | None:
+        """Return memory whose content is sent without a copy, None if there is none. See `RegionPool.lend`."""
+        return self._end.pool.lend(size)
 
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
         """Send a message, unless the other end is gone.
@@ -99,11 +104,17 @@ class Link(Generic[Writer]):
             self._complete_burst(at_once=False)
             self._tensors.send(header, outgoing)
 
-    def burst_begun(self) -> None:
-        """Send what is plain when this iteration of the event loop, or the present read, has come to its end."""
-        if not self._is_burst_due:
-            self._is_burst_due = True
-            self._loop.call_soon(self._send_burst)
+    def burst_begun(self) -> bool:
+        """Send what is plain when this iteration of the event loop, or the present read, has come to its end.
+
+        Returns:
+            Whether this is the first call since then.
+        """
+        if self._is_burst_due:
+            return False
+        self._is_burst_due = True
+        self._loop.call_soon(self._send_burst)
+        return True
 
     def flush_burst(self) -> None:
         """Send what is plain now."""
@@ -176,7 +187,9 @@ class Link(Generic[Writer]):
                 pass
             case _:
                 self._take(message)
-        self._tensors.note(header[-2], header[-1])
+        released, freed = header[-2:]
+        if released or freed:
+            self._tensors.note(released, freed)
         if self.is_open:
             self._tensors.flush()
 

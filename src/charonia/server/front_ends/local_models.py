@@ -18,8 +18,9 @@ from charonia.core.errors import ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.directory import Target
+from charonia.server.ensembles.call import Infer
 from charonia.server.ensembles.plan import EnsemblePlan
-from charonia.server.ensembles.runner import EnsembleRunner, Infer
+from charonia.server.ensembles.runner import EnsembleRunner
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.runner import ModelRunner, begin_in_place, runs_in_place
 from charonia.server.execution.version_runner import Runner

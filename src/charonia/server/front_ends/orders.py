@@ -10,7 +10,7 @@ from pathlib import Path
 
 from charonia.core.errors import invalid, unsupported
 from charonia.server.front_ends.messages import PROTOCOL
-from charonia.server.options import ServerOptions
+from charonia.server.options import FRONT_ENDS_AUTO, ServerOptions
 
 OF_FRONT_ENDS = ("front_ends", "http", "grpc", "api_keys", "client_shm", "client_shm_bytes_max", "log.access")
 """The options of front ends, which an upgrade leaves as they are."""
@@ -40,6 +40,7 @@ class NewEngine:
         repositories: The repositories of the engine before, with one that was made for files.
         metrics_port: Port of the metrics page.
         cpu_cores: Cores of models where the arguments do not say it.
+        front_ends: Number of the front ends.
     """
 
     protocol: int
@@ -48,6 +49,7 @@ class NewEngine:
     repositories: Sequence[str]
     metrics_port: int
     cpu_cores: int
+    front_ends: int
 
 
 def write_order(folder: Path, order: HandOverOrder) -> None:
@@ -99,7 +101,7 @@ def options_of(order: NewEngine, parse: Callable[[Sequence[str]], ServerOptions]
     Raises:
         ServingError: The arguments cannot be used, or change what belongs to the front ends.
     """
-    options, before = parse(order.arguments), parse(order.arguments_before)
+    options, before = (_numbered(parse(given), order) for given in (order.arguments, order.arguments_before))
     changed = [name for name in OF_FRONT_ENDS if _field(options, name) != _field(before, name)]
     if _metrics_place(options) != _metrics_place(before):
         changed.append("metrics port")
@@ -113,6 +115,11 @@ def options_of(order: NewEngine, parse: Callable[[Sequence[str]], ServerOptions]
         models = replace(models, repositories=tuple(order.repositories))
     metrics = replace(options.metrics, port=order.metrics_port, reuse_port=True)
     return replace(options, models=models, metrics=metrics, cpu_cores=options.cpu_cores or order.cpu_cores)
+
+
+def _numbered(options: ServerOptions, order: NewEngine) -> ServerOptions:
+    """Return the options with the number of front ends that was chosen when the server was started."""
+    return replace(options, front_ends=order.front_ends) if options.front_ends == FRONT_ENDS_AUTO else options
 
 
 def _metrics_place(options: ServerOptions) -> tuple[bool, str, int]:

@@ -18,6 +18,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -36,18 +37,35 @@ from charonia.server.front_ends.children import (
     read_report,
     write_options,
 )
+from charonia.server.front_ends.how_many import Chosen, how_many
 from charonia.server.front_ends.upgrades import Upgrades
 from charonia.server.guard.control import serve_control
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
+from charonia.server.lifecycle.foreseen import reason_to_stay
 from charonia.server.listening import cannot_listen, check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
-from charonia.server.options import ServerOptions
+from charonia.server.machine.gpus import visible_gpus
+from charonia.server.options import FRONT_ENDS_AUTO, ServerOptions
 
 _log = logging.getLogger(__name__)
 
 
-class Port(NamedTuple):
+def with_number(options: ServerOptions) -> ServerOptions:
+    """Return the options with a number of front ends, which the log tells where it was chosen. Blocks on the disk."""
+    if options.front_ends != FRONT_ENDS_AUTO:
+        return options
+    if sys.platform == "win32":
+        chosen = Chosen(0, "this system cannot share a port among processes")
+    else:
+        models = options.models
+        stays = reason_to_stay(models.repositories, config_name=models.config_name, gpu_count=visible_gpus())
+        chosen = how_many(usable_cores(), stays)
+    _log.info("--front-ends=auto: %d (%s)", chosen.number, chosen.reason)
+    return replace(options, front_ends=chosen.number)
+
+
+class SharedPort(NamedTuple):
     """An endpoint of the children."""
 
     port: int
@@ -57,7 +75,7 @@ class ServerProcesses:
     """A server in several processes, as `charonia serve` runs it.
 
     Args:
-        options: The server's options, with `front_ends` of at least 1.
+        options: The server's options, with a number of front ends of at least 1.
         arguments: The arguments of `charonia serve` that the options come from; a new engine reads them again.
         notifier: The service manager, whose heartbeats the processes owe the guard, too.
 
@@ -70,9 +88,9 @@ class ServerProcesses:
     def __init__(
         self, options: ServerOptions, *, arguments: Sequence[str] = (), notifier: Notifier | None = None
     ) -> None:
-        self.http: Port | None = None
-        self.grpc: Port | None = None
-        self.metrics: Port | None = None
+        self.http: SharedPort | None = None
+        self.grpc: SharedPort | None = None
+        self.metrics: SharedPort | None = None
         self._options = options
         self._arguments = arguments
         self._notifier = notifier or Notifier()
@@ -109,9 +127,9 @@ class ServerProcesses:
             raise self._failure(specs, guard.ended.result())
         self._watching = asyncio.create_task(self._watch(guard))
         self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
-        self.http = Port(options.http.port) if options.http.enabled else None
-        self.grpc = Port(options.grpc.port) if options.grpc.enabled else None
-        self.metrics = Port(options.metrics.port) if options.metrics.enabled else None
+        self.http = SharedPort(options.http.port) if options.http.enabled else None
+        self.grpc = SharedPort(options.grpc.port) if options.grpc.enabled else None
+        self.metrics = SharedPort(options.metrics.port) if options.metrics.enabled else None
         await self._listen_for_commands(upgrades)
 
     async def shutdown(self) -> bool:

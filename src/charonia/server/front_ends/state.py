@@ -13,7 +13,7 @@ from charonia.server.lifecycle.in_front import Offer
 
 
 @dataclass(frozen=True, slots=True)
-class Readiness:
+class ServerReadiness:
     """The state of the server.
 
     Attributes:
@@ -43,7 +43,7 @@ class Difference:
         withdrawn: Versions that it is to let go, unless there is a new one.
     """
 
-    readiness: Readiness
+    readiness: ServerReadiness
     unread: str
     configs: Mapping[Target, ModelConfig]
     gone: tuple[Target, ...]
@@ -62,7 +62,7 @@ class EngineState:
         offers: Versions that front ends load, too.
     """
 
-    readiness: Readiness = field(default_factory=Readiness)
+    readiness: ServerReadiness = field(default_factory=ServerReadiness)
     directory: Directory = field(default_factory=Directory)
     offers: dict[Target, Offer] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ def _difference(values: object) -> Difference:
     assert isinstance(values, list)
     readiness, unread, configs, gone, models, offers, withdrawn = values
     return Difference(
-        record(Readiness, readiness),
+        record(ServerReadiness, readiness),
         unread,
         {tuple(target): record(ModelConfig, config) for target, config in configs},
         tuple(tuple(target) for target in gone),

@@ -34,7 +34,7 @@ from charonia.server.front_ends.orders import (
 )
 from charonia.server.guard import notify
 from charonia.server.guard.control import Message
-from charonia.server.guard.events import ReportUpgrade, Role, Stage
+from charonia.server.guard.events import ProcessRole, ReportUpgrade, Stage
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.supervisor import Supervisor
 from charonia.server.machine.memory import available_memory, tree_bytes
@@ -166,7 +166,7 @@ class Upgrades:
         socket = () if wanted.stops_first else (_socket_of(self._name),)
         self._notifier.send(*notify.reloading(time.monotonic_ns()), notify.status("upgrade: a new engine starts"))
         try:
-            spec = process_spec(self._folder, self._name, Role.ENGINE, *socket)
+            spec = process_spec(self._folder, self._name, ProcessRole.ENGINE, *socket)
             self.guard.upgrade(spec, stops_first=wanted.stops_first, finish_s=wanted.finish_s)
             step("a new engine starts" if not wanted.stops_first else "the engine ends, then a new one starts")
             await self._follow(wanted, step)
@@ -218,6 +218,7 @@ class Upgrades:
             repositories=options.models.repositories,
             metrics_port=self._options.metrics.port,
             cpu_cores=options.cpu_cores,
+            front_ends=self._options.front_ends,
         )
 
     def _take_place(self) -> None:
@@ -226,7 +227,7 @@ class Upgrades:
         if order.exists():
             order.unlink()
             take_options(self._folder, self._name)
-            self.guard.respecify(process_spec(self._folder, self._name, Role.ENGINE))
+            self.guard.respecify(process_spec(self._folder, self._name, ProcessRole.ENGINE))
             with suppress(FileNotFoundError):  # the engine before has done so
                 (self._folder / _socket_of(self._name)).replace(self._folder / SOCKET_NAME)
 

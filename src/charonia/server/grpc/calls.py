@@ -195,7 +195,7 @@ class UnaryCall(GrpcCall):
                 self._begin(message)
                 return
             if self._reader is None:
-                self._reader = MessageReader(self.head.encoding, limit)
+                self._reader = MessageReader(self.head.encoding, limit, self.table.service.services.lend)
             self._reader.feed(data)
             if end:
                 self._begin(self._only_message(self._reader))

@@ -66,7 +66,8 @@ class StreamCall(GrpcCall):
 
     def __init__(self, table: Table, stream_id: int, name: str, head: CallHead, converse: "Converse") -> None:
         super().__init__(table, stream_id, name, head)
-        self._reader = MessageReader(head.encoding, table.service.limits.message_bytes_max)
+        service = table.service
+        self._reader = MessageReader(head.encoding, service.limits.message_bytes_max, service.services.lend)
         self._conversation = converse(self)
         self._unconsumed_bytes = 0
         self._is_ending = False

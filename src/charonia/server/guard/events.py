@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Role(Enum):
+class ProcessRole(Enum):
     """What a process does."""
 
     ENGINE = "engine"
@@ -145,7 +145,7 @@ class ReportEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class BeginHandOver:
     """Tell an engine to hand its front ends over to the next one; `HandedOver` follows.
 
     Attributes:
@@ -191,5 +191,14 @@ class Finish:
 
 
 Command = (
-    Start | Terminate | Abort | Kill | HandOver | ReportReady | ReportReadyAgain | ReportEnd | ReportUpgrade | Finish
+    Start
+    | Terminate
+    | Abort
+    | Kill
+    | BeginHandOver
+    | ReportReady
+    | ReportReadyAgain
+    | ReportEnd
+    | ReportUpgrade
+    | Finish
 )

@@ -17,20 +17,20 @@ from enum import Enum
 
 from charonia.server.guard.events import (
     Abort,
+    BeginHandOver,
     Command,
     Event,
     Exited,
     Finish,
     HandedOver,
-    HandOver,
     Heartbeat,
     Kill,
+    ProcessRole,
     Ready,
     ReportEnd,
     ReportReady,
     ReportReadyAgain,
     ReportUpgrade,
-    Role,
     Spawned,
     SpawnFailed,
     Stage,
@@ -78,7 +78,7 @@ NOT_STARTED = "not started"
 """Reason of the end of a process that could not be started."""
 
 
-class Phase(Enum):
+class ServerPhase(Enum):
     """Phase of the server."""
 
     STARTING = "starting"
@@ -116,7 +116,7 @@ class _Child:
         "state",
     )
 
-    def __init__(self, name: str, role: Role) -> None:
+    def __init__(self, name: str, role: ProcessRole) -> None:
         self.name = name
         self.role = role
         self.state = _State.IDLE
@@ -134,7 +134,7 @@ class _Child:
         return self.state in (_State.STARTING, _State.READY)
 
     def restart_delay_ns(self) -> int:
-        limit = ENGINE_RESTART_DELAY_NS_MAX if self.role is Role.ENGINE else FRONT_END_RESTART_DELAY_NS_MAX
+        limit = ENGINE_RESTART_DELAY_NS_MAX if self.role is ProcessRole.ENGINE else FRONT_END_RESTART_DELAY_NS_MAX
         return min(RESTART_DELAY_NS << min(self.ends, 32), limit)
 
     def begin(self, now_ns: int) -> None:
@@ -184,12 +184,14 @@ class Restarts:
         heartbeat_ns: Longest time between two heartbeats of a process that is ready, 0 if there are none.
     """
 
-    def __init__(self, processes: Iterable[tuple[str, Role]], *, exit_timeout_ns: int, heartbeat_ns: int = 0) -> None:
-        self.phase = Phase.STARTING
+    def __init__(
+        self, processes: Iterable[tuple[str, ProcessRole]], *, exit_timeout_ns: int, heartbeat_ns: int = 0
+    ) -> None:
+        self.phase = ServerPhase.STARTING
         self._children = {name: _Child(name, role) for name, role in processes}
-        (self._engine,) = (child for child in self._children.values() if child.role is Role.ENGINE)
+        (self._engine,) = (child for child in self._children.values() if child.role is ProcessRole.ENGINE)
         self._upgrade: _Upgrade | None = None
-        self._front_ends = [child for child in self._children.values() if child.role is Role.FRONT_END]
+        self._front_ends = [child for child in self._children.values() if child.role is ProcessRole.FRONT_END]
         self._exit_timeout_ns = exit_timeout_ns
         self._heartbeat_ns = heartbeat_ns
         self._stop_ns = 0
@@ -198,7 +200,7 @@ class Restarts:
     @property
     def may_upgrade(self) -> bool:
         """Whether an upgrade may begin: all is well, and none is under way."""
-        return self.phase is Phase.RUNNING and self._upgrade is None and self._engine.state is _State.READY
+        return self.phase is ServerPhase.RUNNING and self._upgrade is None and self._engine.state is _State.READY
 
     @property
     def engine(self) -> str:
@@ -225,20 +227,20 @@ class Restarts:
             case UpgradeAsked(name, stops_first, finish_ns) if self.may_upgrade:
                 commands += self._begin_upgrade(name, stops_first, finish_ns, now_ns)
             case HandedOver(name) if self._upgrade is not None and name == self._upgrade.former.name:
-                if self.phase is Phase.RUNNING:
+                if self.phase is ServerPhase.RUNNING:
                     commands += self._handed_over(self._upgrade, now_ns)
-            case StopAsked() if self.phase in (Phase.STARTING, Phase.RUNNING):
+            case StopAsked() if self.phase in (ServerPhase.STARTING, ServerPhase.RUNNING):
                 self._begin_stop(0, now_ns)
             case StopAsked() | Tick() | UpgradeAsked() | HandedOver():
                 pass
-        return commands + (self._stop_step(now_ns) if self.phase is Phase.STOPPING else self._run_step(now_ns))
+        return commands + (self._stop_step(now_ns) if self.phase is ServerPhase.STOPPING else self._run_step(now_ns))
 
     def wake_at(self) -> int | None:
         """Return when to call `handle` with a `Tick` if nothing happens before."""
-        if self.phase is Phase.ENDED:
+        if self.phase is ServerPhase.ENDED:
             return None
         moments = [child.kill_ns for child in self._children.values() if child.kill_ns is not None]
-        if self.phase is not Phase.STOPPING:
+        if self.phase is not ServerPhase.STOPPING:
             moments += [child.again_ns for child in self._children.values() if child.state is _State.WAITING]
             moments += [child.heartbeat_ns + self._heartbeat_ns for child in self._watched()]
         return min(moments, default=None)
@@ -258,9 +260,9 @@ class Restarts:
 
     def _shown(self, child: _Child) -> str:
         """Return the name of a process in the record: the engine keeps its own over upgrades."""
-        if child.role is Role.ENGINE:
+        if child.role is ProcessRole.ENGINE:
             if child is self._engine:
-                return Role.ENGINE.value
+                return ProcessRole.ENGINE.value
             return "former_engine" if self._upgrade is not None and child is self._upgrade.former else "next_engine"
         return child.name
 
@@ -276,22 +278,22 @@ class Restarts:
         child.state = _State.READY
         child.ready_ns = child.heartbeat_ns = now_ns
         child.start_failures = 0
-        if self.phase is Phase.RUNNING and self._upgrade is not None and child is self._upgrade.next:
+        if self.phase is ServerPhase.RUNNING and self._upgrade is not None and child is self._upgrade.next:
             return self._is_loaded(self._upgrade, now_ns)
-        if self.phase is Phase.RUNNING:
+        if self.phase is ServerPhase.RUNNING:
             return [ReportReadyAgain(child.name, child.pid)]
-        if self.phase is Phase.STARTING and all(c.state is _State.READY for c in self._children.values()):
-            self.phase = Phase.RUNNING
+        if self.phase is ServerPhase.STARTING and all(c.state is _State.READY for c in self._children.values()):
+            self.phase = ServerPhase.RUNNING
             return [ReportReady()]
         return []
 
     def _ended(self, child: _Child, reason: str, status: int, now_ns: int) -> list[Command]:
         pid, again_ns = child.pid, None
         uptime_ns = child.end(reason, now_ns)
-        if self.phase is Phase.STOPPING:
+        if self.phase is ServerPhase.STOPPING:
             if status not in (0, TERMINATED):
                 self._status = self._status or 1
-        elif self.phase is Phase.STARTING:
+        elif self.phase is ServerPhase.STARTING:
             self._begin_stop(shell_status(status) or 1, now_ns)
         elif self._upgrade is not None and self._upgrade.ends_with(child, self._engine):
             end = ReportEnd(child.name, pid, reason, uptime_ns, None)
@@ -306,10 +308,10 @@ class Restarts:
         return [ReportEnd(child.name, pid, reason, uptime_ns, again_ns)]
 
     def _begin_upgrade(self, name: str, stops_first: bool, finish_ns: int, now_ns: int) -> list[Command]:
-        upgrade = self._upgrade = _Upgrade(self._engine, _Child(name, Role.ENGINE), stops_first, finish_ns)
+        upgrade = self._upgrade = _Upgrade(self._engine, _Child(name, ProcessRole.ENGINE), stops_first, finish_ns)
         if stops_first:
             upgrade.former.kill_ns = now_ns + HAND_OVER_NS_MAX
-            return [HandOver(upgrade.former.name, "")]
+            return [BeginHandOver(upgrade.former.name, "")]
         return self._start_next(upgrade, now_ns)
 
     def _start_next(self, upgrade: "_Upgrade", now_ns: int) -> list[Command]:
@@ -328,7 +330,7 @@ class Restarts:
         if former.state is not _State.READY:  # it has crashed, is being started again, and holds nothing
             return [*commands, Kill(former.name)] if former.pid else commands
         former.kill_ns = now_ns + HAND_OVER_NS_MAX
-        return [*commands, HandOver(former.name, following.name)]
+        return [*commands, BeginHandOver(former.name, following.name)]
 
     def _handed_over(self, upgrade: "_Upgrade", now_ns: int) -> list[Command]:
         upgrade.is_handed_over = True
@@ -373,7 +375,7 @@ class Restarts:
         return commands + self._kills(now_ns)
 
     def _begin_stop(self, status: int, now_ns: int) -> None:
-        self.phase = Phase.STOPPING
+        self.phase = ServerPhase.STOPPING
         self._stop_ns = now_ns
         self._status = status
         for child in self._children.values():
@@ -383,7 +385,7 @@ class Restarts:
     def _stop_step(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
         has_front_ends = any(child.is_alive for child in self._front_ends)
-        engines = [child for child in self._children.values() if child.role is Role.ENGINE]
+        engines = [child for child in self._children.values() if child.role is ProcessRole.ENGINE]
         for child in self._front_ends if has_front_ends else engines:
             if child.pid and not child.is_asked_to_stop:
                 child.is_asked_to_stop = True
@@ -393,7 +395,7 @@ class Restarts:
                 commands.append(Terminate(child.name))
         commands += self._kills(now_ns)
         if not any(child.is_alive for child in self._children.values()):
-            self.phase = Phase.ENDED
+            self.phase = ServerPhase.ENDED
             commands.append(Finish(self._status))
         return commands
 

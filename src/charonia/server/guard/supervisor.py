@@ -21,20 +21,20 @@ from charonia.die_with_parent import with_parent_death_signal
 from charonia.server.guard import notify
 from charonia.server.guard.events import (
     Abort,
+    BeginHandOver,
     Command,
     Event,
     Exited,
     Finish,
     HandedOver,
-    HandOver,
     Heartbeat,
     Kill,
+    ProcessRole,
     Ready,
     ReportEnd,
     ReportReady,
     ReportReadyAgain,
     ReportUpgrade,
-    Role,
     Spawned,
     SpawnFailed,
     Stage,
@@ -66,7 +66,7 @@ class ProcessSpec:
     """
 
     name: str
-    role: Role
+    role: ProcessRole
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     pass_fds: Sequence[int] = ()
@@ -228,7 +228,7 @@ class Supervisor:
             case Kill(name):
                 _log.error("%s does not end: it is killed", name)
                 self._signal(name, signal.SIGKILL)
-            case HandOver(name, next_name):
+            case BeginHandOver(name, next_name):
                 self._hand_over(name, next_name)
                 self._signal(name, signal.SIGUSR2)
             case ReportUpgrade(stage, name):

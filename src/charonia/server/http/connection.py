@@ -27,6 +27,7 @@ from charonia.server.http.parser import RECEIVING, Event, Expectation, ParserSta
 from charonia.server.http.turns import Turns
 from charonia.server.listening import unsent_bytes
 from charonia.wire.http_status import REFUSED
+from charonia.wire.tensors import Lend
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ LINGER_S = 2.0
 """Longest time without progress while a client reads its last response and the server has half-closed."""
 
 
-class Host(Protocol):
+class ConnectionOwner(Protocol):
     """The endpoint as a connection sees it.
 
     Attributes:
@@ -50,6 +51,7 @@ class Host(Protocol):
         keeps_names: Whether requests keep the original spelling of header names.
         singular: Header fields that a request must not give twice with different values.
         turns: Turns of the connections on which more has arrived than they handle at once.
+        lend: Lends memory for large bodies with tensors, None where connections use their own.
     """
 
     limits: HttpLimits
@@ -61,6 +63,7 @@ class Host(Protocol):
     keeps_names: bool
     singular: Set[bytes]
     turns: Turns
+    lend: Lend | None
 
     def opened(self, connection: "HttpConnection") -> bool:
         """Register a connection; return False when there are too many."""
@@ -96,11 +99,11 @@ _OPEN, _IDLE, _CONTINUE = Phase.OPEN, ParserState.IDLE, Expectation.CONTINUE
 class HttpConnection(asyncio.BufferedProtocol):
     """A client's connection. A client that half-closes is taken for gone and gets no more responses."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ConnectionOwner) -> None:
         self._host = host
         self._limits = host.limits
         self._transport: asyncio.Transport | None = None
-        self._parser = RequestParser(host.limits, keeps_names=host.keeps_names, singular=host.singular)
+        self._parser = RequestParser(host.limits, keeps_names=host.keeps_names, singular=host.singular, lend=host.lend)
         self._exchanges: list[Exchange] = []  # in the order of their requests
         self._waiting: deque[Event] = deque()  # requests that have arrived and are not taken yet
         self._is_turn_due = False

@@ -17,13 +17,14 @@ from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, 
 from charonia.server.http.cors import CrossOrigin
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
+from charonia.server.http.large_body import JSON_SIZE
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.page import PageHandlers
-from charonia.server.http.parser import JSON_SIZE
 from charonia.server.http.route_hints import route_hint
 from charonia.server.http.routes import Route, Router, RouteTarget, none_ready, on_demand
 from charonia.server.http.turns import Turns
 from charonia.server.listening import cannot_listen, drain
+from charonia.wire.tensors import Lend
 
 __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend", "protocol_routes"]
 
@@ -52,6 +53,7 @@ class HttpEndpoint:
         singular: Header fields that a request must not give twice with different values.
         handle: Answers a request, now or later. Never raises.
         turns: Of the connections on which more has arrived than they handle at once.
+        lend: Lends memory for large bodies with tensors, None where connections use their own.
         port: Listening port, once started.
     """
 
@@ -88,6 +90,7 @@ class HttpEndpoint:
         self._router = Router(routes, hint, versions=versions, gate=gate, is_exiting=is_exiting)
         self.handle = self._router.handle
         self.turns = Turns(_call_soon)
+        self.lend: Lend | None = None
         self.port = 0
         self._access_log = access_log
         self._connections: set[HttpConnection] = set()
@@ -221,6 +224,7 @@ class HttpFrontend(HttpEndpoint):
             self.handle = CrossOrigin(services.cors_origins, self.handle).handle
         self.is_traced = services.tracer is not None
         self.keeps_names = services.http_headers is not None
+        self.lend = services.lend
 
 
 def _ready_versions(engine: Engine, model: str) -> Sequence[str]:

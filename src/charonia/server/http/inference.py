@@ -25,8 +25,8 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.facade import Engine, Services, first_error
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
+from charonia.server.http.large_body import DIGITS_MAX, JSON_SIZE
 from charonia.server.http.limits import HttpLimits
-from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE
 from charonia.server.http.routes import Route, RouteTarget
 from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, begin

@@ -18,7 +18,8 @@ A read may hold thousands of small requests. So `receive` stops behind the first
 for `resume`; only what is not longer than `WHOLE_BYTES` is parsed at once.
 
 Two optimisations make inference fast. A large body with a known length is received directly into its own buffer
-(`vacant`), so that the kernel makes the only copy of a tensor. And a header that equals the previous one byte for byte
+(`vacant`), so that the kernel makes the only copy of a tensor; where the engine is another process, into memory that it
+reads, too (`Lend`). And a header that equals the previous one byte for byte
 is not parsed again (`HeaderCache`): clients repeat the header while only the body changes.
 """
 
@@ -27,9 +28,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 import httptools
-import numpy as np
 
 from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.server.http.large_body import DIRECT_BODY_BYTES, JSON_SIZE, body_buffer
 from charonia.server.http.limits import (
     CHUNKED_PIECE_BYTES,
     CHUNKS_AT_ONCE,
@@ -37,21 +38,10 @@ from charonia.server.http.limits import (
     WHOLE_BYTES,
     HttpLimits,
 )
-
-DIRECT_BODY_BYTES = 64 * 1024
-"""A body of which at least this many bytes are outstanding is received directly into its own buffer."""
-
-ALIGNMENT_BYTES = 64
-"""Alignment of the first tensor in such a buffer."""
+from charonia.wire.tensors import Lend
 
 CACHED_BYTES_MAX = 4096
 """Longest header that is cached."""
-
-JSON_SIZE = b"inference-header-content-length"
-"""Header field with the length of the JSON part of a body."""
-
-DIGITS_MAX = 18
-"""Longest number in a header field."""
 
 _MIB = 2**20
 _NOTHING = memoryview(b"")
@@ -195,7 +185,12 @@ class RequestParser:
     """
 
     def __init__(
-        self, limits: HttpLimits, *, keeps_names: bool = False, singular: Set[bytes] = frozenset({JSON_SIZE})
+        self,
+        limits: HttpLimits,
+        *,
+        keeps_names: bool = False,
+        singular: Set[bytes] = frozenset({JSON_SIZE}),
+        lend: Lend | None = None,
     ) -> None:
         """Make a parser.
 
@@ -203,8 +198,10 @@ class RequestParser:
             limits: Limits of requests.
             keeps_names: Whether requests keep the original spelling of header names.
             singular: Fields, in lower case, that a request must not give twice with different values.
+            lend: Lends memory for large bodies with tensors.
         """
         self.state = _IDLE
+        self._lend = lend
         self._limits = limits
         self._singular = singular
         self._keeps_names = keeps_names
@@ -348,7 +345,7 @@ class RequestParser:
         else:
             if self.state is _BODY:
                 if self._length - self.received >= DIRECT_BODY_BYTES:
-                    self._direct = _direct_body(self._headers, self._length, self._parts)
+                    self._direct = body_buffer(self._headers, self._length, self._parts, self._lend)
                     self._parts.clear()
                     self.vacant = self._direct[self.received :]
                     self._move(ParserState.DIRECT_BODY)
@@ -479,19 +476,6 @@ class _RefusedError(Exception):
         super().__init__(str(error))
         self.status = status
         self.error = error
-
-
-def _direct_body(headers: dict[bytes, bytes], length: int, parts: list[bytes]) -> memoryview:
-    """Return the buffer of a body in progress, with the part that has been received."""
-    json_size = headers.get(JSON_SIZE, b"")
-    # A bytearray would be zeroed first.
-    memory = np.empty(length + ALIGNMENT_BYTES, np.uint8)
-    first_tensor = memory.ctypes.data + (int(json_size) if json_size.isdigit() and len(json_size) < DIGITS_MAX else 0)
-    start = -first_tensor % ALIGNMENT_BYTES
-    body = memory.data[start : start + length]
-    received = b"".join(parts)
-    body[: len(received)] = received
-    return body
 
 
 def _header_too_large(limits: HttpLimits) -> ServingError:

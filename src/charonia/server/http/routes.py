@@ -15,7 +15,8 @@ from charonia.server.access.operations import operation_of_route
 from charonia.server.access.rules import Gate, Operation, Refusal
 from charonia.server.facade import EnsureLoaded
 from charonia.server.http.exchange import Exchange, Tasks
-from charonia.server.http.parser import JSON_SIZE, Request
+from charonia.server.http.large_body import JSON_SIZE
+from charonia.server.http.parser import Request
 from charonia.wire.http_status import REFUSED
 from charonia.wire.json_text import encode_error
 

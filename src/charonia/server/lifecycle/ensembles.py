@@ -6,8 +6,9 @@ from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelState
 from charonia.core.request import InferRequest
+from charonia.server.ensembles.call import Infer, InferAtOnce
 from charonia.server.ensembles.plan import EnsemblePlan
-from charonia.server.ensembles.runner import EnsembleRunner, Infer, InferAtOnce, never_at_once
+from charonia.server.ensembles.runner import EnsembleRunner, never_at_once
 from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, wire
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
 from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_namespace
@@ -56,6 +57,26 @@ class Ensembles:
     def missing(self, composition: Composition) -> list[str]:
         """Return the models of an ensemble of which no version answers."""
         return [name for name in composition.models if name not in self._models or not self._models[name].is_loaded]
+
+    def culprits(self, name: str) -> set[str]:
+        """Return the models that could not be loaded and without which an ensemble cannot answer.
+
+        They are models of its steps, or of ensembles among these; none where the fault is its own.
+        """
+        found: set[str] = set()
+        seen, left = {name}, [name]
+        while left:
+            composition = self._models[left.pop()].composition
+            for member in self.missing(composition) if composition is not None else []:
+                if member in seen or not self._failure(member):
+                    continue
+                seen.add(member)
+                inner = self._models[member].composition
+                if inner is not None and self.missing(inner):
+                    left.append(member)
+                else:
+                    found.add(member)
+        return found
 
     def needs(self, name: str) -> bool:
         """Whether an ensemble contains a model."""

@@ -2,8 +2,8 @@
 
 A model that keeps no state and computes in microseconds costs less than the way to the engine and back. So each front
 end loads such a model, too, and answers requests for it. The model parameter `front_end` decides: "no" keeps it in the
-engine; with "auto", the default, front ends load it when the engine has measured that it runs in place
-(`scheduling/in_place.py`); with "yes", at once.
+engine; with "auto", the default, front ends load it when the engine has measured that a request is short
+(`scheduling/short_requests.py`); with "yes", at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,14 +128,14 @@ class Candidate:
         config: Its complete configuration.
         size_bytes: Memory that it takes.
         is_limited: Whether the rate limiter counts its executions.
-        runs_in_place: Whether the engine has measured that it computes in microseconds.
+        has_short_requests: Whether the engine has measured that a request computes in microseconds.
         steps: The models of the steps of an ensemble, and why each stays in the engine, "" if it does not.
     """
 
     config: ModelConfig
     size_bytes: int = 0
     is_limited: bool = False
-    runs_in_place: bool = False
+    has_short_requests: bool = False
     steps: Sequence[tuple[str, str]] = ()
 
 
@@ -152,7 +152,7 @@ def reason_to_stay(candidate: Candidate) -> str:
     if candidate.size_bytes > BYTES_MAX:
         return f"it takes {candidate.size_bytes >> 20} MiB, of at most {BYTES_MAX >> 20} for a copy in each front end"
     is_composed = candidate.config.platform == ENSEMBLE
-    if not is_composed and choice_of(candidate.config) is Choice.AUTO and not candidate.runs_in_place:
+    if not is_composed and choice_of(candidate.config) is Choice.AUTO and not candidate.has_short_requests:
         return "it has not been measured to compute in microseconds"
     return ""
 

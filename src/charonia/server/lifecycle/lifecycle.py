@@ -34,7 +34,7 @@ from charonia.server.lifecycle.entries import (
     keys_of,
     with_namespaces,
 )
-from charonia.server.lifecycle.load_errors import PollError, load_error, logged, reason_of
+from charonia.server.lifecycle.load_errors import PollError, load_error, log_failure, logged, reason_of
 from charonia.server.lifecycle.loader import load_version
 from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.lifecycle.pending_load import PendingLoad
@@ -119,7 +119,8 @@ class Lifecycle:
             without: Models that are not loaded, whatever selects them.
 
         Returns:
-            The reasons of the failures.
+            The reasons of the failures, which are in the log. A model that lacks only others is left out if they are
+            there.
 
         Raises:
             ServingError: NOT_FOUND or UNAVAILABLE when a repository cannot be read; `unread` says so, too.
@@ -135,8 +136,19 @@ class Lifecycle:
             wanted = sorted(found.models) + sorted(found.ambiguous)
         else:
             wanted = [key for name in names for key in keys_of(name, found) or [name]]
-        results = await self._load_all([key for key in wanted if name_of(key) not in without], found)
-        return [*found.unread, *(reason_of(r) for r in results if r is not None)]
+        for reason in found.unread:
+            _log.error("%s", reason)
+        keys = [key for key in wanted if name_of(key) not in without]
+        results = await self._load_all(keys, found)
+        failed = {key: error for key, error in zip(keys, results, strict=True) if error is not None}
+        return [
+            *found.unread,
+            *(
+                reason_of(error)
+                for key, error in failed.items()
+                if failed.keys().isdisjoint(self._culprits(key, error))
+            ),
+        ]
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
         """Load or reload a model on request. Raises as `Engine.load_model`."""
@@ -418,10 +430,15 @@ class Lifecycle:
             self.table.notify()
             error = None if task.cancelled() else task.exception()
             if error is not None:  # the caller has it too, and ensembles find it in the model's entry
-                logged(error)
+                log_failure(name, error, self._culprits(name, error))
 
         task.add_done_callback(done)
         return task
+
+    def _culprits(self, name: str, error: BaseException) -> set[str]:
+        """Return the models because of which another one could not be loaded; none where the error is its own."""
+        is_own = isinstance(error, PollError) or name not in self.table.models
+        return set() if is_own else self.ensembles.culprits(name)
 
     async def _prepare(self, model: ModelEntry, folder: ModelFolder, configured: Configured) -> None:
         """Record the composition of an ensemble, and load the models that are missing.

@@ -1,11 +1,16 @@
 """The errors of loads: how they begin, which code they have, and their line in the log."""
 
 import logging
+from collections.abc import Collection
 from typing import TypeVar
 
 from charonia.core.errors import Code, ServingError, internal
+from charonia.server.log_file import LINES
 
 _log = logging.getLogger(__name__)
+
+NOT_ALL_LOADED = "not every model could be loaded"
+"""How the error of a server begins that ends because of models; the error of each is in the log."""
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -46,5 +51,19 @@ def reason_of(error: BaseException) -> str:
 
 def logged(error: _Error) -> _Error:
     """Write the error of a load into the log, and return it."""
-    _log.error("%s", reason_of(error))
+    _log.error("%s", reason_of(error), extra={LINES: True})
     return error
+
+
+def log_failure(name: str, error: BaseException, culprits: Collection[str]) -> None:
+    """Write into the log that a model could not be loaded; its error only if it is not that of other models.
+
+    Args:
+        name: The model.
+        error: Its error.
+        culprits: The models without which it cannot be loaded, and whose errors are in the log.
+    """
+    if culprits:
+        _log.warning("'%s' cannot be loaded without %s", name, ", ".join(f"'{each}'" for each in sorted(culprits)))
+    else:
+        logged(error)

@@ -20,6 +20,7 @@ from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import model_files
+from charonia.server.lifecycle.example_trial import with_example
 from charonia.server.lifecycle.python_strategy import PythonStrategy, load_strategy
 from charonia.server.lifecycle.repository.content import content_digest
 from charonia.server.lifecycle.repository.data_files import read_labels, read_state_files, read_warmup_files
@@ -153,6 +154,7 @@ async def load_version(
         model = await backend.load(model_files(folder, version), as_padded(config), backends.settings(config.backend))
         await _make_executors(model, placed, executors, backends, padding_plan(config))
         await warm(config, str(version), executors, warmup)
+        config = await with_example(config, str(version), executors[0])
     except BaseException:
         for executor in executors:
             await executor.aclose()

@@ -68,9 +68,25 @@ async def give_back_idle_memory() -> None:
     idle = IdleMemory()
     while True:
         await asyncio.sleep(1.0)
-        if idle.second_passed(time.process_time()):
+        share = idle.second_passed(time.process_time())
+        if share is not None:
             gc.collect()  # connections that are over
-            await asyncio.to_thread(release_freed_memory, RESERVE_BYTES)
+            await asyncio.to_thread(release_freed_memory, max(RESERVE_BYTES, int(_free_end_of_heap() * share)))
+
+
+class _MallInfo(ctypes.Structure):
+    """Result of `mallinfo2`. Source: mallinfo(3)."""
+
+    _fields_ = (("others", 9 * ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
+
+
+def _free_end_of_heap() -> int:
+    """Return the bytes at the end of the heap that could be returned; 0 where the C library does not tell."""
+    info = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if info is None:
+        return 0
+    info.restype = _MallInfo
+    return int(info().keepcost)
 
 
 def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:

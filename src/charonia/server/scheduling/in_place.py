@@ -13,6 +13,9 @@ has become slow leaves soon.
    `WATCHED` executions without a long one. The next long one is unexplained: it is free, but watching begins again.
 3. A model that waits only sometimes passes the test in the thread. When it has waited `WAITS_MAX` times while it was
    watched, it runs in place only after `WAITS_FORGOTTEN` executions in which it computed more than it waited.
+4. On a slow or crowded machine both take longer, executions and handing them over. So a model that takes up to
+   `TRIED_NS_MAX` in the thread is tried in place, and stays if it takes less there than handing over costs. After each
+   trial it takes twice as many executions until the next one.
 """
 
 IN_PLACE_NS_MAX = 100_000
@@ -45,6 +48,24 @@ WAITS_MAX = 2
 WAITS_FORGOTTEN = 4096
 """Executions in the thread over which a model that waits is judged."""
 
+TRIED_NS_MAX = 4 * IN_PLACE_NS_MAX
+"""Longest execution in the thread of a model that is tried in place."""
+
+HANDING_OVER = 3
+"""CPU time of handing an execution over and back, as a multiple of what the thread spends on it."""
+
+TRIAL = 8
+"""Executions in place of a trial."""
+
+TRIAL_MISSES_MAX = 2
+"""Executions of a trial that may be too long. One that is longer than `TRIED_NS_MAX` ends it."""
+
+PAUSE_MIN = 32
+"""Executions of at most `TRIED_NS_MAX` in the thread before the first trial."""
+
+PAUSE_MAX = 4096
+"""The same before a later one."""
+
 
 class InPlaceRule:
     """Decides whether the next execution runs in place.
@@ -55,16 +76,20 @@ class InPlaceRule:
     Attributes:
         in_place: Whether the next execution runs in place.
         is_watched: Whether the CPU time of executions in place is to be measured, and whether they waited.
+        is_tried: Whether the executions in place are those of a trial.
+        counts_requests: Whether what it is told of a batch in place is the share of each of its requests.
     """
 
     __slots__ = (
-        *("_balance_ns", "_is_bound", "_judged", "_least_ns", "_owed_ns", "_quiet", "_waits"),
-        *("in_place", "is_watched"),
+        *("_balance_ns", "_is_bound", "_judged", "_least_ns", "_misses", "_owed_ns", "_passed_on_ns", "_pause"),
+        *("_quiet", "_tried", "_until_trial", "_waits", "counts_requests", "in_place", "is_tried", "is_watched"),
     )
 
     def __init__(self, *, is_bound: bool = False) -> None:
         self.in_place = False
         self.is_watched = True
+        self.is_tried = False
+        self.counts_requests = False
         self._is_bound = is_bound
         self._owed_ns = PROBES * IN_PLACE_NS_MAX
         self._least_ns = HELD_UP_NS  # the shortest wall-clock time in the thread
@@ -72,12 +97,17 @@ class InPlaceRule:
         self._waits = 0  # executions in place that waited
         self._judged = 0  # executions in the thread of a model that waits,
         self._balance_ns = 0  # and their CPU time less their waiting time
+        self._pause = self._until_trial = PAUSE_MIN  # executions from one trial to the next, and until the next one
+        self._tried = 0  # executions of the trial
+        self._misses = 0  # those of them that were too long
+        self._passed_on_ns = 0  # CPU time that the thread spends on getting and reporting an execution, on average
 
     def begin(self) -> None:
-        """Run in place from now on: another process has measured that executions are short."""
+        """Run in place from now on, by what a request takes: another process has measured that it is short."""
+        self.counts_requests = True
         if not self._is_bound:
-            self.in_place = self.is_watched = True
-            self._owed_ns = self._quiet = self._waits = 0
+            self._enter()
+            self._owed_ns = self._waits = 0
 
     def ran_in_place(self, duration_ns: int, cpu_ns: int, *, has_waited: bool = False) -> None:
         """Take in an execution in place.
@@ -87,6 +117,9 @@ class InPlaceRule:
             cpu_ns: Its CPU time, if it was watched.
             has_waited: Whether it waited, if it was watched.
         """
+        if self.is_tried:
+            self._judge(cpu_ns if duration_ns > HELD_UP_NS and not has_waited else duration_ns)
+            return
         if duration_ns <= HELD_UP_NS:
             self._owed_ns = max(self._owed_ns - IN_PLACE_NS_MAX, 0)
             if self.is_watched:
@@ -106,12 +139,17 @@ class InPlaceRule:
         if took_ns > HELD_UP_NS:
             self._owed_ns = min(self._owed_ns + took_ns, OWED_NS_MAX)
         if self._owed_ns > OWED_NS_TOLERATED or self._waits >= WAITS_MAX:
-            self.in_place = False
-            self._least_ns = HELD_UP_NS
-            self._judged = self._balance_ns = 0
+            self._leave()
 
-    def ran_in_thread(self, duration_ns: int, cpu_ns: int) -> None:
-        """Take in the wall-clock time and the CPU time of an execution in the thread."""
+    def ran_in_thread(self, duration_ns: int, cpu_ns: int, passed_on_ns: int = 0) -> None:
+        """Take in an execution in the thread.
+
+        Args:
+            duration_ns: Its wall-clock time.
+            cpu_ns: Its CPU time.
+            passed_on_ns: CPU time of the thread since the execution before it.
+        """
+        self._passed_on_ns += (min(passed_on_ns, HELD_UP_NS) - self._passed_on_ns) // 8
         self._least_ns = min(self._least_ns, duration_ns)
         if cpu_ns > IN_PLACE_NS_MAX:
             self._owed_ns = min(self._owed_ns + cpu_ns, OWED_NS_MAX)
@@ -119,10 +157,38 @@ class InPlaceRule:
             self._owed_ns = max(self._owed_ns - IN_PLACE_NS_MAX, 0)
         if self._waits >= WAITS_MAX and not self._waits_no_longer(duration_ns, cpu_ns):
             return
-        if not self._owed_ns and self._least_ns <= IN_PLACE_NS_MAX and not self._is_bound:
-            self.in_place = True
-            self._quiet = 0
-            self.is_watched = True
+        if self._is_bound:
+            return
+        if not self._owed_ns and self._least_ns <= IN_PLACE_NS_MAX:
+            self._enter()
+        elif cpu_ns > TRIED_NS_MAX:
+            self._until_trial = min(self._until_trial + cpu_ns // TRIED_NS_MAX, 2 * self._pause)
+        elif duration_ns <= TRIED_NS_MAX:
+            self._until_trial -= 1
+            if not self._until_trial:
+                self._enter()
+                self.is_tried = True
+                self._tried = self._misses = 0
+                self._pause = self._until_trial = min(2 * self._pause, PAUSE_MAX)
+
+    def _enter(self) -> None:
+        self.in_place = self.is_watched = True
+        self._quiet = 0
+
+    def _leave(self) -> None:
+        self.in_place = self.is_tried = False
+        self._least_ns = HELD_UP_NS
+        self._judged = self._balance_ns = 0
+
+    def _judge(self, took_ns: int) -> None:
+        """Take in an execution of a trial."""
+        self._tried += 1
+        self._misses += took_ns > max(IN_PLACE_NS_MAX, min(HANDING_OVER * self._passed_on_ns, HELD_UP_NS))
+        if took_ns > TRIED_NS_MAX or self._misses > TRIAL_MISSES_MAX:
+            self._leave()
+        elif self._tried == TRIAL:
+            self.is_tried = False
+            self._owed_ns = 0
 
     def _waits_no_longer(self, duration_ns: int, cpu_ns: int) -> bool:
         """Judge a model that waits by so many executions in a row."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
-from charonia.tools.perf.sending import Sender, Then
+from charonia.tools.perf.sending import RequestSender, Then
 from charonia.tools.perf.sequences import Part, SequenceSlot
 from charonia.wire.transport import Failure
 
@@ -159,7 +159,7 @@ class _Place:
 class _Finishing:
     """Ends open sequences when a load stops. Its requests are not measured."""
 
-    def __init__(self, sender: Sender, places: list[_Place]) -> None:
+    def __init__(self, sender: RequestSender, places: list[_Place]) -> None:
         self._sender = sender
         self._places = places
 
@@ -186,7 +186,7 @@ class ClosedLoopLoad:
         request_count: Requests to send; 0 for no limit.
     """
 
-    def __init__(self, sender: Sender, slots: list[Slot], request_count: int = 0) -> None:
+    def __init__(self, sender: RequestSender, slots: list[Slot], request_count: int = 0) -> None:
         self._sender = sender
         self._places = [_Place(slot) for slot in slots]
         self._finishing = _Finishing(sender, self._places)
@@ -240,7 +240,12 @@ class OpenLoop:
     """
 
     def __init__(
-        self, sender: Sender, slots: list[Slot], times_ns: Iterator[int], request_count: int = 0, serial: bool = False
+        self,
+        sender: RequestSender,
+        slots: list[Slot],
+        times_ns: Iterator[int],
+        request_count: int = 0,
+        serial: bool = False,
     ) -> None:
         self._sender = sender
         self._places = [_Place(slot) for slot in slots]
@@ -322,7 +327,9 @@ class PeriodicLoop:
         period: Responses of each of the last added requests before more are added.
     """
 
-    def __init__(self, sender: Sender, slot: Iterator[Part], start: int, end: int, step: int, period: int) -> None:
+    def __init__(
+        self, sender: RequestSender, slot: Iterator[Part], start: int, end: int, step: int, period: int
+    ) -> None:
         self._sender = sender
         self._slot = slot
         self._left = end

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from charonia.tools.perf.resources import ServerProcesses
+from charonia.tools.perf.resources import ProcessTree
 from charonia.tools.results.server import MachineLoad
 
 
@@ -37,9 +37,9 @@ class MachineWatch:
         server: The server's processes, None if they are on another machine.
     """
 
-    def __init__(self, server: ServerProcesses | None) -> None:
+    def __init__(self, server: ProcessTree | None) -> None:
         own = psutil.Process()
-        self._known = [ServerProcesses(own)]
+        self._known = [ProcessTree(own)]
         if server is not None and not server.is_within(own):
             self._known.append(server)
         self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

@@ -50,7 +50,7 @@ class Observer:
         settings: RunSettings,
         composing: list[tuple[str, str]],
         has_statistics: bool,
-        processes: resources.ServerProcesses | None,
+        processes: resources.ProcessTree | None,
     ) -> None:
         self._client = client
         self._settings = settings

@@ -9,7 +9,7 @@ import psutil
 from charonia.wire.endpoint import parse_url
 
 
-class ServerProcesses:
+class ProcessTree:
     """The process that listens at an address, and its children.
 
     Args:
@@ -53,7 +53,7 @@ _RELAYS = frozenset({"docker-proxy", "rootlessport", "slirp4netns", "pasta", "ku
 """Programs that listen on behalf of a server elsewhere: in a container, or on another machine."""
 
 
-def find(url: str) -> ServerProcesses | None:
+def find(url: str) -> ProcessTree | None:
     """Return the processes of the server at a URL; None if it is on another machine, or not visible."""
     endpoint = parse_url(url)
     if not is_here(endpoint.host):
@@ -68,7 +68,7 @@ def find(url: str) -> ServerProcesses | None:
             return None
         # Of processes that share a port, the oldest has started the others.
         root = min(map(psutil.Process, set(listening)), key=lambda process: process.create_time())
-        return None if root.name() in _RELAYS else ServerProcesses(root)
+        return None if root.name() in _RELAYS else ProcessTree(root)
     except psutil.Error:
         return None
 
@@ -87,7 +87,7 @@ Sample = tuple[int, float, int, int]
 """Monotonic time in nanoseconds, CPU seconds, resident bytes, processes."""
 
 
-def timed(processes: ServerProcesses) -> Sample | None:
+def timed(processes: ProcessTree) -> Sample | None:
     """Return a sample with its time."""
     now = time.monotonic_ns()
     found = processes.sample()

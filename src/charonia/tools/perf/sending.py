@@ -111,7 +111,7 @@ class SentRequest:
         "wrong_message",
     )
 
-    def __init__(self, sender: "Sender", part: Part, intended_ns: int, then: Then) -> None:
+    def __init__(self, sender: "RequestSender", part: Part, intended_ns: int, then: Then) -> None:
         self.sender = sender
         self.part = part
         self.intended_ns = intended_ns
@@ -148,7 +148,7 @@ class SentRequest:
             self.sender.ended(self, answer)
 
 
-class Sender:
+class RequestSender:
     """Sends requests of a data source over a transport.
 
     Args:

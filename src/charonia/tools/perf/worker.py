@@ -21,7 +21,7 @@ from charonia.core.errors import ServingError
 from charonia.tools.perf import schedule
 from charonia.tools.perf.loops import ClosedLoopLoad, Loop, OpenLoop, PeriodicLoop, Slot
 from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
-from charonia.tools.perf.sending import RequestLog, Sender
+from charonia.tools.perf.sending import RequestLog, RequestSender
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
 from charonia.tools.perf.validation import Validator
 from charonia.tools.results.records import LoadMode
@@ -75,7 +75,7 @@ _DESCRIPTORS_MAX = 65_536  # the number of ports
 Tell = Callable[[object], None]
 
 
-class Worker:
+class LoadWorker:
     """One worker's part of a run.
 
     Args:
@@ -103,7 +103,7 @@ class Worker:
         def form_of(part: Part) -> RequestForm:
             return form if layout is None else layout.form(part, form)
 
-        self._sender = Sender(self._transport, source, form_of, RequestLog(settings.keep_requests), validator)
+        self._sender = RequestSender(self._transport, source, form_of, RequestLog(settings.keep_requests), validator)
         ids = SequenceIds(settings.sequences, setup.process, setup.process_count) if settings.sequences else None
         self._ids = ids
         self._steps = steps(source, setup.process, setup.process_count)
@@ -260,7 +260,7 @@ def main(commands_descriptor: int, answers_descriptor: int) -> None:
 
 
 async def _work(commands: Connection, tell: Tell, setup: WorkerSetup) -> None:
-    await Worker(commands, tell, setup).run()
+    await LoadWorker(commands, tell, setup).run()
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

@@ -1,9 +1,11 @@
 """Quantiles of Student's t-distribution. Pure."""
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
 
+@lru_cache(maxsize=1024)
 def student(confidence: float, freedom: float = math.inf) -> float:
     """Return the half-width of a confidence interval in standard errors.
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Protocol
 
 from charonia.tools.results.records import Estimate, LoadMode
@@ -94,7 +95,7 @@ class ModelChange:
         return not self.settings()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: they leave no place for the key
 class Variant:
     """A configuration of everything that is tuned together.
 
@@ -113,7 +114,7 @@ class Variant:
         """Return what it changes in a model."""
         return next((change for change in self.changes if change.model == model), ModelChange(model))
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Text that is equal for equal variants: JSON, keys sorted."""
         changed = {change.model: change.settings() for change in self.changes if not change.is_empty}

@@ -219,7 +219,7 @@ class Measurer:
         self._metrics_interval_s = metrics_interval_s
         self._pools: dict[tuple[str, int, int, int], WorkerPool] = {}
         self._stack = ExitStack()
-        self._processes: resources.ServerProcesses | None = None
+        self._processes: resources.ProcessTree | None = None
         self._has_looked = False
         self._least_s: dict[LoadPoint, float] = {}
 
@@ -342,7 +342,7 @@ class Measurer:
             self._pools[key] = self._stack.enter_context(pool(settings, prepared.source, count))
         return self._pools[key]
 
-    def _find(self) -> resources.ServerProcesses | None:
+    def _find(self) -> resources.ProcessTree | None:
         if not self._has_looked:
             self._processes = resources.find(self._server.control_url)
             self._has_looked = True

@@ -91,6 +91,7 @@ class Evidence:
         self._groups: dict[str, dict[Loads, list[Told]]] = defaultdict(dict)
         self._variants: dict[str, Variant] = {}
         self._noise: dict[tuple[str, float], tuple[float, int]] | None = None
+        self._points: dict[tuple[str, Loads], Point] = {}
 
     def add(self, told: Told) -> None:
         """Add an outcome. Failures, and measurements that lack an objective's metric, are ignored."""
@@ -98,8 +99,11 @@ class Evidence:
             return
         key = told.trial.variant.key
         self._variants.setdefault(key, told.trial.variant)
-        self._groups[key].setdefault(told.trial.loads, []).append(told)
-        self._noise = None
+        group = self._groups[key].setdefault(told.trial.loads, [])
+        group.append(told)
+        if len(group) > 1:  # it says how much measurements vary, which is a part of every point
+            self._noise = None
+            self._points.clear()
 
     def lacks(self, outcome: Measured) -> tuple[str, ...]:
         """Return the objectives and constraints whose metric a measurement lacks, as `model: metric`."""
@@ -154,6 +158,12 @@ class Evidence:
         return sorted(points, key=order, reverse=True)
 
     def _point(self, key: str, loads: Loads) -> Point:
+        known = self._points.get((key, loads))
+        if known is None:
+            known = self._points[key, loads] = self._compute(key, loads)
+        return known
+
+    def _compute(self, key: str, loads: Loads) -> Point:
         group = self._groups[key][loads]
         outcomes, effort = _counted(group)
         pools = {

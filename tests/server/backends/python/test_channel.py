@@ -107,7 +107,7 @@ def test_messages_come_out_equal_however_their_bytes_are_split(
 
 def test_a_region_is_announced_with_its_first_message_and_used_again_when_released(ends: Ends) -> None:
     first = ends.send([b"a" * LARGE])
-    ((region, announced, _),) = first.header[1]
+    ((region, announced, *_),) = first.header[1]
     assert announced
     assert bytes(ends.found(first)[0]) == b"a" * LARGE
     assert first.regions == [region]
@@ -115,7 +115,7 @@ def test_a_region_is_announced_with_its_first_message_and_used_again_when_releas
     assert ends.pool.release(first.regions) == []
     second = ends.send([b"b" * LARGE])
 
-    assert second.header[1] == [(region, False, LARGE)]
+    assert second.header[1] == [(region, False, LARGE, 0)]
     assert bytes(ends.found(second)[0]) == b"b" * LARGE
 
 
@@ -133,7 +133,7 @@ def test_a_withdrawn_message_leaves_its_regions_to_be_announced_by_the_next(ends
 
     message = ends.send([b"y" * LARGE])
 
-    assert message.header[1] == [(1, True, LARGE)]
+    assert message.header[1] == [(1, True, LARGE, 0)]
     assert bytes(ends.found(message)[0]) == b"y" * LARGE
 
 
@@ -181,7 +181,7 @@ def test_a_tensor_for_which_no_memory_can_be_had_goes_inline(ends: Ends, monkeyp
 
     monkeypatch.setattr(regions, "make_memory", refuse)
     message = ends.send([b"x" * LARGE])
-    assert message.header[1] == [(0, False, LARGE)]
+    assert message.header[1] == [(0, False, LARGE, 0)]
     assert bytes(ends.found(message)[0]) == b"x" * LARGE
 
 
@@ -228,14 +228,16 @@ def test_bytes_that_are_no_message_are_an_error(ends: Ends, data: bytes, expecte
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        ((0, False, 5), "ends within a tensor"),
-        ((9, False, 5), "region 9 of 5 bytes is not mapped"),
-        ((9, True, 5), "descriptor of region 9 is missing"),
-        ((0, False, -1), "malformed"),
-        ((0, False), "malformed"),
-        ([0, False, 1], "malformed"),
-        (("a", False, 1), "malformed"),
-        ((1, False, 2.5), "malformed"),
+        ((0, False, 5, 0), "ends within a tensor"),
+        ((9, False, 5, 2), "region 9 of 7 bytes is not mapped"),
+        ((9, True, 5, 0), "descriptor of region 9 is missing"),
+        ((0, False, -1, 0), "malformed"),
+        ((1, False, 1, -1), "malformed"),
+        ((0, False, 1), "malformed"),
+        ([0, False, 1, 0], "malformed"),
+        (("a", False, 1, 0), "malformed"),
+        ((1, False, 2.5, 0), "malformed"),
+        ((1, False, 2, "0"), "malformed"),
     ],
 )
 def test_a_place_that_leads_nowhere_is_an_error(ends: Ends, place: "channel.Place", expected: str) -> None:
@@ -246,9 +248,11 @@ def test_a_place_that_leads_nowhere_is_an_error(ends: Ends, place: "channel.Plac
 
 def test_a_tensor_that_is_larger_than_its_region_is_an_error(ends: Ends) -> None:
     message = ends.send([b"x" * LARGE])
-    ((region, announced, _),) = message.header[1]
+    ((region, announced, *_),) = message.header[1]
     with pytest.raises(ChannelError, match="is not mapped"):
-        message.find((region, announced, SMALLEST_REGION + 1))
+        message.find((region, announced, SMALLEST_REGION + 1, 0))
+    with pytest.raises(ChannelError, match="is not mapped"):
+        message.find((region, False, LARGE, SMALLEST_REGION - LARGE + 1))
 
 
 def test_a_descriptor_that_is_no_memory_is_an_error_and_is_closed(ends: Ends) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
+from charonia.server.backends.python.worker import channel
 from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
 from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
 
@@ -150,16 +151,17 @@ def test_the_descriptor_of_a_region_goes_when_the_region_is_unmapped(first: Work
     assert outgoing.place(ONES)[0] > 0
 
 
-def test_a_part_of_a_region_that_does_not_begin_with_it_is_copied(first: Worker) -> None:
+def test_a_part_of_a_region_is_named_by_its_offset(first: Worker) -> None:
     there, _ = first.receive(ONES + ONES)
 
-    place = Outgoing(first.worker_pool).place(there[4096:])
+    back, to_give_back = first.send(there[4096:])
 
-    assert place[0] > 0
+    there[4096] = 7
+    assert (back[0], len(back), to_give_back) == (7, 2 * SIZE - 4096, [])
 
 
-@pytest.mark.parametrize("place", [(-1, 0, 10), (-3, 0, SIZE)])
-def test_a_region_that_is_not_out_cannot_be_named(first: Worker, place: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("place", [(-1, 0, 10, 0), (-3, 0, SIZE, 0)])
+def test_a_region_that_is_not_out_cannot_be_named(first: Worker, place: "channel.Place") -> None:
     incoming = Incoming(("tensor",), memoryview(b""), [], first.server_mappings, first.server_pool)
 
     with pytest.raises(ChannelError, match="in use"):
@@ -168,4 +170,4 @@ def test_a_region_that_is_not_out_cannot_be_named(first: Worker, place: tuple[in
 
 def test_an_end_whose_regions_are_not_to_be_named_refuses_it() -> None:
     with pytest.raises(ChannelError, match="none to name"):
-        Incoming(("tensor",), memoryview(b""), [], Mappings()).find((-1, 0, 10))
+        Incoming(("tensor",), memoryview(b""), [], Mappings()).find((-1, 0, 10, 0))

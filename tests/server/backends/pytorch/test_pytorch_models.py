@@ -14,6 +14,7 @@ from torch import nn
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, Reshape
+from charonia.config.pbtxt import parse
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, RequestedOutput
@@ -124,6 +125,18 @@ class Dictionary(nn.Module):
 class Kinds(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+
+class Rated(nn.Module):
+    def forward(self, x: torch.Tensor, sr: int) -> torch.Tensor:
+        if sr != 16000:
+            raise ValueError("expected 16000")
+        return x.reshape(1, 256, 2).sum(2)
+
+
+class Picture(nn.Module):
+    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x.permute(0, 2, 3, 1)[..., 0] * scale
 
 
 class Counting(nn.Module):
@@ -740,6 +753,40 @@ class TestAutoComplete:
         assert "model 'm' has no inputs: they are not configured, and inputs could not be inferred" in refused.message
         assert note.removeprefix("inputs: ") in refused.message
         assert refused.hint.startswith("m/config.pbtxt, beside the version's folder m/1, says them: input { name:")
+
+    @pytest.mark.parametrize(
+        ("module", "tensors"),
+        [
+            (Kinds(), "x: TYPE_FP32 1, 512 -> OUTPUT__0: TYPE_FP32 1, 512"),
+            (Rated(), "x: TYPE_FP32 1, 512; sr: TYPE_INT64 1 -> OUTPUT__0: TYPE_FP32 1, 256"),
+            (Picture(), "x: TYPE_FP32 1, 3, 224, 224; scale: TYPE_FP64 1 -> OUTPUT__0: TYPE_FP32 1, 224, 224"),
+        ],
+    )
+    def test_a_configuration_is_proposed_with_which_the_model_runs(
+        self, tmp_path: Path, module: nn.Module, tensors: str
+    ) -> None:
+        torch_models.save_scripted(module, tmp_path / "m")
+        proposed = refusal(tmp_path / "m", complete(tmp_path / "m").config).hint.partition("says them: ")[2]
+
+        config = parse(proposed)
+        sides = (config.input, config.output)
+        assert tensors == " -> ".join(
+            "; ".join(f"{t.name}: {t.data_type.config} {', '.join(map(str, t.dims))}" for t in side if t.data_type)
+            for side in sides
+        )
+
+    def test_the_file_of_a_served_model_gets_lines_to_paste(self, tmp_path: Path) -> None:
+        torch_models.save_scripted(Kinds(), tmp_path / "own")
+        file = (tmp_path / "own" / "1" / "model.pt").rename(tmp_path / "net work.jit")
+        (tmp_path / "m" / "1").mkdir(parents=True)
+        (tmp_path / "m" / "1" / "model.pt").symlink_to(file)
+
+        lines = refusal(tmp_path / "m", complete(tmp_path / "m").config).hint.splitlines()
+
+        assert lines[0] == "these lines serve it, with dims that it took:"
+        assert lines[2:4] == ["mkdir -p models/m/1", f"cp '{file}' models/m/1/model.pt"]
+        assert lines[4].startswith('echo \'backend: "pytorch" input {')
+        assert lines[5] == "charonia serve models"
 
     def test_a_trial_run_that_fails_is_said(self, scripted: Path) -> None:
         config = ModelConfig(name="m", max_batch_size=8, input=(ModelInput("x", FP32, dims=(5,)),))

@@ -42,6 +42,8 @@ class ChannelEnd:
             be sent to it, or a message cannot be handled for a fault of this end.
         on_end: Called when the other end sends no more, and after `on_broken` for what it has sent.
         on_read: Called after messages that were received together.
+        shares: Whether neither end writes to what it has received: then tensors that lie in a region of either end are
+            named wherever they go, and `pool.lend` gives memory whose content is never copied.
 
     Attributes:
         pool: The regions of this end.
@@ -59,8 +61,10 @@ class ChannelEnd:
         on_broken: Callable[[str], None],
         on_end: Callable[[], None],
         on_read: Callable[[], None] | None = None,
+        shares: bool = False,
     ) -> None:
-        self.pool = RegionPool(forwards=True)
+        self._mappings = Mappings(forwards=True)
+        self.pool = RegionPool(self._mappings if shares else None, forwards=True, names_own=shares)
         self.unsent: list[bytes | bytearray | memoryview] = []
         self.unsent_bytes = 0
         self._name = name
@@ -69,7 +73,6 @@ class ChannelEnd:
         self._on_end = on_end
         self._on_read = on_read
         self._loop = asyncio.get_running_loop()
-        self._mappings = Mappings(forwards=True)
         self._receiver = Receiver(self._mappings, self.pool)
         self._unsent_fds: list[int] = []
         self._sending, self._receiving = sending, receiving

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 
 from charonia.core.caller import CallFrame
+from charonia.server.log_file import LINES
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class ExceptionLog:
             ids,
             f" and {more} more" if more > 0 else "",
             traceback.rstrip(),
-            extra={"instance": instance},
+            extra={"instance": instance, LINES: True},
         )
 
     def _end_window(self, model: CallFrame) -> None:

@@ -1,7 +1,7 @@
 """One instance of a Python model: a worker process that is restarted when it ends, and the batches that it runs.
 
-`Supervisor` keeps the worker running, `Batches` sends batches and handles their results. The instance dispatches the
-worker's messages.
+`WorkerSupervisor` keeps the worker running, `Batches` sends batches and handles their results. The instance dispatches
+the worker's messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from charonia.core.request import InferRequest
 from charonia.server.backends.api import BatchSink
 from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.services import Readiness, ServerServices, WorkerServices
-from charonia.server.backends.python.supervisor import MakeProcess, Supervisor, WorkerHealth, WorkerPhase
+from charonia.server.backends.python.supervisor import MakeProcess, WorkerHealth, WorkerPhase, WorkerSupervisor
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
 
@@ -54,7 +54,7 @@ class PythonInstance:
         )
         self._services = WorkerServices(server, self._batches.running)
         self._readiness = Readiness(name, self._ask_whether_ready)
-        self._supervisor = Supervisor(
+        self._supervisor = WorkerSupervisor(
             name,
             make_process,
             start_message,

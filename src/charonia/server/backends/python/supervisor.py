@@ -82,7 +82,7 @@ class WorkerPhase(Enum):
     CLOSED = "closed"
 
 
-class Supervisor:
+class WorkerSupervisor:
     """Keeps a worker process running.
 
     Args:

@@ -6,6 +6,7 @@ it.
 
 import asyncio
 import logging
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -235,8 +236,7 @@ class PyTorchBackend:
             raise invalid(
                 f"model '{config.name}' has no {missing}: they are not configured, and {missing} "
                 f"{reason.removeprefix(f'{missing}: ') or 'could not be inferred'}",
-                hint=f"{config.name}/config.pbtxt, beside the version's folder {config.name}/1, says them: "
-                f'{missing[:-1]} {{ name: "..." data_type: TYPE_FP32 dims: [ -1, 512 ] }}',
+                hint=_how_to_configure(config, source, found.guess),
             )
         for sentence in unknown_parameters(config):
             _log.warning(sentence)
@@ -266,6 +266,29 @@ class PyTorchBackend:
         if not plan.uses_cudnn and torch.backends.cudnn.enabled:
             torch.backends.cudnn.enabled = False
             _log.warning("model '%s': DISABLE_CUDNN is in effect for all models of this server", model)
+
+
+def _how_to_configure(config: ModelConfig, source: Source, guess: Signature | None) -> str:
+    """Return how to write the configuration of a model: for a file that is served alone, lines for a shell."""
+    name, missing = config.name, "input" if not config.input else "output"
+    tensors = f'{missing} {{ name: "..." data_type: TYPE_FP32 dims: [ -1, 512 ] }}'
+    if guess is not None:
+        kinds = (("input", guess.inputs), ("output", guess.outputs))
+        tensors = " ".join(
+            f'{kind} {{ name: "{t.name}" data_type: {t.datatype.config} dims: [ {", ".join(map(str, t.shape))} ] }}'
+            for kind, tensors in kinds
+            for t in tensors
+        )
+    path = source.path
+    if path is None or not path.is_symlink():
+        return f"{name}/config.pbtxt, beside the version's folder {name}/1, says them: {tensors}"
+    folder = shlex.quote(f"models/{name}")
+    text = shlex.quote(f'backend: "pytorch" {tensors}')
+    return (
+        f"these lines serve it{', with dims that it took' if guess is not None else ''}:\n\n"
+        f"mkdir -p {folder}/1\ncp {shlex.quote(str(path.resolve()))} {folder}/1/{path.name}\n"
+        f"echo {text} > {folder}/config.pbtxt\ncharonia serve models\n"
+    )
 
 
 def _plan(config: ModelConfig, settings: BackendSettings) -> RunPlan:

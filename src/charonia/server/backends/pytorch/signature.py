@@ -1,6 +1,6 @@
 """Infers the signature of a model, from its file and from trial runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from charonia.server.backends.pytorch import torchscript
 from charonia.server.backends.pytorch.archive import archive_names
 from charonia.server.backends.pytorch.failures import plain_text
 from charonia.server.backends.pytorch.naming import (
+    Parameter,
     ParameterKind,
     bind_results,
     choose_leaves,
@@ -20,11 +21,15 @@ from charonia.server.backends.pytorch.naming import (
     result_paths,
 )
 from charonia.server.backends.pytorch.program import PROTOCOL, TORCH, Leaves, Program
+from charonia.wire.example_inputs import filled
 
 _SIZES = ((8, 12), (64, 96), (224, 256))
 """Sizes of a variable dimension in two trial runs, smallest first: some models need larger ones."""
 
 _BATCHES = (2, 3)
+
+_GUESSES = ((DataType.FP32, (1, 512)), (DataType.FP32, (1, 3, 224, 224)), (DataType.INT64, (1, 8)))
+"""What tensors of which nothing is known may be: samples, a picture, tokens."""
 
 Shape = tuple[int, ...]
 
@@ -36,10 +41,12 @@ class Found:
     Attributes:
         signature: Inputs and outputs, None where they stay unknown.
         notes: A sentence for each thing that could not be inferred.
+        guess: Inputs and outputs with which the model runs, where nothing says that they are meant; None for none.
     """
 
     signature: Signature | None
     notes: tuple[str, ...] = ()
+    guess: Signature | None = None
 
 
 def of_exported(program: Any, interface: Leaves, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Found:
@@ -103,7 +110,8 @@ def of_torchscript(path: Path, program: Program) -> Found:
     strange = [p.name for p in parameters if p.kind is not ParameterKind.TENSOR]
     if strange or not parameters:
         arguments = ", ".join(f"{p.name} ({p.kind.value})" for p in parameters) or "none that is a tensor"
-        return Found(None, (f"inputs: could not be inferred; the arguments are {arguments}",))
+        note = f"inputs: could not be inferred; the arguments are {arguments}"
+        return Found(None, (note,), _guessed(program, parameters, torchscript.numbers_of(module)))
     shapes = {name.split(".")[0]: shape for name, shape in _traced(module)}
     is_traced = len(shapes) == len(parameters)
     if not is_traced:
@@ -111,7 +119,8 @@ def of_torchscript(path: Path, program: Program) -> Found:
     unknown = [p.name for p in parameters if p.name not in shapes]
     if unknown:
         names = ", ".join(f"'{name}'" for name in unknown)
-        return Found(None, (f"inputs: could not be inferred, as nothing tells datatype and dims of {names}",))
+        note = f"inputs: could not be inferred, as nothing tells datatype and dims of {names}"
+        return Found(None, (note,), _guessed(program, parameters, {}))
     inputs = [SignatureTensor(p.name, *shapes[p.name]) for p in parameters]
     if is_traced:
         free = [replace(tensor, shape=(-1, *tensor.shape[1:])) for tensor in inputs if tensor.shape]
@@ -191,6 +200,31 @@ def try_outputs(program: Program, inputs: Sequence[SignatureTensor]) -> Found:
         except Exception as error:  # zeros are not valid inputs of every model
             problem = problem or plain_text(error)
     return Found(None, (f"outputs: could not be inferred, as a trial run on zeros failed: {problem}",))
+
+
+def _guessed(program: Program, parameters: Sequence[Parameter], numbers: Mapping[str, DataType]) -> Signature | None:
+    """Return inputs and outputs with which a model runs, None where no guess succeeds.
+
+    Args:
+        program: The model.
+        parameters: Its arguments.
+        numbers: Datatypes of those that are numbers.
+    """
+    names = [parameter.name for parameter in parameters]
+    for datatype, shape in _GUESSES:
+        inputs = [
+            SignatureTensor(name, numbers.get(name, datatype), (1,) if name in numbers else shape) for name in names
+        ]
+        arrays = [filled(tensor.shape, tensor.datatype, tensor.name) for tensor in inputs]
+        values = [a.item() if n in numbers else torch.from_numpy(a) for n, a in zip(names, arrays, strict=True)]
+        try:
+            args, kwargs = program.interface.bind(names).fill(values)
+            with torch.inference_mode():
+                run = program.call(*args, **kwargs)
+            return _compared(inputs, [run, run]).signature
+        except Exception:  # a guess that is wrong
+            continue
+    return None
 
 
 def _zeros(tensor: SignatureTensor, batch: int, size: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, invalid
 from charonia.server.backends.pytorch.failures import plain_error
 from charonia.server.backends.pytorch.naming import Parameter, ParameterKind
@@ -21,6 +22,9 @@ _KINDS = {
     "float": ParameterKind.NUMBER,
     "bool": ParameterKind.NUMBER,
 }
+
+_NUMBERS = {"int": DataType.INT64, "float": DataType.FP64, "bool": DataType.BOOL}
+"""Datatype of inputs for arguments that are numbers."""
 
 
 def load_module(path: Path, device: torch.device | None, *, restores_shapes: bool = False) -> Any:
@@ -75,6 +79,12 @@ def parameters_of(module: Any) -> Iterator[Parameter]:
     for argument in module.forward.schema.arguments[1:]:
         kind = _KINDS.get(str(argument.type), ParameterKind.OTHER)
         yield Parameter(argument.name, kind, not argument.has_default_value(), argument.kwarg_only)
+
+
+def numbers_of(module: Any) -> dict[str, DataType]:
+    """Return the datatype of each argument of `forward` that is a number."""
+    arguments = module.forward.schema.arguments[1:]
+    return {a.name: _NUMBERS[str(a.type)] for a in arguments if str(a.type) in _NUMBERS}
 
 
 def changed_attributes(module: Any) -> list[str]:

@@ -24,18 +24,19 @@ from array import array
 from typing import TYPE_CHECKING
 
 from . import cuda_ipc
-from .regions import ChannelError, Export, Mappings, Region, RegionPool
+from .addresses import addresses
+from .regions import ChannelError, Export, ForwardedRegion, Mappings, Region, RegionPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
     Data = bytes | bytearray | memoryview
-    Place = tuple[int, int, int]
+    Place = tuple[int, int, int, int]
     """Location of a tensor's bytes: id of the region, 0 for inline, negative for one of the receiver's own; how it is
-    announced, 0 where it is already known; size in bytes."""
+    announced, 0 where it is already known; size in bytes; offset in the region."""
 
-PLACE_LENGTH = 3
+PLACE_LENGTH = 4
 """Length of the place of a tensor that is bytes; `cuda_ipc` has that of others."""
 
 INLINE_BYTES_MAX = 64 * 1024
@@ -85,28 +86,25 @@ class Outgoing:
         size = len(data)
         if size <= INLINE_BYTES_MAX:
             return self._place_inline(data)
-        theirs = self.pool.theirs(data)
-        if theirs:
-            return (-theirs, KNOWN, size)
+        found = addresses.find(data)
+        if found is not None and self.pool.is_theirs(found[0]):
+            return (-found[0].id, KNOWN, size, found[1])
         if len(self.fds) >= FDS_MAX:
             return self._place_inline(data)
         try:
-            forwarded = self.pool.forward(data)
-            if forwarded is not None:
-                self._regions.append(forwarded.id)
-                self.fds.append(forwarded.fd)
-                return (forwarded.id, FORWARDED, size)
-            region = self.pool.take(size)
+            region, offset = self.pool.put(data, found)
         except OSError:  # no descriptor or no memory is left for it
             return self._place_inline(data)
-        region.memory[:size] = data
         self._regions.append(region.id)
+        if isinstance(region, ForwardedRegion):
+            self.fds.append(region.fd)
+            return (region.id, FORWARDED, size, offset)
         if region.is_announced:
-            return (region.id, KNOWN, size)
+            return (region.id, KNOWN, size, offset)
         region.is_announced = True
         self._announced.append(region)
         self.fds.append(region.fd)
-        return (region.id, OWNED, size)
+        return (region.id, OWNED, size, offset)
 
     def export(
         self, source: Any, datatype: str, content: object = None, *, is_done: bool = False
@@ -138,7 +136,7 @@ class Outgoing:
             self.parts.append(_PADDING[:padding])
         self.parts.append(data)
         self.size += padding + len(data)
-        return (0, KNOWN, len(data))
+        return (0, KNOWN, len(data), 0)
 
     def withdraw(self) -> None:
         """Release the regions of a message that is not sent."""
@@ -195,7 +193,7 @@ class Incoming:
         Raises:
             ChannelError: They are not there.
         """
-        region_id, announced, size = _checked(place)
+        region_id, announced, size, offset = _checked(place)
         if not region_id:
             start = self._position + -self._position % ALIGNMENT
             self._position = end = start + size
@@ -205,22 +203,23 @@ class Incoming:
         if region_id < 0:
             if self.ours is None:
                 raise ChannelError(f"region {-region_id} is named as one of this end's, which has none to name")
-            return self.ours.hold(-region_id, size)
+            return self.ours.hold(-region_id, size, offset)
         if announced:
             if not self._fds:
                 raise ChannelError(f"the descriptor of region {region_id} is missing")
             self._mappings.add(region_id, self._fds.pop(0), forwarded=announced == FORWARDED)
         self.regions.append(region_id)
-        return self._mappings.view(region_id, size)
+        return self._mappings.view(region_id, size, offset)
 
 
 def _checked(place: object) -> Place:
     if not (isinstance(place, tuple) and len(place) == PLACE_LENGTH):
         raise ChannelError(f"the place of a tensor is malformed: {place!r}")
-    region_id, announced, size = place
-    if type(region_id) is not int or type(size) is not int or size < 0 or announced not in (KNOWN, OWNED, FORWARDED):
+    region_id, announced, size, offset = place
+    has_numbers = type(region_id) is type(size) is type(offset) is int
+    if not has_numbers or size < 0 or offset < 0 or announced not in (KNOWN, OWNED, FORWARDED):
         raise ChannelError(f"the place of a tensor is malformed: {place!r}")
-    return region_id, announced, size
+    return region_id, announced, size, offset
 
 
 class Receiver:

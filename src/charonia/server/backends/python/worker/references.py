@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from .addresses import Mapped
+
 FAILURE_LENGTH = 2
 """Length of what replaces the place of a tensor that cannot be had: number of the `TritonError` code, and why."""
 
@@ -46,9 +48,8 @@ class _HeldRegions(Mappings):
         super().__init__()
         self.held: set[int] = set()
 
-    def id_at(self, address: int) -> int:
-        region = super().id_at(address)
-        return region if region in self.held else 0
+    def may_name(self, mapped: Mapped) -> bool:
+        return super().may_name(mapped) and mapped.id in self.held
 
 
 class References:

@@ -2,7 +2,8 @@
 
 The end that allocates a region owns it and reuses it once nothing refers to it any more, at either end. A tensor that
 lies in shared memory already is not copied again: a worker that sends back what it has received names the server's own
-region, and what one worker has sent, the server forwards to another as a descriptor, which is mapped copy-on-write.
+region, and what one worker has sent, the server forwards to another as a descriptor, which is mapped copy-on-write. An
+end can also lend a region of its own before it has anything to send: what is received there and then sent is named.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from .addresses import Mapped, addresses
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 
 POOL_BYTES_MAX = 256 * 1024 * 1024
 """Most bytes of idle regions that a sender keeps for reuse."""
+
+LENT_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes of regions in use with which a sender lends no more; what is received elsewhere is copied when it is sent."""
 
 EXPORTS_MAX = 1024
 """GPU tensors of one end of a channel that the other end has handles of; more are copied through host memory."""
@@ -51,25 +57,17 @@ def make_memory(size: int) -> int:
     return fd
 
 
-def _address(data: Data | mmap.mmap) -> int:
-    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
-
-
-_descriptors: dict[int, int] = {}
-"""Descriptor of shared memory by the address at which it begins in this process."""
-
-
 class Region:
     """Shared memory of the sending end.
 
     Attributes:
-        is_out: Whether the other end may still refer to it.
-        holds: Reference count of this end: arrays over it that the other end has sent back.
+        outs: Reference count of the other end: the places in it that messages have named.
+        holds: Reference count of this end: arrays over it that the other end has sent back, or that were lent.
     """
 
-    __slots__ = ("fd", "holds", "id", "is_announced", "is_out", "memory", "size")
+    __slots__ = ("_pool", "fd", "holds", "id", "is_announced", "memory", "outs", "size")
 
-    def __init__(self, id: int, size: int) -> None:
+    def __init__(self, pool: RegionPool, id: int, size: int) -> None:
         self.id = id
         self.size = size
         self.fd = make_memory(size)
@@ -79,13 +77,14 @@ class Region:
             os.close(self.fd)
             raise
         self.is_announced = False
-        self.is_out = True
+        self.outs = 0
         self.holds = 0
-        _descriptors[_address(self.memory)] = self.fd
+        self._pool = pool
+        addresses.add(self.memory, Mapped(pool, id, size, self.fd))
 
     def close(self) -> None:
         """Give the memory back; the other end keeps its mapping until it is told."""
-        _descriptors.pop(_address(self.memory), None)
+        addresses.remove(self.memory, self._pool)
         os.close(self.fd)
         with contextlib.suppress(BufferError):  # a view of it is left, and the mapping goes with the last one
             self.memory.close()
@@ -133,38 +132,74 @@ class RegionPool:
         theirs: The other end's regions as they are mapped here. With them, a tensor that lies in one of these is not
             sent but named.
         forwards: Whether regions of third processes are passed on without a copy.
+        names_own: Whether a tensor that lies in a region of this end is named, too: the other end must not write there.
 
     Attributes:
         exports_gpu: Whether tensors of a GPU travel as CUDA IPC handles unless the receiver asks otherwise.
         is_closed: Whether the other end is gone.
     """
 
-    def __init__(self, theirs: Mappings | None = None, *, forwards: bool = False) -> None:
+    def __init__(self, theirs: Mappings | None = None, *, forwards: bool = False, names_own: bool = False) -> None:
         self._theirs = theirs
         self._forwards = forwards
+        self._names_own = names_own
         self._used: dict[int, Region] = {}
         self._forwarded: dict[int, ForwardedRegion] = {}
         self._exports: dict[int, Export] = {}
         self._idle: dict[int, list[Region]] = {}
         self._idle_bytes = 0
+        self._used_bytes = 0
         self._next_id = 1
         self._released: list[int] = []  # regions that lost an array; appended to by any thread
         self._dropped: list[int] = []
         self.exports_gpu = False
         self.is_closed = False
 
-    def theirs(self, data: Data) -> int:
-        """Return the id of the other end's region at whose beginning `data` lies, 0 for none."""
-        return self._theirs.id_at(_address(data)) if self._theirs is not None else 0
+    def is_theirs(self, mapped: Mapped) -> bool:
+        """Whether a message may name this region as one of the other end's."""
+        return self._theirs is not None and self._theirs.may_name(mapped)
 
-    def forward(self, data: Data) -> ForwardedRegion | None:
-        """Forward the shared memory at whose beginning `data` lies; return None where it lies in none."""
-        fd = _descriptors.get(_address(data)) if self._forwards else None
-        if fd is None:
-            return None
+    def put(self, data: Data, found: tuple[Mapped, int] | None) -> tuple[Region | ForwardedRegion, int]:
+        """Return a region with these bytes, to which the other end refers from now on, and their offset there.
+
+        Args:
+            data: The bytes.
+            found: Where they lie in shared memory of this process, None where they do not. Else they are copied.
+
+        Raises:
+            OSError: There is no memory for them, or no descriptor.
+        """
+        if found is not None:
+            mapped, offset = found
+            own = self._used.get(mapped.id) if self._names_own and mapped.owner is self else None
+            if own is not None:
+                own.outs += 1
+                return own, offset
+            if self._forwards and mapped.fd >= 0:
+                return self._forward(mapped.fd, data), offset
+        region = self.take(len(data))
+        region.outs = 1
+        region.memory[: len(data)] = data
+        return region, 0
+
+    def _forward(self, fd: int, data: Data) -> ForwardedRegion:
         forwarded = self._forwarded[self._next_id] = ForwardedRegion(self._next_id, fd, data)
         self._next_id += 1
         return forwarded
+
+    def lend(self, size: int) -> memoryview | None:
+        """Return memory to receive `size` bytes in, which messages name if they are sent; None if there is none.
+
+        It goes back to the pool when neither end refers to it any more.
+        """
+        self._collect()
+        if self.is_closed or self._used_bytes + size > LENT_BYTES_MAX:
+            return None
+        try:
+            region = self.take(size)
+        except OSError:  # no descriptor or no memory is left for it
+            return None
+        return self.hold(region.id, size)
 
     def add_export(self, export: Export) -> int:
         """Keep a tensor of a GPU for the other end; return the export's id, 0 when there are too many."""
@@ -187,7 +222,7 @@ class RegionPool:
         return export
 
     def take(self, size: int) -> Region:
-        """Return a region of at least `size` bytes."""
+        """Return a region of at least `size` bytes that nothing refers to yet. Raises OSError if there is none."""
         self._collect()
         wanted = _REGION_BYTES_MIN
         while wanted < size:
@@ -196,24 +231,24 @@ class RegionPool:
         if idle:
             region = idle.pop()
             self._idle_bytes -= wanted
-            region.is_out = True
         else:
-            region = Region(self._next_id, wanted)
+            region = Region(self, self._next_id, wanted)
             self._next_id += 1
         self._used[region.id] = region
+        self._used_bytes += wanted
         return region
 
-    def hold(self, region_id: int, size: int) -> memoryview:
-        """Return the first `size` bytes of a region that the other end has named, and count a reference to it.
+    def hold(self, region_id: int, size: int, offset: int = 0) -> memoryview:
+        """Return a part of a region, which is lent or was named by the other end, and count a reference to it.
 
         Raises:
             ChannelError: There is no such region in use, or it is smaller.
         """
         region = self._used.get(region_id)
-        if region is None or size > region.size:
-            raise ChannelError(f"there is no region {region_id} of {size} bytes in use")
+        if region is None or offset + size > region.size:
+            raise ChannelError(f"there is no region {region_id} of {offset + size} bytes in use")
         region.holds += 1
-        holder = np.frombuffer(region.memory, np.uint8, size)
+        holder = np.frombuffer(region.memory, np.uint8, size, offset)
         weakref.finalize(holder, partial(self._released.append, region_id)).atexit = False
         return memoryview(holder)  # type: ignore[arg-type] # an array is a buffer
 
@@ -222,7 +257,7 @@ class RegionPool:
         for region_id in ids:
             region = self._used.get(region_id)
             if region is not None:
-                region.is_out = False
+                region.outs = max(region.outs - 1, 0)
                 self._free(region)
             elif region_id in self._forwarded:
                 self._forwarded.pop(region_id).close()
@@ -241,9 +276,10 @@ class RegionPool:
                 self._free(region)
 
     def _free(self, region: Region) -> None:
-        if region.is_out or region.holds:
+        if region.outs or region.holds:
             return
         del self._used[region.id]
+        self._used_bytes -= region.size
         if self._idle_bytes + region.size > POOL_BYTES_MAX:
             region.close()
             self._dropped.append(region.id)
@@ -265,7 +301,7 @@ class RegionPool:
         self._used.clear()
         self._forwarded.clear()
         self._idle.clear()
-        self._idle_bytes = 0
+        self._idle_bytes = self._used_bytes = 0
 
 
 class Mappings:
@@ -278,7 +314,6 @@ class Mappings:
     def __init__(self, *, forwards: bool = False) -> None:
         self._forwards = forwards
         self._memory: dict[int, mmap.mmap] = {}
-        self._ids: dict[int, int] = {}  # by address
 
     def add(self, region_id: int, fd: int, *, forwarded: bool = False) -> None:
         """Map a region and take over its descriptor; a forwarded one is mapped copy-on-write.
@@ -290,32 +325,29 @@ class Mappings:
         try:
             access = mmap.ACCESS_COPY if forwarded else mmap.ACCESS_WRITE
             memory = self._memory[region_id] = mmap.mmap(fd, os.fstat(fd).st_size, access=access)
-            address = _address(memory)
             if not forwarded:
-                self._ids[address] = region_id
                 keep = self._forwards
-                if keep:
-                    _descriptors[address] = fd
+                addresses.add(memory, Mapped(self, region_id, len(memory), fd if keep else -1))
         except (OSError, ValueError) as error:
             raise ChannelError(f"region {region_id} cannot be mapped: {error}") from error
         finally:
             if not keep:
                 os.close(fd)
 
-    def id_at(self, address: int) -> int:
-        """Return the id of the region that begins at an address, 0 for none."""
-        return self._ids.get(address, 0)
+    def may_name(self, mapped: Mapped) -> bool:
+        """Whether this is one of these regions, and a message may name it."""
+        return mapped.owner is self
 
-    def view(self, region_id: int, size: int) -> memoryview:
-        """Return the first `size` bytes of a region.
+    def view(self, region_id: int, size: int, offset: int = 0) -> memoryview:
+        """Return a part of a region.
 
         Raises:
             ChannelError: There is no such region, or it is smaller.
         """
         memory = self._memory.get(region_id)
-        if memory is None or size > len(memory):
-            raise ChannelError(f"region {region_id} of {size} bytes is not mapped")
-        return memoryview(memory)[:size]
+        if memory is None or offset + size > len(memory):
+            raise ChannelError(f"region {region_id} of {offset + size} bytes is not mapped")
+        return memoryview(memory)[offset : offset + size]
 
     def drop(self, ids: Iterable[int]) -> None:
         """Unmap regions; one with views goes with the last of them."""
@@ -324,12 +356,9 @@ class Mappings:
             memory = self._memory.pop(region_id, None)
             if memory is None:
                 continue
-            address = _address(memory)
-            if self._ids.get(address) == region_id:
-                del self._ids[address]
-                fd = _descriptors.pop(address, None) if self._forwards else None
-                if fd is not None:
-                    os.close(fd)
+            mapped = addresses.remove(memory, self)
+            if mapped is not None and mapped.fd >= 0:
+                os.close(mapped.fd)
 
     def close(self) -> None:
         """Unmap everything."""

@@ -1,0 +1,157 @@
+"""What larger machines do, from what `bench.front_ends` has measured: the tables of `docs/capacity.md`.
+
+python -m bench.front_ends --client wrk --model engine_identity      # each of these four takes some minutes
+python -m bench.front_ends --client wrk --model identity
+python -m bench.front_ends --client wrk --model engine_image
+python -m bench.front_ends --client wrk --model image
+python -m bench.capacity_report
+
+First comes the check: the simulation of the machine that was measured, with its client, beside the rates that were
+measured there. Then come the machines of `bench.capacity.CORES`, with clients elsewhere.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.capacity import CORES, Costs, Figures, Shape, best, simulate
+from bench.compare import RESULTS
+from bench.front_ends import CLIENT
+from bench.load import input_bytes
+from charonia.server.front_ends.how_many import how_many
+
+IN_ENGINE = ("engine_identity", "engine_image")
+"""Models that front ends do not run."""
+
+MODELS = ("engine_identity", "identity", "engine_image", "image")
+
+CLIENTS = 256
+"""Requests in flight on the larger machines."""
+
+SIMULATED = 4_000
+"""Requests of a simulation."""
+
+
+class Measured(NamedTuple):
+    """What was measured with one load.
+
+    Attributes:
+        load: Protocol and requests in flight, such as "http-64".
+        costs: Costs with one front end, of a model that runs in the engine or in the front end at once.
+        rates: Inferences a second by number of front ends.
+    """
+
+    load: str
+    costs: Costs
+    rates: dict[int, float]
+
+
+def measured(record: dict[str, Any]) -> Iterator[Measured]:
+    """Yield what a results file of `bench.front_ends` holds that has runs without front ends and with one."""
+    for load, samples in record.items():
+        if load in ("date", "machine") or not {"0", "1"} <= samples.keys():
+            continue
+        alone, apart = (_medians(samples[number]) for number in ("0", "1"))
+        costs = Costs(
+            front_end_us=apart["front ends"],
+            engine_us=apart["engine"],
+            one_process_us=alone["server"],
+            client_us=apart[CLIENT],
+        )
+        rates = {int(n): statistics.median(each["rate_per_s"] for each in runs) for n, runs in samples.items()}
+        yield Measured(load, costs, rates)
+
+
+def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
+    shares: list[dict[str, float]] = [run["cpu_us_by_process"] for run in runs]
+    return {name: statistics.median(share[name] for share in shares) for name in shares[0]}
+
+
+def check_rows(model: str, found: Measured, cores: int) -> Iterator[str]:
+    """Yield a row for each number of front ends: what was measured, and what the simulation says."""
+    in_flight = int(found.load.partition("-")[2])
+    for front_ends, rate_per_s in found.rates.items():
+        figures = simulate(found.costs, Shape(cores, front_ends, 1), in_flight, SIMULATED)
+        costs = found.costs
+        cpu_us = costs.front_end_us + costs.engine_us if front_ends else costs.one_process_us
+        yield (
+            f"| {model} | {_words(found.load)} | {front_ends} | {cpu_us:.0f} | {costs.client_us:.0f} | "
+            f"{rate_per_s:,.0f} | {figures.rate_per_s:,.0f} | {rate_per_s / figures.rate_per_s:.2f} |"
+        )
+
+
+def machine_row(model: str, found: Measured, cores: int) -> str:
+    """Return the row of a larger machine, with clients elsewhere: the best number of front ends, and that of `auto`."""
+    costs = replace(found.costs, client_us=0.0)
+    shape, figures = best(costs, cores, CLIENTS, SIMULATED)
+    auto = how_many(cores, "the model stays in the engine" if model in IN_ENGINE else "").number
+    _, by_auto = best(costs, cores, CLIENTS, SIMULATED, front_ends=auto)
+    gigabits = figures.rate_per_s * input_bytes(model) * 8 / 1e9
+    return (
+        f"| {model} | {_words(found.load)} | {cores} | {shape.front_ends} | {figures.rate_per_s:,.0f} | "
+        f"{_limit(figures)} | {auto} | {by_auto.rate_per_s:,.0f} | {gigabits:.1f} |"
+    )
+
+
+def limit_row(model: str, found: Measured) -> str:
+    """Return the row that says where the engine becomes the limit."""
+    costs = found.costs
+    most = f"{1e6 / costs.engine_us:,.0f}" if costs.engine_us else "-"
+    cores = f"{(costs.front_end_us + costs.engine_us) / costs.engine_us:.1f}" if costs.engine_us else "-"
+    ratio = (costs.front_end_us + costs.engine_us) / costs.one_process_us
+    return (
+        f"| {model} | {_words(found.load)} | {costs.one_process_us:.1f} | {costs.front_end_us:.1f} | "
+        f"{costs.engine_us:.1f} | {ratio:.2f} | {most} | {cores} |"
+    )
+
+
+def _words(load: str) -> str:
+    protocol, _, in_flight = load.partition("-")
+    return f"{'HTTP' if protocol == 'http' else 'gRPC'}, {in_flight}"
+
+
+def _limit(figures: Figures) -> str:
+    return f"{figures.busiest} ({figures.busy_share:.0%})"
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=[*MODELS])
+    parser.add_argument("--client", choices=["perf_analyzer", "wrk"], default="wrk")
+    parser.add_argument("--cores", type=int, nargs="+", default=list(CORES))
+    given = parser.parse_args()
+    records = {model: _read(RESULTS / f"front_ends-{model}-{given.client}.json") for model in given.models}
+    found = [(model, each) for model, record in records.items() for each in measured(record)]
+    print(
+        "| model | protocol, in flight | one process us | front end us | engine us | ratio | engine's limit | cores |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for model, each in found:
+        print(limit_row(model, each))
+    print("\n| model | protocol, in flight | front ends | server us | client us | measured | simulated | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    for model, each in found:
+        for row in check_rows(model, each, int(records[model]["machine"]["cores"])):
+            print(row)
+    print("\n| model | protocol, in flight | cores | front ends | infer/s | limit | auto | infer/s | Gbit/s in |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    # The last load of a protocol is the greatest: its costs are those of a busy server.
+    for (model, _), each in {(model, each.load.partition("-")[0]): each for model, each in found}.items():
+        for cores in given.cores:
+            print(machine_row(model, each, cores), flush=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: run `python -m bench.front_ends` for this model and client first")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""When an instance gets its next batch: as soon as the last one has run, before what that leads to."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+
+import numpy as np
+from tests.support.in_place import FixedPlace
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
+from charonia.core.calls import Outcome
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Tensor
+from charonia.server.backends.api import Execution, Outputs, Placement
+from charonia.server.execution.executor import BlockingExecutor, ExecutableBatch
+from charonia.server.execution.runner import ModelRunner
+from charonia.server.scheduling.in_place import InPlaceRule
+from charonia.server.scheduling.recorded import RecordedScheduler
+from charonia.server.scheduling.schedulers import make_scheduler
+
+
+class Echo:
+    """A blocking instance that notes what it runs."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        self._events.append("run " + "".join(request.id for request in requests))
+        return Execution([Outputs([request.inputs["IN"]]) for request in requests], 0, 0)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class Executor(BlockingExecutor):
+    """One whose thread runs a batch when the test says so, unless it computes on the event loop."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__(Echo(events), Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
+        self.rule: InPlaceRule = FixedPlace(in_place=False)
+        self.batches: list[ExecutableBatch] = []
+
+    def run(self, batch: ExecutableBatch) -> None:
+        if self.rule.in_place:
+            super().run(batch)
+        else:
+            self.batches.append(batch)
+
+    def finish(self) -> None:
+        """Run the oldest batch, and report it as the thread does."""
+        batch = self.batches.pop(0)
+        batch.executed(*self.run_in_place(batch.requests))
+
+
+class Model:
+    """A runner of one instance.
+
+    Attributes:
+        events: What it ran and answered, with the batches that were handed over before.
+        then: What a reply leads to, by the name of its request.
+    """
+
+    def __init__(self, max_batch_size: int) -> None:
+        config = ModelConfig(
+            name="m",
+            max_batch_size=max_batch_size,
+            input=(ModelInput("IN", DataType.FP32, dims=(1,)),),
+            output=(ModelOutput("OUT", DataType.FP32, (1,)),),
+            dynamic_batching=DynamicBatching() if max_batch_size else None,
+        )
+        self.events: list[str] = []
+        self.executor = Executor(self.events)
+        self.runner = ModelRunner(
+            config,
+            "1",
+            scheduler=RecordedScheduler(make_scheduler(config)),
+            executors=[self.executor],
+            labels={},
+            loop=asyncio.get_running_loop(),
+        )
+        self._shape = (1, 1) if max_batch_size else (1,)
+        self.then: dict[str, Callable[[], object]] = {}
+
+    def submit(self, names: str) -> None:
+        """Submit a request for each letter."""
+        for name in names:
+            self.runner.submit(self.request(name), partial(self._answered, name))
+
+    def request(self, name: str) -> InferRequest:
+        """Return a request of this name."""
+        return InferRequest("m", {"IN": Tensor("IN", DataType.FP32, np.zeros(self._shape, "<f4"))}, id=name)
+
+    def _answered(self, name: str, outcome: Outcome, final: bool) -> None:
+        handed = ["".join(request.id for request in batch.requests) for batch in self.executor.batches]
+        self.events.append(f"answer {name}, handed over {handed}")
+        self.then.get(name, lambda: None)()
+
+
+def play(scenario: Callable[[Model], Coroutine[object, object, None]], max_batch_size: int = 0) -> None:
+    """Play a scenario of a model."""
+
+    async def scene() -> None:
+        model = Model(max_batch_size)
+        await scenario(model)
+        await model.runner.aclose()
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_the_next_request_is_handed_over_before_the_last_one_is_answered() -> None:
+    async def scenario(model: Model) -> None:
+        model.submit("abc")
+        model.executor.finish()
+        assert model.events == ["run a", "answer a, handed over ['b']"]
+
+    play(scenario)
+
+
+def test_a_full_batch_is_handed_over_before_the_last_one_is_answered() -> None:
+    async def scenario(model: Model) -> None:
+        model.submit("abcd")
+        model.executor.finish()
+        assert model.events == ["run a", "answer a, handed over ['bc']"]
+
+    play(scenario, max_batch_size=2)
+
+
+def test_a_batch_with_room_waits_until_the_loop_has_read_what_has_arrived_meanwhile() -> None:
+    async def scenario(model: Model) -> None:
+        model.submit("abc")
+        asyncio.get_running_loop().call_soon(model.submit, "d")
+        model.executor.finish()
+        assert model.events == ["run a", "answer a, handed over []"]
+        await asyncio.sleep(0)
+        assert [len(batch.requests) for batch in model.executor.batches] == [3]
+
+    play(scenario, max_batch_size=4)
+
+
+def test_what_a_reply_submits_waits_for_those_before_it() -> None:
+    async def scenario(model: Model) -> None:
+        model.then["a"] = lambda: model.submit("d")
+        model.submit("abc")
+        while model.executor.batches:
+            model.executor.finish()
+        assert [event for event in model.events if event.startswith("run")] == ["run a", "run b", "run c", "run d"]
+
+    play(scenario)
+
+
+def test_an_instance_that_computes_on_the_loop_leaves_it_between_two_batches() -> None:
+    async def scenario(model: Model) -> None:
+        model.submit("abc")
+        model.executor.rule = FixedPlace(in_place=True)
+        model.executor.finish()
+        answered = "answer {}, handed over []"
+        for name in "abc":
+            assert model.events[-2:] == [f"run {name}", answered.format(name)]
+            await asyncio.sleep(0)
+        assert len(model.events) == 6
+
+    play(scenario)
+
+
+def test_a_reply_may_cancel_another_request_of_a_batch_whose_instance_is_busy_again() -> None:
+    async def scenario(model: Model) -> None:
+        outcomes: list[Outcome] = []
+        model.submit("ab")
+        ticket = model.runner.submit(model.request("c"), lambda outcome, final: outcomes.append(outcome))
+        model.submit("de")
+        model.then["b"] = ticket.cancel
+        model.executor.finish()
+        model.executor.finish()
+        assert model.events[-1] == "answer b, handed over ['de']"
+        (outcome,) = outcomes
+        assert isinstance(outcome, ServingError)
+        assert outcome.code is Code.CANCELLED
+        model.executor.finish()
+        await model.runner.drain()
+        assert model.runner.metrics.statistics.success.count == 4
+        assert model.runner.metrics.statistics.execution_count == 3
+
+    play(scenario, max_batch_size=2)
