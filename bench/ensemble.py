@@ -1,9 +1,11 @@
 """The overhead of an ensemble over its slowest step: an identity, a model and an identity against the model alone.
 
 python -m bench.ensemble
+python -m bench.ensemble --against triton --model mlp_tuned --client wrk
 
 Two servers, one with the ensemble and one with the model, get the same load in turn; a ratio is of one pair. A ratio of
-0.9 means that the two other steps and the ensemble itself take a tenth of the time.
+0.9 means that the two other steps and the ensemble itself take a tenth of the time. Against Triton, both servers have
+the ensemble.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from tests.support.models import identity_pbtxt, resnet18, write_model
 from bench.compare import RESULTS, as_line, measure, summary
 from bench.load import Load
 from bench.machine import machine
-from bench.models import INPUT_SHAPES, MODEL, MODELS
+from bench.models import BATCHED, INPUT_SHAPES, MODEL, MODELS
 from bench.servers import Server
 
 IMAGE_SIZE = 64
@@ -42,6 +44,7 @@ class Step:
 STEPS = {
     "resnet18": Step(("input", [3, IMAGE_SIZE, IMAGE_SIZE]), ("output", [1000])),
     "mlp": Step(("INPUT0", [128]), ("OUTPUT0", [10])),
+    "mlp_tuned": Step(("INPUT0", [128]), ("OUTPUT0", [10])),
     "python_mlp": Step(("INPUT0", [128]), ("OUTPUT0", [10])),
     "slow": Step(("INPUT0", [16]), ("OUTPUT0", [16])),
 }
@@ -86,18 +89,24 @@ def write_ensemble(repository: Path, model: str) -> None:
     write_model(repository, MODEL, "", config=config)
 
 
-def variants(model: str) -> tuple[str, str]:
+def variants(model: str, against: str) -> tuple[str, str]:
     """Register ensemble and model and return the names of the variants."""
+    other = "ensemble" if against == "triton" else "alone"
     MODELS[f"ensemble_{model}"] = lambda folder: write_ensemble(folder, model)
     MODELS[f"alone_{model}"] = lambda folder: write_alone(folder, model)
     INPUT_SHAPES[f"ensemble_{model}"] = INPUT_SHAPES[f"alone_{model}"] = STEPS[model].given[1]
-    return f"charonia:ensemble_{model}", f"charonia:alone_{model}"
+    BATCHED.update((f"ensemble_{model}", f"alone_{model}"))
+    server = "triton" if against == "triton" else "charonia"
+    return f"charonia:ensemble_{model}", f"{server}:{other}_{model}"
 
 
 def main() -> None:
     """Measure one model after the other, print and write after each line."""
     parser = argparse.ArgumentParser(prog="python -m bench.ensemble", description=__doc__)
     parser.add_argument("--model", nargs="+", choices=sorted(STEPS), default=list(STEPS))
+    parser.add_argument("--against", choices=["alone", "triton"], default="alone", help="the slowest step, or Triton")
+    parser.add_argument("--client", choices=["perf_analyzer", "wrk"], default="perf_analyzer")
+    parser.add_argument("--flag", action="append", default=[], help="flag for the server with the ensemble; repeatable")
     parser.add_argument("--protocol", choices=["http", "grpc"], default="http")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs, at least 5 for figures to publish")
@@ -108,15 +117,15 @@ def main() -> None:
         "format": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "settings": {"rounds": given.rounds, "seconds": given.seconds, "protocol": given.protocol},
+        "settings": {key: value for key, value in vars(given).items() if key != "output"},
         "points": [],
     }
-    print(f"{'model':<12}load      | infer/s: ensemble, model, ratio | p50 us | p99 us | server CPU us; medians")
+    print(f"{'model':<12}load      | infer/s: A, B, A:B | p50 us | p99 us | server CPU us; medians")
     for model in given.model:
-        ensemble, alone = variants(model)
-        with Server(ensemble) as a, Server(alone) as b:
+        ensemble, other = variants(model, given.against)
+        with Server(ensemble, given.flag) as a, Server(other) as b:
             for concurrency in given.concurrency:
-                load = Load("perf_analyzer", given.protocol, concurrency, given.seconds)
+                load = Load(given.client, given.protocol, concurrency, given.seconds)
                 pairs = measure(a, b, load, given.rounds)
                 table = summary(pairs)
                 print(f"{model:<12}{as_line(load, table)}", flush=True)

@@ -165,9 +165,13 @@ OUTPUT_SHAPES = {"identity": [16], "mlp": [10]}
 """Of the models that there are fixed answers for."""
 
 
+BATCHED = {"mlp", "mlp_tuned", "python_batched", "python_mlp"}
+"""The models whose requests have a batch dimension in front."""
+
+
 def is_batched(model: str) -> bool:
     """Whether requests to the model have a batch dimension in front."""
-    return model in ("mlp", "mlp_tuned", "python_batched", "python_mlp")
+    return model in BATCHED
 
 
 def _write(folder: Path, config: str | None) -> None:
