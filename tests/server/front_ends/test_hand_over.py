@@ -1,6 +1,8 @@
 """Front ends that an engine hands over to the next one: both engines and the front ends in this process."""
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from charonia.server.facade import Services
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.front_end import FrontEnd, connected
 from charonia.server.front_ends.hand_over import SOCKET_NAME
+from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.options import GrpcOptions, HttpOptions, ServerOptions
 
 NEXT = "engine_2.sock"
@@ -178,6 +181,32 @@ def test_where_the_next_engine_has_gone_all_is_as_before(tmp_path: Path) -> None
         sock = connected(tmp_path / SOCKET_NAME)
         assert sock is not None
         sock.close()
+
+    run(scenario, tmp_path)
+
+
+def test_a_front_end_that_came_too_late_does_not_lose_the_next_engine_with_the_one_before(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.first.hand_over()
+        reasons: list[str] = []
+        late = RemoteEngine(take=lambda *_: asyncio.sleep(0), ended=reasons.append)
+        for served in (bench.first, bench.second):
+            ours, theirs = socket.socketpair()
+            served.port.connect(theirs)
+            with contextlib.suppress(ServingError):
+                await late.connect(ours)
+        replies = Replies()
+        bench.second.fake.hold = True
+        late.infer(request(), replies)
+        await until(lambda: bench.second.fake.tickets)
+        await bench.first.port.close()
+        await asyncio.sleep(0.01)
+        bench.second.fake.release(0)
+        await until(lambda: replies)
+
+        assert isinstance(replies[0][0], InferResponse)
+        assert reasons == []
+        late.close()
 
     run(scenario, tmp_path)
 

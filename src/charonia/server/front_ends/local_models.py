@@ -195,11 +195,11 @@ class LocalModels:
                 version_fingerprint, folder, offer.version, config=CONFIG_FILE, is_immutable=offer.is_immutable
             )
         except Exception as error:
-            self._refused.add(offer.number)
+            self._refuse(offer)
             _log.warning("model '%s' version %d runs in the engine only: %s", offer.name, offer.version, error)
         else:
             if files != offer.files:
-                self._refused.add(offer.number)
+                self._refuse(offer)
                 _log.info(
                     "model '%s' version %d runs in the engine only: its files have changed", offer.name, offer.version
                 )
@@ -211,8 +211,15 @@ class LocalModels:
                 loaded = None
         finally:
             self._loads.pop(offer.number, None)
+            if self._wanted.get(offer.number, offer) != offer:  # another engine has given the number to another version
+                self.follow(self._offers, self._configs)
         if loaded is not None:
             await loaded.retire()
+
+    def _refuse(self, offer: Offer) -> None:
+        """Leave a version to the engine, as long as it is offered."""
+        if self._wanted.get(offer.number) == offer:
+            self._refused.add(offer.number)
 
     def _add(self, copy: Copy) -> None:
         metrics = copy.runner.metrics

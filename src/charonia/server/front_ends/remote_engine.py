@@ -95,7 +95,7 @@ class RemoteEngine:
             sock: Connected to an `EnginePort`.
 
         Raises:
-            ServingError: UNAVAILABLE when it is gone again.
+            ServingError: UNAVAILABLE when it is gone again, or has handed its front ends over.
         """
         self._has_news = False
         self._responses = BurstReader()
@@ -103,7 +103,11 @@ class RemoteEngine:
             *(sock, "the engine", RequestWriter()), take=self._received, answer=self._told, ended=self._lost
         )
         self.lend = self._link.lend
-        metadata, offers = cast(list[Any], await self.ask("hello"))
+        try:
+            metadata, offers = cast(list[Any], await self.ask("hello"))
+        except ServingError:
+            self._link.close()  # its end must not count as that of the engine which is met instead
+            raise
         self._metadata = record(ServerMetadata, metadata)
         self.held.engine_back()
         return frozenset(offers)
