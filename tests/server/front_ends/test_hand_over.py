@@ -20,6 +20,7 @@ from charonia.server.facade import Services
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.front_end import FrontEnd, connected
 from charonia.server.front_ends.hand_over import SOCKET_NAME
+from charonia.server.front_ends.local_models import software_of
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.options import GrpcOptions, HttpOptions, ServerOptions
 
@@ -31,10 +32,10 @@ NO_ENDPOINTS = ServerOptions(http=HttpOptions(enabled=False), grpc=GrpcOptions(e
 class Served:
     """An engine that the test plays, behind a port."""
 
-    def __init__(self, folder: Path, name: str = SOCKET_NAME) -> None:
+    def __init__(self, folder: Path, name: str = SOCKET_NAME, software: str = "") -> None:
         self.fake = ServedFake(models={"identity": identity_config(), "stateful": STATEFUL})
         self.open: set[tuple[str, int | str]] = set()
-        self.port = EnginePort(folder, name)
+        self.port = EnginePort(folder, name, software=software)
 
     async def hand_over(self, name: str = NEXT) -> None:
         """Hand over to the engine of this socket."""
@@ -48,8 +49,8 @@ class Served:
 class Bench:
     """Two engines and two front ends. Use it as an asynchronous context manager."""
 
-    def __init__(self, folder: Path) -> None:
-        self.first, self.second = Served(folder), Served(folder, NEXT)
+    def __init__(self, folder: Path, software: tuple[str, str] = ("", "")) -> None:
+        self.first, self.second = Served(folder, software=software[0]), Served(folder, NEXT, software[1])
         self.front_ends = [FrontEnd(NO_ENDPOINTS, None, folder) for _ in range(2)]
 
     async def __aenter__(self) -> "Bench":
@@ -86,9 +87,11 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
-def run(scenario: Callable[[Bench], Coroutine[object, object, None]], folder: Path) -> None:
+def run(
+    scenario: Callable[[Bench], Coroutine[object, object, None]], folder: Path, software: tuple[str, str] = ("", "")
+) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60), Bench(folder) as bench:
+        async with asyncio.timeout(60), Bench(folder, software) as bench:
             await scenario(bench)
 
     asyncio.run(main())
@@ -117,6 +120,23 @@ def test_what_is_new_goes_to_the_next_engine_and_what_was_begun_is_answered(tmp_
         sock.close()
 
     run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
+def test_front_ends_run_models_of_engines_with_their_own_packages_and_options(
+    tmp_path: Path, *, first: bool, second: bool
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        for front_end in bench.front_ends:
+            assert front_end._engine is not None
+            assert (front_end._engine.current.local is front_end._local) is first
+        await bench.first.hand_over()
+        for front_end in bench.front_ends:
+            assert front_end._engine is not None
+            assert (front_end._engine.current.local is front_end._local) is second
+
+    own = software_of(NO_ENDPOINTS)
+    run(scenario, tmp_path, (own if first else "", own if second else ""))
 
 
 def test_an_open_sequence_stays_over_every_front_end_until_it_ends(tmp_path: Path) -> None:

@@ -60,14 +60,16 @@ class EnginePort:
         name: Name of the socket. Another one than `SOCKET_NAME` is that of an engine beside the one that is there; it
             takes its place when that one hands over.
         is_strict: Whether `start` fails if a model that was loaded by request cannot be loaded.
+        software: What front ends must have to run models of the engine; see `software_of`.
 
     Attributes:
         engine: The engine, once started.
         hand_over: Lets front ends go to the next engine.
     """
 
-    def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False) -> None:
+    def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False, software: str = "") -> None:
         self._folder = folder
+        self._software = software
         self._is_strict = is_strict
         self._keeper = Keeper(folder)
         self._is_due_to_catch_up = name != SOCKET_NAME
@@ -245,7 +247,8 @@ class EnginePort:
                 await peer.ask("log", plain(services.log.options))
             if services.regions is not None:
                 await peer.ask("regions", plain(services.regions.system()), plain(services.regions.cuda()))
-        return [plain(self.engine.server_metadata()), [name for name, is_there in offered.items() if is_there]]
+        names = [name for name, is_there in offered.items() if is_there]
+        return [plain(self.engine.server_metadata()), names, self._software]
 
     async def _then_published(self, work: Awaitable[None] | None) -> None:
         """Wait for a change of the models, and until all front ends know of it, even if it failed."""

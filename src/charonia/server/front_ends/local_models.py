@@ -8,8 +8,10 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from charonia.config.model import ModelConfig
@@ -31,6 +33,7 @@ from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.repository.fingerprint import version_fingerprint
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
 from charonia.server.metrics.model_metrics import Increase, ModelMetrics
+from charonia.server.options import ServerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +45,17 @@ LOADS_MAX = 4
 
 DRAIN_LOOK_S = 0.005
 """Pause between two checks whether requests are in flight."""
+
+
+def software_of(options: ServerOptions) -> str:
+    """Return what this process and an engine must have in common for copies to be what the engine offers.
+
+    These are the packages, as they are on the disk now, and the options with which models are loaded and run.
+    """
+    origins = [spec.origin for name in ("charonia", "onnxruntime") if (spec := find_spec(name)) and spec.origin]
+    packages = [(origin, os.stat(origin).st_mtime_ns) for origin in origins]
+    backends = sorted((name, sorted(settings.items())) for name, settings in options.backends.items())
+    return repr((packages, backends, options.busy_poll_us, options.metrics.summary_latencies))
 
 
 @dataclass(slots=True, eq=False)
