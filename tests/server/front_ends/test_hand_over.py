@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -18,7 +19,7 @@ from charonia.core.request import SEQUENCE_END, SEQUENCE_START
 from charonia.core.response import InferResponse
 from charonia.server.facade import Services
 from charonia.server.front_ends.engine_port import EnginePort
-from charonia.server.front_ends.front_end import FrontEnd, connected
+from charonia.server.front_ends.front_end import FrontEnd, connected, engine_socket
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.local_models import software_of
 from charonia.server.front_ends.remote_engine import RemoteEngine
@@ -227,6 +228,25 @@ def test_a_front_end_that_came_too_late_does_not_lose_the_next_engine_with_the_o
         assert isinstance(replies[0][0], InferResponse)
         assert reasons == []
         late.close()
+
+    run(scenario, tmp_path)
+
+
+def test_a_front_end_without_a_descriptor_for_the_engine_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        make, failures = socket.socket, [OSError(errno.EMFILE, "Too many open files")] * 2
+
+        def limited(*arguments: int, **more: int) -> socket.socket:
+            if failures:
+                raise failures.pop()
+            return make(*arguments, **more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "socket", limited)
+            (await engine_socket(tmp_path)).close()
+        assert not failures
 
     run(scenario, tmp_path)
 

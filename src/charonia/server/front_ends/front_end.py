@@ -219,8 +219,11 @@ async def engine_socket(folder: Path) -> socket.socket:
 
 
 def connected(path: Path) -> socket.socket | None:
-    """Return a connection to the engine that listens there, None if none does."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Return a connection to the engine that listens there, None if none does, or no descriptor is left for it."""
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:
+        return None
     try:
         sock.connect(str(path))
     except OSError:
