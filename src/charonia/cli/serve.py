@@ -7,7 +7,6 @@ unless it comes within a second: supervisors, and GNU `timeout`, signal the chil
 
 import asyncio
 import faulthandler
-import gc
 import logging
 import os
 import re
@@ -36,7 +35,7 @@ from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
-from charonia.server.machine.memory import give_back_idle_memory, keep_freed_memory
+from charonia.server.machine.memory import collect_less_often, give_back_idle_memory, keep_freed_memory
 from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
 from charonia.wire.example_inputs import takes_picture
 from charonia.wire.example_request import ExampleRequest, example_request
@@ -279,9 +278,7 @@ async def serve(
     elif starting.exception() is not None:
         status = 1
     else:
-        # Objects of the start-up stay alive; without them, full collections are too short to affect latency.
-        gc.collect()
-        gc.freeze()
+        collect_less_often()
         _announce(options, server)
         if show:
             print(shown_models(options, server, show), flush=True)

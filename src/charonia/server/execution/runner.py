@@ -62,7 +62,7 @@ from charonia.server.scheduling.slots import SlotChange, Slots, capacity_limit
 _log = logging.getLogger(__name__)
 
 TOGETHER_NS_MAX = 500_000
-"""Time for which requests that came together run in place before the first of them are answered."""
+"""Time for which batches run in place, one after the other, before the event loop goes on."""
 
 
 class ModelRunner:
@@ -130,6 +130,8 @@ class ModelRunner:
         elif config.sequence_batching is not None:
             limit = 1  # a sequence is bound to its instance, so another could not take its requests
         self._slots = Slots([min(limit, executor.capacity_max) for executor in executors])
+        self._free: list[int] = []  # slots to offer in the next turn of the event loop
+        self._is_turn_due = False
         for slot in range(len(executors)):
             self._offer(slot)
 
@@ -176,8 +178,8 @@ class ModelRunner:
         else:
             if self._busy_poll is not None:
                 self._busy_poll.submitted(now)
-            if in_flight.order is not None:
-                self._arrived(request_id, entry)
+            if in_flight.order is not None:  # requests of models are exempt: an earlier request may wait for one
+                in_flight.order.submitted(request_id, entry)
         entry.id = request_id
         entry.batch_size = batch_size
         in_flight.requests[request_id] = entry
@@ -328,28 +330,36 @@ class ModelRunner:
         if not self._traced_count:
             self._batch_type = self._batch_types[0]
 
-    def _arrived(self, request_id: int, entry: PendingRequest) -> None:
-        """A client's request arrived, and the model keeps replies in order of arrival.
-
-        Requests of models are exempt: one for which an earlier request waits must not wait for that.
-        """
-        if self._in_flight.order is not None:
-            self._in_flight.order.submitted(request_id, entry)
-
     def _follow(self, change: SlotChange) -> None:
         """Offer slots, now or soon, and tell the scheduler which ones are gone."""
         for slot in change.free:
             is_later = self._gathers
             if self._scheduler.queued >= self._enough:
-                # An instance that computes on the loop must not keep it from everything else while many requests wait.
+                # A batch in place follows in the next turn, or in the loop of this one: not inside of the last batch.
                 executor = self._executors[slot % len(self._executors)]
                 is_later = isinstance(executor, BlockingExecutor) and executor.rule.in_place
-            if is_later:
-                self._loop.call_soon(self._offer, slot)
-            else:
+            if not is_later:
                 self._offer(slot)
+                continue
+            self._free.append(slot)
+            if not self._is_turn_due:
+                self._is_turn_due = True
+                self._loop.call_soon(self._take_turn)
         for event in change.gone:
             self._handle(event, now_ns())
+
+    def _take_turn(self) -> None:
+        """Offer the free slots, and those that are free again while enough requests wait, for a limited time."""
+        until_ns = now_ns() + TOGETHER_NS_MAX
+        while True:
+            slots, self._free = self._free, []
+            for slot in slots:
+                self._offer(slot)
+            if not self._free or self._scheduler.queued < self._enough or now_ns() > until_ns:
+                break
+        self._is_turn_due = bool(self._free)
+        if self._is_turn_due:
+            self._loop.call_soon(self._take_turn)
 
     def _offer(self, slot: int) -> None:
         event = self._slots.offer(slot)

@@ -1,7 +1,6 @@
 """A process with the endpoints of a server whose engine is in another process."""
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -28,7 +27,7 @@ from charonia.server.front_ends.remote_services import SharedLog, SharedRegions,
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.listening import GRACE_S
 from charonia.server.machine.cores import usable_cores
-from charonia.server.machine.memory import give_back_idle_memory
+from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
 from charonia.server.options import ServerOptions
 from charonia.wire.log_settings import LogOptions
 
@@ -257,9 +256,7 @@ async def serve_front_end(
         for each in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError):  # an event loop on Windows
                 loop.add_signal_handler(each, front_end.leave)
-        # Objects of the start-up stay alive; without them, full collections are too short to affect latency.
-        gc.collect()
-        gc.freeze()
+        collect_less_often()
         giving_back = asyncio.create_task(give_back_idle_memory())
         ready()
         status = 0 if await front_end.ended else 1
