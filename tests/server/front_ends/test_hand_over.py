@@ -17,7 +17,7 @@ from charonia.config.model import SequenceBatching
 from charonia.core.errors import ServingError
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START
 from charonia.core.response import InferResponse
-from charonia.server.facade import Services
+from charonia.server.facade import Document, Services
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.front_end import FrontEnd, connected, engine_socket
 from charonia.server.front_ends.hand_over import SOCKET_NAME
@@ -52,14 +52,20 @@ class Bench:
 
     def __init__(self, folder: Path, software: tuple[str, str] = ("", "")) -> None:
         self.first, self.second = Served(folder, software=software[0]), Served(folder, NEXT, software[1])
+        self.may_explain = asyncio.Event()
         self.front_ends = [FrontEnd(NO_ENDPOINTS, None, folder) for _ in range(2)]
 
     async def __aenter__(self) -> "Bench":
-        await self.first.port.start(self.first.fake, Services())
+        await self.first.port.start(self.first.fake, Services(explain=self._explain))
         await self.second.port.start(self.second.fake, Services())
         for front_end in self.front_ends:
             await front_end.start()
         return self
+
+    async def _explain(self, name: str, version: str) -> Document:
+        """Explain when the test lets the engine."""
+        await self.may_explain.wait()
+        return {"name": name}
 
     async def __aexit__(self, *_: object) -> None:
         for front_end in self.front_ends:
@@ -166,6 +172,22 @@ def test_a_sequence_that_is_still_open_at_the_end_is_told_that_it_was_lost(tmp_p
         lost = await bench.answered(part("stateful", 0))
         assert "sequence 7 of model 'stateful' was lost" in lost.errors[0][1]
         assert bench.first.fake.tickets == bench.second.fake.tickets == []
+
+    run(scenario, tmp_path)
+
+
+def test_an_answer_that_takes_long_is_waited_for(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        engine = bench.front_ends[0]._engine
+        assert engine is not None
+        asked = asyncio.ensure_future(engine.ask("explain", "m", ""))
+        await until(bench.first.port.is_busy)
+        await bench.first.hand_over()
+        assert bench.first.port.is_busy()
+        bench.may_explain.set()
+
+        assert await asked == {"name": "m"}
+        await until(lambda: not bench.first.port.is_busy())
 
     run(scenario, tmp_path)
 

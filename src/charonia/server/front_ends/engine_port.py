@@ -77,6 +77,7 @@ class EnginePort:
         self._loop = asyncio.get_running_loop()
         self._peers: set[_Peer] = set()
         self._is_due = False
+        self._answering = 0  # questions
         self._tasks: set[asyncio.Task[object]] = set()
         self._offered: Mapping[Target, Offer] = {}  # as published to all
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
@@ -110,7 +111,7 @@ class EnginePort:
 
     def is_busy(self) -> bool:
         """Whether front ends wait for answers."""
-        return any(peer.is_busy for peer in self._peers)
+        return self._answering > 0 or any(peer.is_busy for peer in self._peers)
 
     def stop_accepting(self) -> None:
         """Let no front end accept more connections, or more requests on open ones."""
@@ -166,10 +167,14 @@ class EnginePort:
 
     async def answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         """Answer a question of a front end. Raises ServingError."""
-        if question not in CHANGES:
-            return await self._answer(peer, question, arguments, blobs)
-        async with self.hand_over.change():
-            return await self._answer(peer, question, arguments, blobs)
+        self._answering += 1
+        try:
+            if question not in CHANGES:
+                return await self._answer(peer, question, arguments, blobs)
+            async with self.hand_over.change():
+                return await self._answer(peer, question, arguments, blobs)
+        finally:
+            self._answering -= 1
 
     async def _answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         engine = self.engine
