@@ -48,12 +48,13 @@ def client(server: ServeProcess) -> Iterator[grpcclient.InferenceServerClient]:
         yield made
 
 
-def kill_engine(server: ServeProcess) -> None:
-    """Kill the engine and return when the next one answers."""
+def kill_engine(server: ServeProcess, client: grpcclient.InferenceServerClient) -> None:
+    """Kill the engine and return when the next one answers, over the client's front end, too."""
     engine = child(server, "engine")
     engine.send_signal(signal.SIGKILL)
     assert eventually(lambda: not engine.is_running() and child(server, "engine") != engine)
     assert eventually(lambda: is_ready(server))
+    assert eventually(client.is_server_ready)
 
 
 def ready(client: grpcclient.InferenceServerClient) -> set[str]:
@@ -86,7 +87,7 @@ def test_models_settings_and_regions_are_as_before(
         client.register_system_shared_memory("region", key, 64)
 
         for _ in range(2):  # the second one gets what the first one got
-            kill_engine(server)
+            kill_engine(server, client)
 
             assert eventually(lambda: ready(client) == {"second", "overridden", "sent", "counter"}), ready(client)
             assert client.get_model_config("overridden", as_json=True)["config"]["max_batch_size"] == 3
@@ -109,9 +110,9 @@ def test_a_region_that_is_unregistered_stays_so(server: ServeProcess, client: gr
     region = shm.create_shared_memory_region("region", key, 64)
     try:
         client.register_system_shared_memory("region", key, 64)
-        kill_engine(server)
+        kill_engine(server, client)
         client.unregister_system_shared_memory("region")
-        kill_engine(server)
+        kill_engine(server, client)
     finally:
         shm.destroy_shared_memory_region(region)
 
@@ -124,7 +125,7 @@ def test_a_sequence_that_was_open_ends_with_an_error_that_names_it(
     server: ServeProcess, client: grpcclient.InferenceServerClient
 ) -> None:
     client.infer("counter", [sent()], sequence_id=41, sequence_start=True)
-    kill_engine(server)
+    kill_engine(server, client)
 
     with pytest.raises(InferenceServerException, match="sequence 41 of model 'counter' was lost"):
         client.infer("counter", [sent()], sequence_id=41)

@@ -17,6 +17,7 @@ from charonia.server.front_ends.children import ENGINE, EngineReport, ErrorRecor
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.keeper import read_changes
+from charonia.server.front_ends.local_models import software_of
 from charonia.server.front_ends.messages import encode_error
 from charonia.server.front_ends.orders import read_order
 from charonia.server.machine.cores import usable_cores
@@ -66,7 +67,8 @@ async def serve_engine(
     try:
         # The engine before this one may have left changes; the port makes them.
         left_out = read_changes(folder).models
-        port = EnginePort(folder, place.socket, is_strict=place.is_new and options.exit_on_error)
+        is_strict = place.is_new and options.exit_on_error
+        port = EnginePort(folder, place.socket, is_strict=is_strict, software=software_of(options))
         neighbours = Neighbours(folder, number_of(ENGINE), options.front_ends + 1, usable_cores())
         server = InferenceServer(options, log=log, front_ends=port, neighbours=neighbours, left_out=left_out)
     except ServingError as error:

@@ -42,7 +42,7 @@ from charonia.server.front_ends.upgrades import Upgrades
 from charonia.server.guard.control import serve_control
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
-from charonia.server.lifecycle.foreseen import reason_to_stay
+from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
 from charonia.server.listening import cannot_listen, check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.machine.gpus import visible_gpus
@@ -59,8 +59,9 @@ def with_number(options: ServerOptions) -> ServerOptions:
         chosen = Chosen(0, "this system cannot share a port among processes")
     else:
         models = options.models
-        stays = reason_to_stay(models.repositories, config_name=models.config_name, gpu_count=visible_gpus())
-        chosen = how_many(usable_cores(), stays)
+        gpus = visible_gpus()
+        stays = reason_to_stay(models.repositories, config_name=models.config_name, gpu_count=gpus)
+        chosen = how_many(usable_cores(), stays, 0 if gpus else largest_bytes(models.repositories))
     _log.info("--front-ends=auto: %d (%s)", chosen.number, chosen.reason)
     return replace(options, front_ends=chosen.number)
 

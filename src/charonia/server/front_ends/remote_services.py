@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable
 from typing import Any, Protocol, cast
 
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, internal
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.records import plain
@@ -69,8 +69,10 @@ class SharedRegions(RegionRegistry):
             case "regions":
                 system, cuda = arguments
                 await self._follow([SystemRegion(*each) for each in system], [CudaRegion(*each) for each in cuda])
-            case _:
+            case "unregister_cuda":
                 await super().unregister_cuda(*arguments)
+            case _:
+                raise internal(f"there is no change '{change}'")
 
     async def _follow(self, system: list[SystemRegion], cuda: list[CudaRegion]) -> None:
         """Have these regions. Those that are here already stay as they are: requests may use them meanwhile."""

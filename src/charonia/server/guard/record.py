@@ -19,7 +19,7 @@ class ProcessRecord:
     """A process of the server.
 
     Attributes:
-        name: Its name: "engine", "front_end_0", …
+        name: Its name: "engine", "front_end_1", …
         pid: Its number, 0 while it does not run.
         started_ns: When it was started, 0 while it does not run.
         restarts: How often it was started again, by the reason of the end before.

@@ -47,6 +47,15 @@ def reason_to_stay(repositories: Sequence[str], *, config_name: str = "", gpu_co
     return "" if folders else "there are no models yet"
 
 
+def largest_bytes(repositories: Sequence[str]) -> int:
+    """Return the size of the files of the largest model version, 0 where that is not known. Blocks on the disk."""
+    try:
+        folders = scan([path for path in repositories if not is_store(path)], fingerprints=False).folders
+        return max((_bytes(each.path / str(version)) for each in folders for version in versions(each)), default=0)
+    except ServingError:
+        return 0
+
+
 def _of_model(folder: ModelFolder, config_name: str, gpu_count: int) -> str:
     """Return why a model stays in the engine. Raises ServingError for one that cannot be loaded."""
     config = read_config(folder, config_name=config_name)[0] or ModelConfig()
