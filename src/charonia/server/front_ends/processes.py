@@ -19,11 +19,9 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from charonia.config.model import ModelConfig
@@ -43,6 +41,7 @@ from charonia.server.guard.control import serve_control
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
+from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 from charonia.server.listening import cannot_listen, check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.machine.gpus import visible_gpus
@@ -107,7 +106,7 @@ class ServerProcesses:
         Raises:
             ServingError: A model failed to load and `exit_on_error` is set, or an endpoint cannot be opened.
         """
-        self._folder = folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="charonia-")))
+        self._folder = folder = self._cleanup.enter_context(PrivateFolder()).path
         options = await self._with_ports(self._options)
         options = replace(options, cpu_cores=options.cpu_cores or cores_beside(usable_cores(), options.front_ends))
         write_options(folder, options)
