@@ -174,7 +174,7 @@ class LiveRun:
         }
 
 
-class _Server(ThreadingHTTPServer):
+class _PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, port: int, run: LiveRun) -> None:
@@ -187,7 +187,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S_MAX
-    server: _Server
+    server: _PageServer
 
     def do_GET(self) -> None:
         # A page of another site must not read this one through a name that it made to lead here.
@@ -236,7 +236,7 @@ def live_view(port: int | None) -> Iterator[LiveRun | None]:
         return
     run = LiveRun()
     try:
-        server = _Server(port, run)
+        server = _PageServer(port, run)
     except OSError as error:
         raise unavailable(
             f"--live: cannot listen on {HOST}:{port}: {error.strerror}", hint="--live without a port takes a free one"
