@@ -26,7 +26,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY
-from tests.support.process import ServeProcess
+from tests.support.process import ServeProcess, eventually
 from tritonclient.utils import InferenceServerException
 
 BODY_BYTES_MAX = 1_000_000
@@ -188,15 +188,6 @@ def tensor(module: Any, name: str, array: "np.ndarray[Any, Any]", datatype: str)
     made = module.InferInput(name, list(array.shape), datatype)
     made.set_data_from_numpy(array)
     return made
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def answer(

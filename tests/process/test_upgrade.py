@@ -16,11 +16,11 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tests.process.test_guarded_server import ask, child, eventually, is_ready
+from tests.process.test_guarded_server import ask, child, is_ready
 from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import ServeProcess, wait_until_ended
+from tests.support.process import ServeProcess, eventually, wait_until_ended
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 
 from charonia.server.front_ends.how_many import how_many
