@@ -5,7 +5,7 @@ Front ends pay where the limit is the core that reads and writes requests. A req
 it. Models that front ends run themselves need no engine: then each core can have one. On few cores, a request that is
 passed on to the engine takes more of the machine than the second process adds.
 
-`python -m bench.capacity` compares what the rule chooses with the best; docs/front_ends.md has what came of it.
+`python -m bench.capacity` compares what the rule chooses with the best number; docs/front_ends.md has the results.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from charonia.server.options import FRONT_ENDS_MAX
 
 FEW_CORES = 3
-"""Up to so many, front ends apart pay only where they run the models themselves."""
+"""With this many cores or fewer, front ends pay only if they run the models themselves."""
 
 CORES_EACH = 2
 """Cores for each front end that passes requests on: one for itself, one for the engine and the models."""
