@@ -342,7 +342,7 @@ def test_what_requests_had_changed_holds_in_the_new_engine(server: ServeProcess,
     explicit = ["--model-control-mode=explicit", "--load-model=echo", "--load-model=worker"]
     assert upgrade(server, "--", *arguments, *explicit).returncode == 0
     with grpcclient.InferenceServerClient(server.grpc) as client:
-        # The front ends were started for models that nobody loads: only the engine permits it.
+        # The front ends were started for models that are never loaded: only the engine permits it.
         client.unload_model("worker")
         client.load_model("held")
         assert upgrade(server).returncode == 0
