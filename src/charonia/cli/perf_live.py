@@ -1,8 +1,8 @@
 """The live view of `charonia perf --live`: a page on this machine that follows the run in the browser.
 
-The page is that of the report, with what is measured now above it. It is made when a browser asks for it, on a thread
-of the server, and at most once a level; otherwise an open page costs an event a second. The load is sent by processes
-of their own.
+It is the page of the report with the current measurement above. It is made when a browser asks for it, on a thread of
+its server, and at most once for each level; apart from that, an open page costs one event a second. Other processes
+send the load.
 """
 
 import json
