@@ -26,7 +26,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY
-from tests.support.process import SHAPES, ServeProcess, started_by
+from tests.support.process import SHAPES, ServeProcess, eventually, started_by
 from tritonclient.utils import InferenceServerException
 
 BODY_BYTES_MAX = 1_000_000
@@ -198,15 +198,6 @@ def processes_of(server: ServeProcess) -> list[psutil.Process]:
         psutil.Process(server.process.pid),
         *(child for child in children if "charonia.cli.serve_process" in child.cmdline()),
     ]
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def answer(

@@ -21,7 +21,6 @@ from charonia.core.calls import ANSWERED, Reply, Ticket
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
-from charonia.core.trace import Trace
 from charonia.server.backends.api import Execution
 from charonia.server.execution.admission import Admission, RequestCheck, with_request_id
 from charonia.server.execution.busy_poll import BusyPoll
@@ -38,7 +37,7 @@ from charonia.server.execution.in_flight import (
     StreamingBatch,
 )
 from charonia.server.execution.outcomes import drop_error
-from charonia.server.execution.tracing import begin, traced_kind
+from charonia.server.execution.tracing import BatchKind
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.scheduling.api import (
@@ -111,9 +110,7 @@ class ModelRunner:
         self._abandoned_for: ServingError | None = None
         self._timer = WakeTimer(loop, self._tick)
         self._armed: int | None = None
-        self._traced_count = 0
-        self._batch_type: type[RunningBatch] = StreamingBatch if config.is_decoupled else RunningBatch
-        self._batch_types = (self._batch_type, traced_kind(self._batch_type))
+        self._batch_kind = BatchKind(StreamingBatch if config.is_decoupled else RunningBatch)
         self._cancels = 0  # number of cancelled requests that were in a batch
         # If the model batches, a slot is offered again only after the loop has read what arrived meanwhile, so that
         # requests that arrive together run together, without a delay; unless those that wait are enough for a batch.
@@ -156,7 +153,7 @@ class ModelRunner:
     def submit(self, request: InferRequest, reply: Reply) -> Ticket:
         """Take in a request; every outcome goes to `reply`."""
         if request.trace is not None:
-            reply = self._traced(request, request.trace, reply)
+            reply = self._batch_kind.begin(request.trace, request, reply, (self.config.name, self.version))
         elif self._plain is not None and (outcome := self.run_at_once(request)) is not None:
             self._in_flight.deliver(request, reply, outcome, True)
             return ANSWERED
@@ -319,17 +316,6 @@ class ModelRunner:
             if entry.state != DONE:  # unless only its turn in the order of arrival is missing
                 self._in_flight.fail(entry, error, FailureReason.OTHER)
 
-    def _traced(self, request: InferRequest, trace: Trace, reply: Reply) -> Reply:
-        """Trace a request from now on; batches are traced until the last such request is over."""
-        self._traced_count += 1
-        self._batch_type = self._batch_types[1]
-        return begin(trace, request, reply, (self.config.name, self.version), self._trace_ended)
-
-    def _trace_ended(self) -> None:
-        self._traced_count -= 1
-        if not self._traced_count:
-            self._batch_type = self._batch_types[0]
-
     def _follow(self, change: SlotChange) -> None:
         """Offer slots, now or soon, and tell the scheduler which ones are gone."""
         for slot in change.free:
@@ -425,7 +411,7 @@ class ModelRunner:
         self._slots.begin(slot)
         entries = list(map(self._in_flight.requests.__getitem__, run.ids))
         executor = self._executors[slot % len(self._executors)]
-        batch = self._batch_type(self._in_flight, entries, slot, run.reason, executor)
+        batch = self._batch_kind.current(self._in_flight, entries, slot, run.reason, executor)
         for index, entry in enumerate(entries):
             entry.state = RUNNING
             entry.batch = batch

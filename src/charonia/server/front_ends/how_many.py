@@ -6,7 +6,7 @@ from the models, which matters the less the more cores there are: so one is adde
 model keeps the cores busy for milliseconds. Models that front ends run themselves need no engine: then each core can
 have one. On few cores, a request that is passed on takes more of the machine than the second process adds.
 
-`python -m bench.capacity` compares what the rule chooses with the best; docs/front_ends.md has what came of it.
+`python -m bench.capacity` compares what the rule chooses with the best number; docs/front_ends.md has the results.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from charonia.server.options import FRONT_ENDS_MAX
 
 FEW_CORES = 3
-"""Up to so many, front ends apart pay only where they run the models themselves."""
+"""With this many cores or fewer, front ends pay only if they run the models themselves."""
 
 FED_BY_ENGINE = 6
 """Front ends that one engine keeps busy: three over HTTP with small requests, six over gRPC with large ones."""

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 def with_number(options: ServerOptions) -> ServerOptions:
-    """Return the options with a number of front ends, which the log tells where it was chosen. Blocks on the disk."""
+    """Return the options with the number of front ends, chosen and logged for "auto". Blocks on the disk."""
     if options.front_ends != FRONT_ENDS_AUTO:
         return options
     if sys.platform == "win32":

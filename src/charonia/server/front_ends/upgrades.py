@@ -92,7 +92,7 @@ class Upgrades:
         self._start(Wanted(), lambda _: None)
 
     async def answer(self, asked: Message) -> AsyncIterator[Message]:
-        """Answer a command: yield its steps, and at the end how it went. It goes on if nobody listens."""
+        """Answer a command: yield its steps, and at the end how it went. It goes on even if the command has gone."""
         yield {"version": __version__}
         arguments = asked.get("arguments")
         wanted = Wanted(
