@@ -38,6 +38,7 @@ def problem(text: str, datatype: DataType, *dims: int, content: bytes = b"") -> 
         ("True", DataType.BOOL, (1,), 0, [True]),
         ("hello [you]", DataType.BYTES, (1,), 0, [b"hello [you]"]),
         ('["a", "b"]', DataType.BYTES, (-1,), 0, [b"a", b"b"]),
+        ('[{"a": 1}]', DataType.BYTES, (1,), 0, [b'[{"a":1}]']),
         ("[no JSON", DataType.BYTES, (1,), 0, [b"[no JSON"]),
         ("12", DataType.BYTES, (1,), 4, [[b"12"]]),
         ("16000", DataType.INT64, (), 0, 16000),
@@ -63,6 +64,7 @@ def test_files_are_read_by_their_names() -> None:
 
     assert tensor("@a.npy", DataType.FP32, 2, 3, content=npy(array)).array.tolist() == array.tolist()
     assert tensor("@a.json", DataType.INT32, 2, content=b"[1, 2]").array.tolist() == [1, 2]
+    assert tensor("@a.json", DataType.BYTES, 1, content=b'{"a": 1}').array.tolist() == [b'{"a":1}']
     assert tensor("@a.txt", DataType.BYTES, 1, content=b"text").array.tolist() == [b"text"]
     assert tensor("@a.jpg", DataType.BYTES, 1, content=b"\xff\xd8").array.tolist() == [b"\xff\xd8"]
     assert tensor("@-", DataType.BYTES, 1, content=b"from a pipe").array.tolist() == [b"from a pipe"]

@@ -533,6 +533,40 @@ def test_an_example_says_the_types_of_a_function_without_annotations(tmp_path: P
     assert json.loads(service.config["parameters"]["EXAMPLE"]["string_value"]) == {"x": [2.0], "name": ["a"]}
 
 
+def test_a_request_is_made_up_of_what_annotations_say(tmp_path: Path) -> None:
+    code = """
+@dataclasses.dataclass
+class Item:
+    name: str
+    parts: list["Item"]
+    size: Literal["S", "L"]
+    count: int = 3
+
+@model
+def f(items: list[Item], options: dict, scale: float, mode: Literal["a", "b"], more: list[Item] | None = None) -> int:
+    return len(items)
+"""
+    service = Service(tmp_path, code)
+    example = json.loads(service.config["parameters"]["EXAMPLE"]["string_value"])
+
+    assert list(example) == ["items", "options", "mode"]  # a number is made up of the datatype
+    assert example["mode"] == ["a"]
+    (item,) = json.loads(example["items"][0])
+    assert (item["name"], item["size"], list(item)) == ("hello", "S", ["name", "parts", "size"])
+    assert item["parts"][0]["parts"][0]["parts"] == []
+    request = {name: objects(text.encode()) for name, (text,) in example.items()} | {"scale": np.array([0.5])}
+    assert service.run(request) == [{"output": [1]}]
+
+
+def test_an_image_is_made_up_for_a_function_that_takes_one(tmp_path: Path) -> None:
+    service = Service(
+        tmp_path, "from PIL.Image import Image\n\n@model\ndef f(image: Image) -> int:\n    return image.width\n"
+    )
+    (text,) = json.loads(service.config["parameters"]["EXAMPLE"]["string_value"])["image"]
+
+    assert service.run({"image": objects(text.encode())}) == [{"output": [32]}]
+
+
 def test_what_a_configuration_says_already_counts(tmp_path: Path) -> None:
     code = "@model(max_batch_size=4, max_delay_ms=1, instances=2)\ndef f(x: list[int]) -> list[int]:\n    return x\n"
     given = {

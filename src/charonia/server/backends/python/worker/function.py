@@ -112,10 +112,12 @@ class Function:
         return called
 
     def _example_text(self) -> str:
-        """Return the example request as JSON, "" for none."""
+        """Return the example request as JSON, "" where any values of the datatypes make one."""
         example = self.definition.example
         if example is None:
-            return ""
+            made = [(port, port.kind.example()) for port in self.signature.inputs if port.is_required]
+            plain = {port.name: _json(port.kind.write(value)) for port, value in made if value is not None}
+            return json.dumps(plain) if plain else ""
         if self.columns:
             values = {name: np.asarray(example[name]) for name in self.columns}
         else:
