@@ -1,11 +1,12 @@
 """`charonia infer`: texts and files to tensors, and outputs as people read them."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from charonia.cli.infer import LINE, _picture
+from charonia.cli.infer import LINE, _picture, file_hint
 from charonia.cli.infer_inputs import tensors_of
 from charonia.cli.infer_outputs import classes, content_of, describe, piece
 from charonia.config.model import ModelConfig, ModelInput
@@ -168,3 +169,13 @@ def test_options_are_read() -> None:
     )
     with pytest.raises(ServingError, match="--input: expected NAME=VALUE, got 'x'"):
         LINE.parse(["m", "-i", "x"])
+
+
+def test_the_name_of_a_file_in_place_of_its_content_has_a_hint(tmp_path: Path) -> None:
+    cat = tmp_path / "my cat.jpg"
+    cat.write_bytes(b"")
+    inputs = [("size", "16"), ("image", str(cat)), ("long", "x" * 10_000)]
+
+    assert file_hint("input 'image': expected an image", inputs) == f"-i 'image=@{cat}' sends the content of the file"
+    assert not file_hint("input 'size': expected at most 8", inputs)
+    assert not file_hint("input 'long': too long", inputs)

@@ -125,7 +125,7 @@ def test_a_model_without_a_folder_is_remarked_on_and_a_script_is_not(tmp_path: P
 
     (note,) = scan([tmp_path]).notes
 
-    assert "holds the file 'bert.onnx' and 2 more" in note
+    assert "holds the file 'bert.onnx', which is not read there, nor are 2 more: a model lies" in note
     assert f"mymodel/1/model.onnx; `charonia serve '{tmp_path}/bert.onnx'` takes the file itself" in note
 
 

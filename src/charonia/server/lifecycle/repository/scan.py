@@ -145,9 +145,9 @@ def _model_names(repository: Path, notes: list[str]) -> list[str]:
         raise _unreadable(repository, error) from error
     if files:
         first, *others = sorted(files)
-        more = f" and {len(others)} more" if others else ""
+        more = f", nor are {len(others)} more" if others else ""
         notes.append(
-            f"repository '{repository}' holds the file {first!a}{more}, which is not read there: a model lies in a "
+            f"repository '{repository}' holds the file {first!a}, which is not read there{more}: a model lies in a "
             "folder of its own and of its version, such as mymodel/1/model.onnx; "
             f"`charonia serve {os.fspath(repository / first)!a}` takes the file itself"
         )
