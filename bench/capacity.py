@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from charonia.server.front_ends.how_many import how_many
+from charonia.server.front_ends.how_many import LARGE_BYTES, how_many
+from charonia.server.machine.cores import cores_beside
 
 CORES = (4, 8, 16, 64)
 
@@ -215,6 +216,7 @@ def best(
 ) -> tuple[Shape, Figures]:
     """Return the number of front ends, unless it is given, and threads of the model that answers most requests.
 
+    Threads are at most the cores that the server leaves to models beside its front ends.
     Of several that answer as many but for 2 %, it is the one with the fewest front ends.
     """
     total_us = costs.front_end_us + costs.engine_us + costs.model_us
@@ -223,7 +225,8 @@ def best(
     tried = {1, enough - 1, enough, enough + 1, share, share + 1, cores // 2, cores - 1, cores}
     found = []
     for number in sorted({0, *(min(max(each, 1), cores) for each in tried)} if front_ends is None else {front_ends}):
-        for threads in sorted({1, max(1, round(share_of_model)), max(1, cores // 2)} if costs.model_us else {1}):
+        wanted = (1, max(1, round(share_of_model)), max(1, cores // 2)) if costs.model_us else (1,)
+        for threads in sorted({min(each, cores_beside(cores, number)) for each in wanted}):
             shape = Shape(cores, number, threads)
             found.append((shape, simulate(costs, shape, clients, requests)))
     most = max(figures.rate_per_s for _, figures in found)
@@ -241,9 +244,10 @@ def main() -> None:
     parser.add_argument("--cores", type=int, nargs="+", default=list(CORES))
     given = parser.parse_args()
     costs = Costs(given.front_end_us, given.engine_us, given.model_us, given.one_process_us)
+    model_bytes = round(given.model_us / 1000 * LARGE_BYTES)
     print("cores | front ends, model threads | infer/s | p99 us | limit")
     for cores in given.cores:
-        chosen = how_many(cores, "a model stays in the engine").number
+        chosen = how_many(cores, "a model stays in the engine", model_bytes).number
         for name, number in (("best", None), ("auto", chosen)):
             shape, figures = best(costs, cores, given.clients, front_ends=number)
             print(

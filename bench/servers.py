@@ -117,8 +117,12 @@ class Server:
 
     def inference_count(self) -> int:
         """Inferences that the model has run so far, from the server's own statistics."""
-        with urllib.request.urlopen(f"http://{self.http}/v2/models/{MODEL}/stats", timeout=10) as answer:
-            statistics: dict[str, Any] = json.load(answer)
+        try:
+            with urllib.request.urlopen(f"http://{self.http}/v2/models/{MODEL}/stats", timeout=10) as answer:
+                statistics: dict[str, Any] = json.load(answer)
+        except urllib.error.URLError as error:
+            status = self._process.poll()
+            raise SystemExit(f"{self.variant}: {error}, exit status {status}\n{self._log_end()}") from None
         return int(statistics["model_stats"][0]["inference_count"])
 
     def version(self) -> str:
@@ -132,6 +136,9 @@ class Server:
         root = psutil.Process(self._process.pid)
         return [root, *root.children(recursive=True)]
 
+    def _log_end(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
+
     def _wait_until_ready(self) -> None:
         give_up = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -140,8 +147,7 @@ class Server:
             except (urllib.error.URLError, OSError) as error:
                 if self._process.poll() is not None or time.monotonic() > give_up:
                     self._process.kill()
-                    tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
-                    raise SystemExit(f"{self.variant} is not ready: {error}\n{tail}") from None
+                    raise SystemExit(f"{self.variant} is not ready: {error}\n{self._log_end()}") from None
                 time.sleep(0.02)
             else:
                 return

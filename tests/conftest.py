@@ -36,6 +36,7 @@ SLOWEST_FILES = (
     *("test_scheduler_properties.py", "test_walked_ensembles.py", "test_upgrade.py", "test_http_transport.py"),
     *("test_s3_server.py", "test_serve_files.py", "test_voice_activity_torch.py", "test_keepalive.py"),
     *("test_tune_pictures.py", "test_guarded_server.py", "test_pytorch_server.py", "test_tracing.py"),
+    "test_faults.py",
 )
 
 
@@ -90,11 +91,17 @@ def _begins(item: pytest.Item) -> int:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     with pytest.MonkeyPatch.context() as patch:
         if item.get_closest_marker("cold_start") is not None:
             patch.setenv(warm_start.COLD, "yes")
-        return (yield)
+        result = yield
+    if nextitem is not None and nextitem.path != item.path:
+        # Modules that the file's tests imported, such as those of PyTorch, stay as well: for tests that collect garbage
+        # themselves, going through them takes 0.1 s each time.
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -69,7 +69,7 @@ def test_the_deviation_survives_values_whose_squares_overflow() -> None:
 def test_an_empty_histogram_has_zeros() -> None:
     histogram = LatencyHistogram.of([])
 
-    assert (histogram.mean, histogram.deviation, histogram.percentile(99), histogram.count_within(5)) == (0, 0, 0, 0)
+    assert (histogram.mean, histogram.deviation, histogram.percentile(99)) == (0, 0, 0)
     assert histogram == merged([])
 
 
@@ -77,12 +77,6 @@ def test_values_out_of_range_count_at_the_ends() -> None:
     histogram = LatencyHistogram.of([-5, 2**60])
 
     assert (histogram.minimum, histogram.maximum) == (0, 2**45 - 1)
-
-
-def test_the_values_within_a_limit_are_counted() -> None:
-    histogram = LatencyHistogram.of([10, 20, 5_000, 90_000])
-
-    assert [histogram.count_within(limit) for limit in (5, 10, 4_000, 6_000, 90_000)] == [0, 1, 2, 3, 4]
 
 
 def test_a_percentile_outside_0_to_100_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Traces: trees that end when nobody holds them, events in order, and headers that continue a trace."""
+"""Traces: trees that end when nothing holds them, events in order, and headers that continue a trace."""
 
 import json
 from itertools import count

@@ -14,7 +14,7 @@ from tests.interop.campaign.drive import DiedError, run
 from tests.support.peers import TRITON
 
 COMPATIBILITY = Path(__file__).parents[2] / "docs" / "compatibility.md"
-FOUND_SOMETHING = (1, 2, 3, 4, 1014, 1021, 4025, 5008, 5009, 6000, 6003, 6112, 6135)
+FOUND_SOMETHING = (1, 2, 3, 4, 1014, 1021, 4025, 5008, 5009, 6000, 6003, 6112, 6135, 9226)
 """Seeds of scenarios that once found a fault, or a difference that was not documented."""
 
 

@@ -1,5 +1,6 @@
 """The protocol's own requests."""
 
+import base64
 import json
 import struct
 from typing import Any
@@ -389,15 +390,19 @@ def test_loading_gets_the_same_status(pair: Pair, same_http: Any, case: str) -> 
     same_http(pair, "POST", f"/v2/repository/models/{path}", body)
 
 
+IDENTITY_FILE = base64.b64encode(PYTHON_IDENTITY.encode()).decode()
 FAILED_POLLS: dict[str, tuple[str, Any]] = {
     "files without a configuration": ("numbers/load", {"parameters": {"file:1/model.py": "eA=="}}),
     "a configuration that is no JSON": ("numbers/load", {"parameters": {"config": "{"}}),
+    "a configuration that is wrong": (
+        *("made_up/load", {"parameters": {"config": '{"max_batch_size": -1}', "file:1/model.py": IDENTITY_FILE}}),
+    ),
     "a name with a slash": ("a%2Fb/load", {}),
 }
 
 
 @pytest.mark.parametrize("case", FAILED_POLLS)
-def test_a_load_that_cannot_begin_says_so_at_the_start(pair: Pair, case: str) -> None:
+def test_a_load_that_cannot_begin_says_so_at_the_start_and_leaves_the_server_ready(pair: Pair, case: str) -> None:
     path, body = FAILED_POLLS[case]
 
     ours, theirs = pair.ask("POST", f"/v2/repository/models/{path}", body)
@@ -405,3 +410,4 @@ def test_a_load_that_cannot_begin_says_so_at_the_start(pair: Pair, case: str) ->
     assert (ours.status, theirs.status) == (500, 500)
     # Triton leaves %2F in the name as it is.
     assert ours.document["error"].startswith(theirs.document["error"].replace("%2F", "/"))
+    assert [answer.status for answer in pair.ask("GET", "/v2/health/ready")] == [200, 200]

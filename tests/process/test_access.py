@@ -2,7 +2,6 @@
 
 import json
 import queue
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.models import write_model
-from tests.support.process import SHAPES, ServeProcess
+from tests.support.process import SHAPES, ServeProcess, Shape
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli.main import main
@@ -90,13 +89,6 @@ def infer(module: Any, client: Any, headers: dict[str, str] | None = None, **mor
 
 def status_of(error: InferenceServerException) -> str:
     return str(error.status())
-
-
-def wait_for_log(server: ServeProcess, text: str) -> None:
-    deadline = time.monotonic() + 20
-    while text not in server.log:
-        assert time.monotonic() < deadline, server.log
-        time.sleep(0.05)
 
 
 # Restrictions.
@@ -217,26 +209,27 @@ def test_a_client_without_a_key_is_told_how_to_show_one(keyed: ServeProcess) -> 
     caught.value.close()
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_change_of_the_file_counts_without_a_restart(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shape: Shape
 ) -> None:
-    path = tmp_path / "keys"
+    path, processes = tmp_path / "keys", 2 if shape else 1  # each of which reads the file
     assert main(["key", "first", "infer", "--file", str(path)]) == 0
     first = capsys.readouterr().out.strip()
-    with ServeProcess(folder, f"--api-keys={path}") as server, client_of(httpclient, server) as client:
+    with ServeProcess(folder, f"--api-keys={path}", *shape) as server, client_of(httpclient, server) as client:
         assert infer(httpclient, client, {"x-api-key": first}) == {}
         assert main(["key", "second", "infer", "--file", str(path)]) == 0
         second = capsys.readouterr().out.strip()
-        wait_for_log(server, "2 read from")
+        assert server.logs("2 read from", times=processes)
         assert infer(httpclient, client, {"x-api-key": second}) == {}
         lines = path.read_text().splitlines()
         path.write_text("\n".join(["nonsense", *lines[1:]]))
-        wait_for_log(server, "line 1: expected NAME SCOPES KEY")
+        assert server.logs("line 1: expected NAME SCOPES KEY", times=processes)
         assert infer(httpclient, client, {"x-api-key": second}) == {}
         with pytest.raises(InferenceServerException, match="not known"):
             infer(httpclient, client, {"x-api-key": first})
         path.unlink()
-        wait_for_log(server, "there is none in")
+        assert server.logs("there is none in", times=processes)
         with pytest.raises(InferenceServerException, match="not known"):
             infer(httpclient, client, {"x-api-key": second})
     assert first not in server.log

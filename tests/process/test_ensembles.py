@@ -4,9 +4,8 @@ import json
 import queue
 import re
 import socket
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import tritonclient.http as httpclient
 from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, add_sub, identity_pbtxt, write_model
-from tests.support.process import ServeProcess
+from tests.support.process import ServeProcess, eventually
 from tritonclient.utils import InferenceServerException
 
 DOUBLE = """
@@ -169,15 +168,6 @@ def metric(server: ServeProcess, name: str, model: str, reason: str = "") -> flo
     found = re.search(rf'^{name}{{model="{model}",version="1"{label}}} (\S+)$', text, re.M)
     assert found is not None
     return float(found[1])
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.mark.parametrize("module", [httpclient, grpcclient])

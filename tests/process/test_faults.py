@@ -26,7 +26,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess, eventually, started_by
 from tritonclient.utils import InferenceServerException
 
 BODY_BYTES_MAX = 1_000_000
@@ -162,10 +162,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServeProcess]:
+@pytest.fixture(scope="module", params=SHAPES)
+def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
     options = (f"--http-max-input-size={BODY_BYTES_MAX}", f"--grpc-max-input-size={BODY_BYTES_MAX}")
-    with ServeProcess(repository, *options, "--model-control-mode=explicit", "--load-model=*") as started:
+    control = ("--model-control-mode=explicit", "--load-model=*")
+    with ServeProcess(repository, *options, *control, *request.param) as started:
         yield started
         assert started.stop() == 0
 
@@ -190,13 +191,13 @@ def tensor(module: Any, name: str, array: "np.ndarray[Any, Any]", datatype: str)
     return made
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
+def processes_of(server: ServeProcess) -> list[psutil.Process]:
+    """Return the processes of the server that stay: all but the workers of models."""
+    children = started_by(server.process.pid)
+    return [
+        psutil.Process(server.process.pid),
+        *(child for child in children if "charonia.cli.serve_process" in child.cmdline()),
+    ]
 
 
 def answer(
@@ -328,14 +329,14 @@ def test_a_bad_http_request_is_answered_with_what_is_wrong(
 def test_a_decompression_bomb_is_not_unpacked(server: ServeProcess) -> None:
     bomb = zlib.compress(bytes(200_000_000), 1)
     assert len(bomb) < BODY_BYTES_MAX
-    process = psutil.Process(server.process.pid)
-    before = process.memory_info().rss
+    processes = processes_of(server)
+    before = sum(process.memory_info().rss for process in processes)
 
     status, message = answer(server.http, "POST", INFER, bomb, {"Content-Encoding": "deflate"})
 
     assert status == 400
     assert "decompressed" in message
-    assert process.memory_info().rss - before < 50_000_000
+    assert sum(process.memory_info().rss for process in processes) - before < 50_000_000
 
 
 @pytest.mark.parametrize(
@@ -442,8 +443,8 @@ def test_many_requests_in_one_piece_are_answered_in_order(server: ServeProcess) 
 
 
 def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(server: ServeProcess) -> None:
-    process = psutil.Process(server.process.pid)
-    before = process.num_fds()
+    processes = processes_of(server)
+    before = sum(process.num_fds() for process in processes)
     half = raw_infer("steady", 1)[:-3]
 
     for address in (server.http, server.grpc):
@@ -452,7 +453,7 @@ def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(server: Se
                 for _ in range(250):
                     connections.enter_context(connect(address)).sendall(sent)
 
-    assert eventually(lambda: process.num_fds() <= before + 5)
+    assert eventually(lambda: sum(process.num_fds() for process in processes) <= before + 5)
 
 
 @pytest.mark.parametrize("cut", [1, 30, 80, 120])

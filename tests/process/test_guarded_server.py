@@ -7,9 +7,8 @@ import os
 import re
 import signal
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +16,7 @@ import psutil
 import pytest
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import ServeProcess, started_by, wait_until_ended
+from tests.support.process import ServeProcess, eventually, started_by, wait_until_ended
 
 BODY = json.dumps(
     {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}]}
@@ -42,15 +41,6 @@ def gate(repository: Path) -> Gate:
 def server(repository: Path) -> Iterator[ServeProcess]:
     with ServeProcess(repository, "--front-ends=2") as started:
         yield started
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def child(server: ServeProcess, name: str) -> psutil.Process:

@@ -24,7 +24,7 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import SHAPES, ServeProcess, shared_memory_of, started_by, wait_until_ended
+from tests.support.process import SHAPES, ServeProcess, eventually, shared_memory_of, started_by, wait_until_ended
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 from tritonclient.utils import InferenceServerException
 
@@ -317,15 +317,6 @@ def is_ready(server: ServeProcess) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def counts(server: ServeProcess) -> dict[str, tuple[int, int]]:

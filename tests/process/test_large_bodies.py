@@ -3,8 +3,7 @@
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import ServeProcess, started_by
+from tests.support.process import ServeProcess, eventually, started_by
 
 from charonia.client import Client
 
@@ -39,15 +38,6 @@ def regions(process: psutil.Process) -> int:
     """Return how many regions a process has made, or has of another one."""
     folder = Path(f"/proc/{process.pid}/fd")
     return sum(NAME in os.readlink(entry) for entry in folder.iterdir())
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.mark.parametrize("model", ["echo", "worker"])

@@ -5,8 +5,7 @@ import os
 import queue
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as aioclient
 import tritonclient.http as httpclient
+from tests.support.process import eventually
 from tritonclient.utils import InferenceServerException
 
 import charonia
@@ -321,13 +321,6 @@ def marks(repository: Path, model: str, kind: str) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true"
-        time.sleep(0.01)
-
-
 # Calls.
 
 
@@ -355,7 +348,7 @@ def test_a_model_takes_the_responses_of_a_decoupled_one(server: charonia.Server)
 def test_a_model_gives_up_a_decoupled_call_after_its_first_response(server: charonia.Server, repository: Path) -> None:
     before = marks(repository, "count", "cancelled")
     assert run(server, "first", 1000) == [1000]
-    eventually(lambda: marks(repository, "count", "cancelled") == before + 1)
+    assert eventually(lambda: marks(repository, "count", "cancelled") == before + 1)
 
 
 def test_a_model_that_is_not_there_is_named(server: charonia.Server) -> None:
@@ -452,15 +445,15 @@ def test_a_client_that_leaves_cancels_what_the_model_calls(server: charonia.Serv
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         done = threading.Event()
         call = client.async_infer("to_endless", grpc_input(1), callback=lambda result, error: done.set())
-        eventually(lambda: marks(repository, "count", "begun") == begun + 1)
+        assert eventually(lambda: marks(repository, "count", "begun") == begun + 1)
         call.cancel()
         assert done.wait(60)
-    eventually(lambda: marks(repository, "count", "cancelled") == cancelled + 1)
+    assert eventually(lambda: marks(repository, "count", "cancelled") == cancelled + 1)
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         while marks(repository, "count", "begun") == begun + 1:  # on a busy machine it may be late before it gets there
             with pytest.raises(InferenceServerException):
                 client.infer("to_endless", grpc_input(1), client_timeout=0.5)
-    eventually(lambda: marks(repository, "count", "cancelled") == marks(repository, "count", "begun"))
+    assert eventually(lambda: marks(repository, "count", "cancelled") == marks(repository, "count", "begun"))
 
 
 @pytest.mark.usefixtures("in_processes")
@@ -469,7 +462,7 @@ def test_the_death_of_a_called_worker_fails_the_call_with_the_reason(server: cha
     begun = marks(repository, "slow", "begun")
 
     def kill() -> None:
-        eventually(lambda: marks(repository, "slow", "begun") > begun)
+        assert eventually(lambda: marks(repository, "slow", "begun") > begun)
         os.kill(int(pid), signal.SIGKILL)
 
     with ThreadPoolExecutor(1) as other:
@@ -489,12 +482,12 @@ def test_the_death_of_a_calling_worker_cancels_its_calls_and_leaves_the_others(
     errors: list[ServingError] = []
     asking = threading.Thread(target=lambda: errors.append(refused(server, "to_endless", 1)))
     asking.start()
-    eventually(lambda: marks(repository, "count", "begun") == begun + 1)
+    assert eventually(lambda: marks(repository, "count", "begun") == begun + 1)
     for process in callers:
         process.kill()
     asking.join()
     assert len(errors) == 1
-    eventually(lambda: marks(repository, "count", "cancelled") == cancelled + 1)
+    assert eventually(lambda: marks(repository, "count", "cancelled") == cancelled + 1)
     assert run(server, "sync", 3) == [6]
 
 
@@ -599,7 +592,7 @@ def test_cancelling_a_stream_cancels_its_requests(server: charonia.Server, repos
         stream.send("count", name, 1000)
     assert {stream.take()[0] for _ in range(2)} == {"a", "b"}
     stream.close()
-    eventually(lambda: marks(repository, "count", "cancelled") == before + 2)
+    assert eventually(lambda: marks(repository, "count", "cancelled") == before + 2)
 
 
 def test_the_asynchronous_client_reads_a_stream(server: charonia.Server) -> None:
@@ -656,12 +649,12 @@ def test_leaving_the_responses_in_process_cancels_the_request(server: charonia.S
     for outputs in server.stream_infer("count", {"IN": np.array([1000], "f4")}, timeout_s=60):
         assert outputs["OUT"].tolist() == [1000]
         break
-    eventually(lambda: marks(repository, "count", "cancelled") == before + 1)
+    assert eventually(lambda: marks(repository, "count", "cancelled") == before + 1)
     stream = server.stream_infer("count", {"IN": np.array([1000], "f4")}, timeout_s=5)
     next(stream)
     with pytest.raises(TimeoutError, match="no response within"):
         next(stream)
-    eventually(lambda: marks(repository, "count", "cancelled") == before + 2)
+    assert eventually(lambda: marks(repository, "count", "cancelled") == before + 2)
 
 
 @pytest.mark.usefixtures("in_processes")

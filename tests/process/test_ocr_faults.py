@@ -5,8 +5,7 @@ import io
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from examples.ocr.make_repository import (
 )
 from PIL import Image, ImageDraw, ImageFont
 from tests.support.gate import Gate, gated
-from tests.support.process import ServeProcess
+from tests.support.process import ServeProcess, eventually
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.timeout(300)  # the networks take seconds for a page
@@ -90,13 +89,6 @@ def refusal(server: ServeProcess, model: str, file: bytes) -> str:
     return str(caught.value)
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("model", PIPELINES)
 @pytest.mark.parametrize("step", [TEXT_DETECTION, TEXT_RECOGNITION])
 def test_a_step_that_is_unloaded_is_named_and_all_is_well_when_it_is_back(
@@ -125,7 +117,7 @@ def test_a_step_that_is_unloaded_while_pictures_are_read_fails_only_those_that_s
     ):
         with gate.closed():
             reading = pool.submit(read, server, model, picture())
-            eventually(lambda: gate.runs > runs)
+            assert eventually(lambda: gate.runs > runs)
             client.unload_model(TEXT_RECOGNITION)
         try:
             texts = reading.result(60)
@@ -149,7 +141,7 @@ def test_a_worker_killed_in_mid_batch_fails_the_picture_it_had_and_the_others_ar
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         with gate.closed():
             reading = [pool.submit(read, server, model, picture()) for _ in range(4)]
-            eventually(lambda: gate.runs > runs)
+            assert eventually(lambda: gate.runs > runs)
             os.kill(int((folder / "busy").read_text()), signal.SIGKILL)
         errors = [str(each.exception(60)) for each in reading if each.exception(60)]
         texts = [each.result() for each in reading if not each.exception(60)]

@@ -10,14 +10,14 @@ from urllib.request import Request, urlopen
 import pytest
 from openapi_spec_validator import validate
 from tests.support.page_models import write_page_models
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+@pytest.fixture(scope="module", params=SHAPES)
+def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
     folder: Path = tmp_path_factory.mktemp("models")
     write_page_models(folder)
-    with ServeProcess(folder, "--exit-on-error=false", "--strict-readiness=false") as started:
+    with ServeProcess(folder, "--exit-on-error=false", "--strict-readiness=false", *request.param) as started:
         yield started
 
 

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
 from tests.support import models
 from tests.support.gate import Gate, gated
-from tests.support.process import SHAPES, ServeProcess, started_by
+from tests.support.process import SHAPES, ServeProcess, Shape, started_by
 from tritonclient.utils import InferenceServerException
 
 IDENTITY = """
@@ -332,6 +333,36 @@ def test_a_killed_server_leaves_no_worker_behind(tmp_path: Path) -> None:
         server.wait()
         _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose sockets have names that are short enough."""
+    with TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_killed_server_leaves_in_the_temporary_folder_is_removed_by_the_next(
+    tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch, shape: Shape
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(short_folder))
+    tensor = {"data_type": "TYPE_FP32", "dims": [1]}
+    tensors = {"input": [{"name": "INPUT0", **tensor}], "output": [{"name": "OUTPUT0", **tensor}]}
+    config = json.dumps({"backend": "identity", **tensors})
+    arguments = ("--model-control-mode=explicit", *shape)
+    with ServeProcess(tmp_path, *arguments) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            client.load_model("sent", config=config, files={"file:1/note.txt": b"files"})
+        children = started_by(server.process.pid)
+        server.kill()
+        psutil.wait_procs(children, timeout=10)
+    assert list(short_folder.glob("*/1/note.txt"))
+
+    with ServeProcess(tmp_path, *arguments) as server:
+        assert not list(short_folder.glob("*/1/note.txt"))
+        assert server.stop() == 0
+    assert list(short_folder.iterdir()) == []
 
 
 def test_an_exit_timeout_answers_what_is_still_in_flight_and_exits_with_status_one(tmp_path: Path) -> None:

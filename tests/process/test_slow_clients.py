@@ -15,7 +15,7 @@ from typing import Self
 import ngh2
 import pytest
 from tests.support.grpc_memory import frame, request_headers
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess, Shape
 from tritonclient.grpc import service_pb2
 
 from charonia.server.listening import GRACE_S
@@ -126,13 +126,15 @@ class GrpcReader:
 
 Reader = HttpReader | GrpcReader
 READERS = pytest.mark.parametrize("ask", [HttpReader, GrpcReader], ids=["http", "grpc"])
+IN_BOTH_SHAPES = pytest.mark.parametrize("shape", SHAPES)
 
 
 @READERS
+@IN_BOTH_SHAPES
 def test_a_slow_client_gets_its_whole_answer_though_the_server_is_told_to_stop(
-    repository: Path, ask: Callable[[ServeProcess], Reader]
+    repository: Path, ask: Callable[[ServeProcess], Reader], shape: Shape
 ) -> None:
-    with ServeProcess(repository, f"--exit-timeout-secs={PATIENCE_S}") as server, ask(server) as reader:
+    with ServeProcess(repository, f"--exit-timeout-secs={PATIENCE_S}", *shape) as server, ask(server) as reader:
         while not reader.received:
             assert reader.read()
         begin_s = time.monotonic()
@@ -149,10 +151,11 @@ def test_a_slow_client_gets_its_whole_answer_though_the_server_is_told_to_stop(
 
 
 @READERS
+@IN_BOTH_SHAPES
 def test_a_client_that_takes_nothing_does_not_keep_a_server_that_is_told_to_stop(
-    repository: Path, ask: Callable[[ServeProcess], Reader]
+    repository: Path, ask: Callable[[ServeProcess], Reader], shape: Shape
 ) -> None:
-    with ServeProcess(repository, "--exit-timeout-secs=3600") as server, ask(server) as reader:
+    with ServeProcess(repository, "--exit-timeout-secs=3600", *shape) as server, ask(server) as reader:
         while not reader.received:
             assert reader.read()
 
@@ -161,10 +164,11 @@ def test_a_client_that_takes_nothing_does_not_keep_a_server_that_is_told_to_stop
 
 
 @READERS
+@IN_BOTH_SHAPES
 def test_a_client_that_is_still_reading_when_time_is_up_is_cut_off(
-    repository: Path, ask: Callable[[ServeProcess], Reader]
+    repository: Path, ask: Callable[[ServeProcess], Reader], shape: Shape
 ) -> None:
-    with ServeProcess(repository, "--exit-timeout-secs=0") as server, ask(server) as reader:
+    with ServeProcess(repository, "--exit-timeout-secs=0", *shape) as server, ask(server) as reader:
         while not reader.received:
             assert reader.read()
         server.process.send_signal(signal.SIGTERM)
@@ -185,8 +189,11 @@ def pieces_until_the_end(reader: Reader) -> Iterator[None]:
 
 
 @READERS
-def test_a_second_signal_ends_the_server_at_once(repository: Path, ask: Callable[[ServeProcess], Reader]) -> None:
-    with ServeProcess(repository, "--exit-timeout-secs=3600") as server, ask(server) as reader:
+@IN_BOTH_SHAPES
+def test_a_second_signal_ends_the_server_at_once(
+    repository: Path, ask: Callable[[ServeProcess], Reader], shape: Shape
+) -> None:
+    with ServeProcess(repository, "--exit-timeout-secs=3600", *shape) as server, ask(server) as reader:
         while not reader.received:
             assert reader.read()
         server.process.send_signal(signal.SIGTERM)

@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
 from geventhttpclient.response import HTTPConnectionClosed
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -78,15 +78,15 @@ def options(pem: Pem, clients: Pem | None) -> list[str]:
     return made
 
 
-@pytest.fixture(scope="module")
-def plain(folder: Path, server_pem: Pem) -> Iterator[ServeProcess]:
-    with ServeProcess(folder / "models", *options(server_pem, None)) as server:
+@pytest.fixture(scope="module", params=SHAPES)
+def plain(folder: Path, server_pem: Pem, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+    with ServeProcess(folder / "models", *options(server_pem, None), *request.param) as server:
         yield server
 
 
-@pytest.fixture(scope="module")
-def mutual(folder: Path, server_pem: Pem, client_pem: Pem) -> Iterator[ServeProcess]:
-    with ServeProcess(folder / "models", *options(server_pem, client_pem)) as server:
+@pytest.fixture(scope="module", params=SHAPES)
+def mutual(folder: Path, server_pem: Pem, client_pem: Pem, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+    with ServeProcess(folder / "models", *options(server_pem, client_pem), *request.param) as server:
         yield server
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Self
 
 import ngh2
+import pytest
 from tests.support.grpc_memory import frame, request_headers
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess, Shape
 from tritonclient.grpc import service_pb2
 
 from charonia.server.grpc.limits import GrpcLimits
@@ -98,10 +99,11 @@ def wait_until_executed(server: ServeProcess, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_calls_of_a_client_that_takes_no_answers_wait_until_it_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_calls_of_a_client_that_takes_no_answers_wait_until_it_does(tmp_path: Path, shape: Shape) -> None:
     (tmp_path / "echo" / "1").mkdir(parents=True)
     (tmp_path / "echo" / "config.pbtxt").write_text(ECHO)
-    with ServeProcess(tmp_path, "--grpc-http2-max-ping-strikes=0") as server, Client(server.grpc) as client:
+    with ServeProcess(tmp_path, "--grpc-http2-max-ping-strikes=0", *shape) as server, Client(server.grpc) as client:
         for number in range(LARGE_CALLS):
             client.ask(LARGE_BYTES)
             wait_until_executed(server, number + 1)

@@ -16,11 +16,11 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tests.process.test_guarded_server import ask, child, eventually, is_ready
+from tests.process.test_guarded_server import ask, child, is_ready
 from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import ServeProcess, wait_until_ended
+from tests.support.process import ServeProcess, eventually, wait_until_ended
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 
 from charonia.server.front_ends.how_many import how_many
@@ -342,7 +342,7 @@ def test_what_requests_had_changed_holds_in_the_new_engine(server: ServeProcess,
     explicit = ["--model-control-mode=explicit", "--load-model=echo", "--load-model=worker"]
     assert upgrade(server, "--", *arguments, *explicit).returncode == 0
     with grpcclient.InferenceServerClient(server.grpc) as client:
-        # The front ends were started for models that nobody loads: only the engine permits it.
+        # The front ends were started for models that are never loaded: only the engine permits it.
         client.unload_model("worker")
         client.load_model("held")
         assert upgrade(server).returncode == 0

@@ -112,7 +112,7 @@ def test_when_time_is_up_nobody_is_waited_for() -> None:
     play(scenario)
 
 
-def test_a_pause_of_the_machine_is_held_against_nobody() -> None:
+def test_a_pause_of_the_machine_is_held_against_no_client() -> None:
     async def scenario() -> None:
         connections: set[Client] = set()
         client = Client(connections, untaken=1)

@@ -47,7 +47,7 @@ def test_a_lone_client_is_as_fast_as_without_a_delay_once_it_is_known_to_be_alon
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 8])
-def test_clients_that_fit_into_a_batch_go_in_step_and_do_not_wait_for_nobody(clients: int) -> None:
+def test_clients_that_fit_into_a_batch_go_in_step_and_do_not_wait_in_vain(clients: int) -> None:
     simulation = closed_loop(BatchPolicy(size_max=8, delay_ns=DELAY_NS), clients)
 
     last = [run for _, run in simulation.runs[-500:]]

@@ -56,6 +56,13 @@ def test_no_more_front_ends_are_used_than_the_engine_can_serve() -> None:
     assert shape.front_ends == 5
 
 
+def test_front_ends_take_cores_from_slow_models() -> None:
+    shape, figures = best(Costs(60, 12, model_us=5000), 8, 256, requests=3000, front_ends=3)
+
+    assert shape.model_threads == 5
+    assert figures.rate_per_s == pytest.approx(5 / 0.005, rel=0.05)
+
+
 def test_the_best_shape_uses_more_front_ends_on_more_cores() -> None:
     small, large = (best(COSTS, cores, 256, requests=3000) for cores in (4, 16))
 

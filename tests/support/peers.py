@@ -23,8 +23,10 @@ from typing import Any, Self, TypeVar
 
 from tests.support.process import ServeProcess
 
-TRITON = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers")) / "bin" / "tritonserver"
-"""Where `bench/peers.sh` puts Triton."""
+PEERS = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers"))
+"""Where `bench/peers.sh` puts Triton and its tools."""
+TRITON = PEERS / "bin" / "tritonserver"
+MODEL_ANALYZER = PEERS / "ma_venv" / "bin" / "model-analyzer"
 
 START_SECONDS_MAX = 240.0
 STOP_SECONDS_MAX = 60.0

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,6 +45,16 @@ def started_by(pid: int) -> list[psutil.Process]:
             if process.cmdline()[:1] != [warm_start.TEMPLATE]:
                 found.append(process)
     return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait until a condition holds, and return whether it does within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class ServeProcess:

@@ -13,16 +13,17 @@ from charonia.core.errors import Code, ServingError, invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
+from charonia.wire import grpc_infer, grpc_raw_inputs
 from charonia.wire.grpc_framing import VIEW_ABOVE_BYTES
 from charonia.wire.grpc_infer import (
-    TOP_LEVEL_FIELDS_MAX,
+    GrpcInferCall,
     decode_infer,
     decode_infer_identity,
     encode_response,
     encode_stream_error,
     encode_stream_response,
-    split_raw_inputs,
 )
+from charonia.wire.grpc_raw_inputs import TOP_LEVEL_FIELDS_MAX, split_raw_inputs
 from charonia.wire.grpc_status import RpcError, Status
 
 
@@ -49,6 +50,16 @@ def contents_message(datatype: str, field: str, values: Any, shape: list[int] | 
     getattr(item.contents, field).extend(values)
     item.contents.SetInParent()
     return message
+
+
+def seen(call: GrpcInferCall) -> object:
+    """Return what a decoded message says, for comparison."""
+    request = call.request
+    inputs = [(t.name, t.datatype, t.array.dtype, t.shape, t.array.tobytes()) for t in request.inputs.values()]
+    assert list(request.inputs) == [name for name, *_ in inputs]
+    outputs = [(output.name, output.classification) for output in request.outputs]
+    told = (request.model_name, request.model_version, request.id, outputs, request.parameters, request.flags)
+    return inputs, told, request.priority, request.timeout_us, call.wants_empty_final, call.places
 
 
 # Reading.
@@ -444,3 +455,85 @@ def test_a_stream_error_says_which_request_it_is_for() -> None:
     assert message.error_message == "wrong (hint: try)"
     assert (message.infer_response.id, message.infer_response.model_name) == ("a", "m")
     assert message.infer_response.parameters["triton_final_response"].bool_param
+
+
+# Messages of one form.
+
+names = st.sampled_from(["x", "y", "a longer name of a tensor", "\x3a\x04abcd", ""])
+messages = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(["m", "another model with a name longer than the key of the cache"]),
+        "version": st.sampled_from(["", "3"]),
+        "id": st.sampled_from(["", "", "", "r"]),
+        "inputs": st.lists(
+            st.tuples(names, st.sampled_from(["FP32", "INT32", "UINT8", "BYTES"]), st.integers(0, 40)),
+            min_size=1,
+            max_size=3,
+            unique_by=lambda each: each[0],
+        ),
+        "outputs": st.lists(st.sampled_from(["p", "q"]), unique=True),
+        "priority": st.sampled_from([0, 0, 0, 2]),
+        "moves": st.integers(0, 4),
+        "is_contents_first": st.sampled_from([False, False, True]),
+    }
+)
+
+
+def drawn_message(drawn: dict[str, Any], seed: int) -> bytes:
+    """Return the bytes of a message with elements that depend on the seed."""
+    message = service_pb2.ModelInferRequest(model_name=drawn["model"], model_version=drawn["version"], id=drawn["id"])
+    random = np.random.default_rng(seed)
+    for name, datatype, count in drawn["inputs"]:
+        message.inputs.add(name=name, datatype=datatype, shape=[1, count])
+        size = count * {"UINT8": 1}.get(datatype, 4)
+        data = bytes(size) if datatype == "BYTES" else random.bytes(size)  # empty strings
+        message.raw_input_contents.append(data)
+    for name in drawn["outputs"]:
+        message.outputs.add(name=name)
+    if drawn["priority"]:
+        message.parameters["priority"].uint64_param = drawn["priority"]
+    if len(message.raw_input_contents) > 1:  # perhaps elements of one input are given to the next
+        whole, count = b"".join(message.raw_input_contents), drawn["moves"] if seed == 2 else 0
+        cut = max(0, len(message.raw_input_contents[0]) - count)
+        rest = list(message.raw_input_contents[2:])
+        end = len(whole) - sum(map(len, rest))
+        del message.raw_input_contents[:]
+        message.raw_input_contents.extend([whole[:cut], whole[cut:end], *rest])
+    encoded: bytes = message.SerializeToString()
+    if drawn["is_contents_first"]:
+        head, raw = split_raw_inputs(encoded)
+        assert raw is not None
+        encoded = encoded[len(head) :] + bytes(head)
+    return encoded
+
+
+@given(messages, st.lists(st.integers(0, 3), min_size=2, max_size=5))
+def test_a_message_of_a_form_that_was_seen_says_what_it_would_say_if_it_were_the_first(
+    drawn: dict[str, Any], seeds: list[int]
+) -> None:
+    for seed in seeds:
+        data = drawn_message(drawn, seed)
+        outcomes: list[object] = []
+        for forget in (False, True):
+            if forget:
+                grpc_raw_inputs._forms.clear()
+            try:
+                outcomes.append(seen(decode_infer(data)))
+            except ServingError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+def test_the_parser_does_not_see_a_message_of_a_form_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = request_message(), request_message()
+    second.raw_input_contents[0] = np.full(4, 7, "<f4").tobytes()
+    decoded(first)
+    monkeypatch.setattr(grpc_infer, "_parsed", None)
+    assert decoded(second).inputs["x"].array.tolist() == [[7, 7, 7, 7]]
+
+
+def test_forms_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_raw_inputs, "FORMS_MAX", 3)
+    for values in range(1, 20):
+        decoded(request_message(values))
+        assert len(grpc_raw_inputs._forms) <= 3

@@ -1,8 +1,8 @@
 """The live view of `charonia perf --live`: a page on this machine that follows the run in the browser.
 
-The page is that of the report, with what is measured now above it. It is made when a browser asks for it, on a thread
-of the server, and at most once a level; otherwise an open page costs an event a second. The load is sent by processes
-of their own.
+It is the page of the report with the current measurement above. It is made when a browser asks for it, on a thread of
+its server, and at most once for each level; apart from that, an open page costs one event a second. Other processes
+send the load.
 """
 
 import json
@@ -174,7 +174,7 @@ class LiveRun:
         }
 
 
-class _Server(ThreadingHTTPServer):
+class _PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, port: int, run: LiveRun) -> None:
@@ -187,7 +187,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S_MAX
-    server: _Server
+    server: _PageServer
 
     def do_GET(self) -> None:
         # A page of another site must not read this one through a name that it made to lead here.
@@ -236,7 +236,7 @@ def live_view(port: int | None) -> Iterator[LiveRun | None]:
         return
     run = LiveRun()
     try:
-        server = _Server(port, run)
+        server = _PageServer(port, run)
     except OSError as error:
         raise unavailable(
             f"--live: cannot listen on {HOST}:{port}: {error.strerror}", hint="--live without a port takes a free one"

@@ -7,18 +7,15 @@ unless it comes within a second: supervisors, and GNU `timeout`, signal the chil
 
 import asyncio
 import faulthandler
-import gc
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from textwrap import indent
 from typing import Protocol
 
@@ -34,9 +31,10 @@ from charonia.server.files.given import GivenFiles, Unserveable, sort
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
+from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
-from charonia.server.machine.memory import give_back_idle_memory, keep_freed_memory
+from charonia.server.machine.memory import collect_less_often, give_back_idle_memory, keep_freed_memory
 from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
 from charonia.wire.example_inputs import takes_picture
 from charonia.wire.example_request import ExampleRequest, example_request
@@ -147,11 +145,11 @@ def run(arguments: Sequence[str]) -> int:
             return ServerProcesses(options, arguments=arguments, notifier=notifier)
         return InferenceServer(options, log=log)
 
-    with TemporaryDirectory(prefix="charonia-") as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
-        status, is_clean = runner.run(serve_given(options, given, Path(folder), make_server, notifier))
+    with PrivateFolder() as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
+        status, is_clean = runner.run(serve_given(options, given, folder.path, make_server, notifier))
         if not is_clean:
             # Threads that still compute would delay the exit.
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
             _end_now(status)
     # The loop gave its handlers back: a signal that is sent twice would end the process with another status.
     for number in SIGNALS:
@@ -279,9 +277,7 @@ async def serve(
     elif starting.exception() is not None:
         status = 1
     else:
-        # Objects of the start-up stay alive; without them, full collections are too short to affect latency.
-        gc.collect()
-        gc.freeze()
+        collect_less_often()
         _announce(options, server)
         if show:
             print(shown_models(options, server, show), flush=True)

@@ -1,7 +1,7 @@
 """`charonia upgrade`: put a new engine behind the front ends of a running server.
 
 Exit status: 0 when the new engine serves and the one before has ended, 1 when it is refused or has failed, 2 for
-invalid arguments. A client that leaves does not end it: the log of the server tells how it goes on.
+invalid arguments. Ending the command does not stop the upgrade: the log of the server tells how it went.
 """
 
 import os

@@ -21,10 +21,10 @@ EXAMPLE = "EXAMPLE"
 """Model parameter with an example request: a JSON object of plain values by input name."""
 
 TRY_EXAMPLE = "TRY_EXAMPLE"
-"""Model parameter of a file that is served: an example request is sought that the model takes, when it is loaded."""
+"""Model parameter of a model served from a file: when it is loaded, an example request that it accepts is sought."""
 
 EXAMPLE_REFUSED = "EXAMPLE_REFUSED"
-"""Model parameter in its place where none was found: what the model said."""
+"""Model parameter that replaces it if no example was accepted: the error of the model."""
 
 FRONT_END = "front_end"
 """Model parameter: whether the model runs in the processes of front ends: "yes", "no" or "auto"."""

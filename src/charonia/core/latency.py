@@ -94,14 +94,6 @@ class LatencyHistogram:
         bucket = int(np.searchsorted(np.cumsum(self._counts), rank, side="right"))
         return min(max(_middle(bucket), self.minimum), self.maximum)
 
-    def count_within(self, limit: int) -> int:
-        """Return how many values are at most `limit`, to the width of a bucket."""
-        if limit < self.minimum or not self.count:
-            return 0
-        if limit >= self.maximum:
-            return self.count
-        return int(self._counts[: int(_bucket_of(np.array([limit]))[0]) + 1].sum())
-
     def buckets(self) -> list[tuple[int, int, int]]:
         """Return lower bound, upper bound (exclusive) and count of every bucket that holds a value, ascending."""
         return [(_lower(int(i)), _lower(int(i) + 1), int(self._counts[i])) for i in np.flatnonzero(self._counts)]

@@ -35,7 +35,7 @@ from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
 from charonia.server.listening import GRACE_S, check_address
 from charonia.server.machine.cores import policy_cores, usable_cores
-from charonia.server.machine.gauges import MachineSampler
+from charonia.server.machine.gauges import MachineSampler, process_usage
 from charonia.server.machine.gpus import GpuSampler, Nvml, visible_gpus
 from charonia.server.machine.memory import BUDGET_SHARE, usable_memory
 from charonia.server.metrics.devices import PinnedMemory, gpu_families, memory_families, pinned_families
@@ -346,7 +346,7 @@ class InferenceServer:
         shared = families(self._limits.view()) if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
         shared += self._device_families()
-        shared += process_families(read_record(), time.monotonic_ns())
+        shared += process_families(read_record(), time.monotonic_ns(), process_usage)
         return shared + (self._demand.families() if self._demand is not None else [])
 
     def _device_families(self) -> list[Family]:

@@ -120,14 +120,14 @@ class InProcessFrontend:
             ServingError: The request failed; UNSUPPORTED for no response, or several.
         """
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-        sole = SingleResponse(
+        single = SingleResponse(
             unsupported(f"model '{request.model_name}' did not answer exactly once", hint="use stream_infer")
         )
 
         def reply(outcome: Outcome, final: bool) -> None:
             if future.done():
                 return
-            answer = sole.take(outcome, final)
+            answer = single.take(outcome, final)
             if isinstance(answer, ServingError):
                 future.set_exception(answer)
             elif answer is not None:
@@ -137,7 +137,7 @@ class InProcessFrontend:
         try:
             return await future
         except (asyncio.CancelledError, ServingError):
-            if not sole.is_over:
+            if not single.is_over:
                 ticket.cancel()
             raise
 

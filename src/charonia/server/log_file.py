@@ -1,4 +1,4 @@
-"""A file of log lines that others may rename, delete or fill the disk of while the server writes to it."""
+"""A log file that other programs may rename or delete, and whose disk may fill up, while the server writes to it."""
 
 import os
 

@@ -1,7 +1,8 @@
 """Inference requests and responses as gRPC messages.
 
 Decoding: protobuf's C parser builds the message, and the inputs become views of its `raw_input_contents`. The parser
-copies its output twice, so the tensors of large messages are cut out before it sees them.
+copies its output twice, so the tensors of large messages are cut out before it sees them. Clients often send the same
+message with other tensors: the form of small ones is cached, and the parser does not see those at all.
 
 Encoding: a response is assembled here, byte by byte, because building a message object costs several times as much.
 Parts that repeat between responses (names, shapes) are cached. The bytes are the same as those that protobuf writes.
@@ -23,6 +24,7 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
 from charonia.schema.pool import message_class
 from charonia.wire.grpc_framing import VIEW_ABOVE_BYTES, Buffer
+from charonia.wire.grpc_raw_inputs import cache_form, cached_request, split_raw_inputs
 from charonia.wire.grpc_status import RpcError, Status
 from charonia.wire.shared_memory import (
     BYTE_SIZE,
@@ -45,13 +47,9 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 CACHED_HEADS_MAX = 4096
 """Limit of cached names and output heads."""
 
-TOP_LEVEL_FIELDS_MAX = 256
-"""Large messages with more fields than this go to the parser as a whole."""
-
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
 
-_RAW_INPUTS_TAG = 0x3A
 _VARINT_1 = tuple(bytes((value,)) for value in range(128))
 _FINAL = {
     # Field 4, a map entry: key "triton_final_response", value {bool_param}.
@@ -100,8 +98,14 @@ def decode_infer(data: Buffer, regions: Regions | None = None) -> GrpcInferCall:
         ServingError: INVALID_ARG for a request that contradicts itself, UNSUPPORTED for unsupported features.
     """
     raw: list[Buffer] | None = None
+    small: bytes | None = None
     if len(data) > VIEW_ABOVE_BYTES:
         data, raw = split_raw_inputs(data)
+    elif isinstance(data, bytes):
+        small = data
+        known = cached_request(small)
+        if known is not None:
+            return GrpcInferCall(known, False, NO_PLACES)
     message = _parsed(data)
     if raw is None:
         raw = message.raw_input_contents
@@ -116,6 +120,8 @@ def decode_infer(data: Buffer, regions: Regions | None = None) -> GrpcInferCall:
     enable_empty_final = False
     if message.parameters:
         enable_empty_final = _apply_parameters(request, message.parameters)
+    elif small is not None and not request.id and targets is NO_PLACES:
+        cache_form(small, request)
     return GrpcInferCall(request, enable_empty_final, targets)
 
 
@@ -134,43 +140,6 @@ def _parsed(data: Buffer) -> Any:
         return message_class("inference.ModelInferRequest").FromString(data)  # type: ignore[arg-type]  # any buffer
     except DecodeError as error:
         raise RpcError(Status.INTERNAL, "the bytes received are not a ModelInferRequest") from error
-
-
-def split_raw_inputs(data: Buffer) -> tuple[Buffer, list[Buffer] | None]:
-    """Return a ModelInferRequest without its `raw_input_contents`, and those as views.
-
-    Bytes that are not clearly such a message are returned unchanged, with None, for the parser to judge.
-    """
-    view = memoryview(data)
-    raw: list[Buffer] = []
-    rest: list[Buffer] = []
-    position, end = 0, len(view)
-    for _ in range(TOP_LEVEL_FIELDS_MAX):
-        if position == end:
-            return b"".join(rest), raw
-        start = position
-        if view[position] & 0x87 != 2:  # Every field of the message has a number below 16 and is length-delimited.
-            return data, None
-        size, body = _length(view, position + 1)
-        position = body + size
-        if size < 0 or position > end:
-            return data, None
-        if view[start] == _RAW_INPUTS_TAG:
-            raw.append(view[body:position])
-        else:
-            rest.append(view[start:position])
-    return data, None
-
-
-def _length(view: memoryview, position: int) -> tuple[int, int]:
-    """Return the length at `position` and where its field begins; -1 if it is not a number below 2**35."""
-    size = shift = 0
-    for byte in view[position : position + 5]:
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return size, position + shift // 7
-    return -1, position
 
 
 def _inputs(message: Any, raw: Any, regions: Regions | None) -> dict[str, Tensor]:

@@ -140,6 +140,7 @@ RULES: Mapping[str, Callable[[Difference], bool]] = {
         or (isinstance(d.call, Stream) and d.theirs == [] and 'key: "count"' not in _shortened(d.call))
     ),
     "names that are given twice": lambda d: "is given more than once" in d.our_errors,
+    "numbers in JSON": lambda d: isinstance(d.call, Http) and _rounded(d.ours) == _rounded(d.theirs),
     "failed requests in the statistics": lambda d: _without_failures(d.ours) == _without_failures(d.theirs),
     "instance groups that do not fit their kind": lambda d: (
         "is at UNAVAILABLE state: " in d.their_errors
@@ -288,6 +289,11 @@ def _without_failures(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_failures(item) for item in value if "nv_inference_request_failure" not in str(item)]
     return value
+
+
+def _rounded(value: Any) -> str:
+    """Return the value as text, in which doubles whose last digits differ are the same."""
+    return re.sub(r"\d+\.\d+(?:e[+-]?\d+)?", lambda number: f"{float(number[0]):.14g}", _text(value))
 
 
 def _text(value: Any) -> str:

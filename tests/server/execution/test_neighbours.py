@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from charonia.server.execution import busy_poll
 from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.neighbours import AWAKE_NS, Neighbours, leaves_a_core
 
 NOW = 10**12
@@ -48,18 +48,22 @@ def test_a_process_that_is_started_again_finds_what_it_had_noted(tmp_path: Path)
     assert not Neighbours(tmp_path, 0, 2, cores=2).leave_a_core(NOW)
 
 
-def test_a_lone_caller_keeps_a_process_awake_until_a_neighbour_has_requests(tmp_path: Path) -> None:
+def test_a_lone_caller_keeps_a_process_awake_until_a_neighbour_has_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(busy_poll, "now_ns", lambda: NOW)
+
     async def main() -> None:
         loop = asyncio.get_running_loop()
         one = BusyPoll(loop, 10**9, Neighbours(tmp_path, 0, 2, cores=2))
         other = BusyPoll(loop, 10**9, Neighbours(tmp_path, 1, 2, cores=2))
         for _ in range(ALONE_MIN + 1):
-            one.ran_at_once(now_ns())
+            one.ran_at_once(NOW)
             await asyncio.sleep(0)
         assert one.worker_ns == 10**9
 
         for _ in range(ALONE_MIN + 1):
-            other.ran_at_once(now_ns())
+            other.ran_at_once(NOW)
             await asyncio.sleep(0)
 
         assert one.worker_ns == other.worker_ns == 0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 import numpy as np
+import pytest
 from tests.support.in_place import FixedPlace
 
 from charonia.config.kinds import InstanceKind
@@ -152,16 +153,24 @@ def test_what_a_reply_submits_waits_for_those_before_it() -> None:
     play(scenario)
 
 
-def test_an_instance_that_computes_on_the_loop_leaves_it_between_two_batches() -> None:
+@pytest.mark.parametrize(("limit_ns", "turns"), [(0, ["a", "b", "c"]), (60 * 10**9, ["a", "bc"])])
+def test_an_instance_on_the_loop_runs_the_requests_that_wait_for_a_limited_time_and_leaves_it(
+    monkeypatch: pytest.MonkeyPatch, limit_ns: int, turns: list[str]
+) -> None:
+    monkeypatch.setattr("charonia.server.execution.runner.TOGETHER_NS_MAX", limit_ns - 1)
+
     async def scenario(model: Model) -> None:
         model.submit("abc")
         model.executor.rule = FixedPlace(in_place=True)
         model.executor.finish()
-        answered = "answer {}, handed over []"
-        for name in "abc":
-            assert model.events[-2:] == [f"run {name}", answered.format(name)]
+        expected: list[str] = []
+        for turn in turns:
+            for name in turn:
+                expected += [f"run {name}", f"answer {name}, handed over []"]
+            assert model.events == expected
             await asyncio.sleep(0)
-        assert len(model.events) == 6
+        model.submit("d")
+        assert model.events[-2:] == ["run d", "answer d, handed over []"]
 
     play(scenario)
 

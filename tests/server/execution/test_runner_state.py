@@ -347,6 +347,8 @@ def test_the_compute_time_of_responses_is_counted_by_what_became_of_them(clock: 
         assert (second.compute_infer.count, second.compute_infer.ns) == (1, 30 * US)
         assert (third.empty_response.count, third.empty_response.ns) == (1, 5 * US)
         assert (third.compute_infer.count, third.compute_output.count) == (0, 0)
+        to_first = bench.runner.metrics.first_response_ns
+        assert (to_first.count, to_first.total) == (1, 20 * US)
         assert bench.runner.metrics.failures[FailureReason.BACKEND] == 1
         await bench.end()
 

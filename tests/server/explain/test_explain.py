@@ -80,7 +80,7 @@ def change(kind: str, setup: ModelSetup, done: Activity) -> str:
         (["cores", "queue_empty"], SETUP, activity(busy=0.95)),
         (["at_ease"], SETUP, activity(busy=0.6, size=6)),
         (["shapes"], SETUP, activity(reason=CloseReason.SHAPE)),
-        # Delays that nobody comes in.
+        # Delays in which no request arrives.
         (["delay"], replace(SETUP, delay_us=500), activity(busy=0.2, size=1, reason=CloseReason.DELAY)),
         (["at_ease"], replace(SETUP, delay_us=500), activity(busy=0.6, size=6, reason=CloseReason.DELAY)),
         # Where the time goes.
@@ -92,7 +92,7 @@ def change(kind: str, setup: ModelSetup, done: Activity) -> str:
         (["at_ease"], replace(SETUP, threads=4, on_gpu=True), activity(busy=0.6, size=6)),
         (["bursts"], SETUP, activity(busy=0.3, size=6, waits=(90, 0, 10, 0))),
         (["at_ease"], SETUP, activity(busy=0.3, size=6, waits=(999, 0, 1, 0))),
-        # What failed, and what needed nobody.
+        # What failed, and what was refused or cancelled.
         (["at_ease", "failing"], SETUP, activity(busy=0.3, failed={FailureReason.BACKEND: 5})),
         (["refused"], SETUP, activity(busy=0.3, failed={FailureReason.REJECTED: 5})),
         (["at_ease"], SETUP, activity(busy=0.3, failed={FailureReason.CANCELED: 5})),

@@ -1,6 +1,9 @@
 """Front ends that an engine hands over to the next one: both engines and the front ends in this process."""
 
 import asyncio
+import contextlib
+import errno
+import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +17,12 @@ from charonia.config.model import SequenceBatching
 from charonia.core.errors import ServingError
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START
 from charonia.core.response import InferResponse
-from charonia.server.facade import Services
+from charonia.server.facade import Document, Services
 from charonia.server.front_ends.engine_port import EnginePort
-from charonia.server.front_ends.front_end import FrontEnd, connected
+from charonia.server.front_ends.front_end import FrontEnd, connected, engine_socket
 from charonia.server.front_ends.hand_over import SOCKET_NAME
+from charonia.server.front_ends.local_models import software_of
+from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.options import GrpcOptions, HttpOptions, ServerOptions
 
 NEXT = "engine_2.sock"
@@ -28,10 +33,10 @@ NO_ENDPOINTS = ServerOptions(http=HttpOptions(enabled=False), grpc=GrpcOptions(e
 class Served:
     """An engine that the test plays, behind a port."""
 
-    def __init__(self, folder: Path, name: str = SOCKET_NAME) -> None:
+    def __init__(self, folder: Path, name: str = SOCKET_NAME, software: str = "") -> None:
         self.fake = ServedFake(models={"identity": identity_config(), "stateful": STATEFUL})
         self.open: set[tuple[str, int | str]] = set()
-        self.port = EnginePort(folder, name)
+        self.port = EnginePort(folder, name, software=software)
 
     async def hand_over(self, name: str = NEXT) -> None:
         """Hand over to the engine of this socket."""
@@ -45,16 +50,22 @@ class Served:
 class Bench:
     """Two engines and two front ends. Use it as an asynchronous context manager."""
 
-    def __init__(self, folder: Path) -> None:
-        self.first, self.second = Served(folder), Served(folder, NEXT)
+    def __init__(self, folder: Path, software: tuple[str, str] = ("", "")) -> None:
+        self.first, self.second = Served(folder, software=software[0]), Served(folder, NEXT, software[1])
+        self.may_explain = asyncio.Event()
         self.front_ends = [FrontEnd(NO_ENDPOINTS, None, folder) for _ in range(2)]
 
     async def __aenter__(self) -> "Bench":
-        await self.first.port.start(self.first.fake, Services())
+        await self.first.port.start(self.first.fake, Services(explain=self._explain))
         await self.second.port.start(self.second.fake, Services())
         for front_end in self.front_ends:
             await front_end.start()
         return self
+
+    async def _explain(self, name: str, version: str) -> Document:
+        """Explain when the test lets the engine."""
+        await self.may_explain.wait()
+        return {"name": name}
 
     async def __aexit__(self, *_: object) -> None:
         for front_end in self.front_ends:
@@ -83,9 +94,11 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
-def run(scenario: Callable[[Bench], Coroutine[object, object, None]], folder: Path) -> None:
+def run(
+    scenario: Callable[[Bench], Coroutine[object, object, None]], folder: Path, software: tuple[str, str] = ("", "")
+) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60), Bench(folder) as bench:
+        async with asyncio.timeout(60), Bench(folder, software) as bench:
             await scenario(bench)
 
     asyncio.run(main())
@@ -116,6 +129,23 @@ def test_what_is_new_goes_to_the_next_engine_and_what_was_begun_is_answered(tmp_
     run(scenario, tmp_path)
 
 
+@pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
+def test_front_ends_run_models_of_engines_with_their_own_packages_and_options(
+    tmp_path: Path, *, first: bool, second: bool
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        for front_end in bench.front_ends:
+            assert front_end._engine is not None
+            assert (front_end._engine.current.local is front_end._local) is first
+        await bench.first.hand_over()
+        for front_end in bench.front_ends:
+            assert front_end._engine is not None
+            assert (front_end._engine.current.local is front_end._local) is second
+
+    own = software_of(NO_ENDPOINTS)
+    run(scenario, tmp_path, (own if first else "", own if second else ""))
+
+
 def test_an_open_sequence_stays_over_every_front_end_until_it_ends(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         first, second = bench.first.fake.tickets, bench.second.fake.tickets
@@ -142,6 +172,22 @@ def test_a_sequence_that_is_still_open_at_the_end_is_told_that_it_was_lost(tmp_p
         lost = await bench.answered(part("stateful", 0))
         assert "sequence 7 of model 'stateful' was lost" in lost.errors[0][1]
         assert bench.first.fake.tickets == bench.second.fake.tickets == []
+
+    run(scenario, tmp_path)
+
+
+def test_an_answer_that_takes_long_is_waited_for(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        engine = bench.front_ends[0]._engine
+        assert engine is not None
+        asked = asyncio.ensure_future(engine.ask("explain", "m", ""))
+        await until(bench.first.port.is_busy)
+        await bench.first.hand_over()
+        assert bench.first.port.is_busy()
+        bench.may_explain.set()
+
+        assert await asked == {"name": "m"}
+        await until(lambda: not bench.first.port.is_busy())
 
     run(scenario, tmp_path)
 
@@ -178,6 +224,51 @@ def test_where_the_next_engine_has_gone_all_is_as_before(tmp_path: Path) -> None
         sock = connected(tmp_path / SOCKET_NAME)
         assert sock is not None
         sock.close()
+
+    run(scenario, tmp_path)
+
+
+def test_a_front_end_that_came_too_late_does_not_lose_the_next_engine_with_the_one_before(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.first.hand_over()
+        reasons: list[str] = []
+        late = RemoteEngine(take=lambda *_: asyncio.sleep(0), ended=reasons.append)
+        for served in (bench.first, bench.second):
+            ours, theirs = socket.socketpair()
+            served.port.connect(theirs)
+            with contextlib.suppress(ServingError):
+                await late.connect(ours)
+        replies = Replies()
+        bench.second.fake.hold = True
+        late.infer(request(), replies)
+        await until(lambda: bench.second.fake.tickets)
+        await bench.first.port.close()
+        await asyncio.sleep(0.01)
+        bench.second.fake.release(0)
+        await until(lambda: replies)
+
+        assert isinstance(replies[0][0], InferResponse)
+        assert reasons == []
+        late.close()
+
+    run(scenario, tmp_path)
+
+
+def test_a_front_end_without_a_descriptor_for_the_engine_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        make, failures = socket.socket, [OSError(errno.EMFILE, "Too many open files")] * 2
+
+        def limited(*arguments: int, **more: int) -> socket.socket:
+            if failures:
+                raise failures.pop()
+            return make(*arguments, **more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "socket", limited)
+            (await engine_socket(tmp_path)).close()
+        assert not failures
 
     run(scenario, tmp_path)
 

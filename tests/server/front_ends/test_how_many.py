@@ -7,11 +7,21 @@ import pytest
 from tests.support.models import identity_pbtxt, write_model
 
 from charonia.server.front_ends import processes
-from charonia.server.front_ends.how_many import how_many
+from charonia.server.front_ends.how_many import FED_BY_ENGINE, LARGE_BYTES, how_many
 from charonia.server.front_ends.processes import with_number
 from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, ModelOptions, ServerOptions
 
 STAYS = "model 'm' will run in the engine only: it is decoupled"
+
+
+@pytest.mark.parametrize(("cores", "count"), [(4, 0), (8, 1), (16, 2), (64, FED_BY_ENGINE)])
+def test_a_large_model_keeps_the_cores_that_it_computes_on(cores: int, count: int) -> None:
+    chosen = how_many(cores, STAYS, LARGE_BYTES)
+
+    assert chosen.number == count
+    assert chosen.reason == f"{cores} cores; {STAYS}, and one of 20 MiB needs the cores"
+    assert how_many(cores, STAYS, LARGE_BYTES - 1) == how_many(cores, STAYS)
+    assert how_many(cores, "", LARGE_BYTES).number == cores
 
 
 @pytest.mark.parametrize(
@@ -24,10 +34,12 @@ STAYS = "model 'm' will run in the engine only: it is decoupled"
         (4 * FRONT_ENDS_MAX, "", FRONT_ENDS_MAX),
         (1, STAYS, 0),
         (3, STAYS, 0),
-        (4, STAYS, 2),
+        (4, STAYS, 3),
         (7, STAYS, 3),
         (8, STAYS, 4),
-        (64, STAYS, 4),
+        (16, STAYS, 5),
+        (32, STAYS, 6),
+        (64, STAYS, 6),
     ],
 )
 def test_the_number_follows_from_cores_and_models(cores: int, stays: str, count: int) -> None:
@@ -58,6 +70,19 @@ def test_the_choice_is_made_once_and_logged(
         "--front-ends=auto: 0 (2 cores, and model 'other' will run in the engine only: "
         "models of backend 'python' exist once)",
     ]
+
+
+@pytest.mark.parametrize(("gpus", "number"), [(0, 0), (1, 3)])
+def test_the_files_of_models_count_where_these_compute_on_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, number: int
+) -> None:
+    monkeypatch.setattr(processes, "usable_cores", lambda: 4)
+    monkeypatch.setattr(processes, "visible_gpus", lambda: gpus)
+    write_model(tmp_path, "m", "", config=identity_pbtxt("python"))
+    with (tmp_path / "m" / "1" / "weights").open("wb") as file:
+        file.truncate(LARGE_BYTES)
+
+    assert with_number(options(tmp_path)).front_ends == number
 
 
 def test_a_number_that_is_given_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -275,6 +276,26 @@ def test_an_offer_that_is_withdrawn_while_it_is_loaded_is_not_taken_in(tmp_path:
 
         assert bench.local._copies == {}
         assert bench.infer(request()) is None
+
+    run(tmp_path, scenario)
+
+
+def test_a_number_that_the_next_engine_gives_to_another_model_is_loaded_for_that_one(tmp_path: Path) -> None:
+    write_identity(tmp_path, "before")
+    write_identity(tmp_path, "after")
+
+    async def scenario(bench: Bench) -> None:
+        offers, configs = bench.engine.offers.now(), bench.engine.directory().configs
+        before, after = offers["before", ""], offers["after", ""]
+        bench.local.follow({("before", ""): before}, configs)
+        loads = list(bench.local._loads.values())
+        bench.local.begin_anew()
+        bench.local.follow({("after", ""): replace(after, number=before.number)}, configs)
+        await asyncio.gather(*loads)
+        await asyncio.gather(*bench.local._loads.values())
+
+        assert bench.infer(request("after")) is not None
+        assert bench.infer(request("before")) is None
 
     run(tmp_path, scenario)
 

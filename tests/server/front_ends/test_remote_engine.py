@@ -720,3 +720,13 @@ def test_a_message_that_is_none_ends_the_connection(tmp_path: Path) -> None:
         assert isinstance(replies[0][0], InferResponse)
 
     run(scenario, tmp_path)
+
+
+def test_a_front_end_without_models_of_its_own_has_counted_nothing(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        (peer,) = bench.port._peers
+        await peer.collect()
+
+        assert "counts" not in [change for change, _ in bench.front_ends[0].told]
+
+    run(scenario, tmp_path)

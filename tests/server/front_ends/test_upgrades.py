@@ -1,4 +1,4 @@
-"""Upgrades that are refused before an engine is started."""
+"""Upgrades that end before an engine is started."""
 
 import asyncio
 import os
@@ -9,6 +9,7 @@ import pytest
 from charonia.core.errors import Code, ServingError
 from charonia.server.front_ends import upgrades
 from charonia.server.front_ends.upgrades import Upgrades, Wanted
+from charonia.server.guard.control import Message
 from charonia.server.guard.notify import Notifier
 from charonia.server.options import ServerOptions
 
@@ -46,3 +47,19 @@ def test_one_that_does_not_fit_into_memory_names_the_way_out(tmp_path: Path, mon
 
 def test_one_while_another_is_under_way_is_refused(tmp_path: Path) -> None:
     assert "another upgrade is under way" in refusal(tmp_path, may_upgrade=False).message
+
+
+def test_one_that_cannot_write_its_files_says_so_and_does_not_keep_the_command_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Upgrades(tmp_path / "gone", ServerOptions(), (), Notifier())
+    made.guard = Guard(may_upgrade=True)  # type: ignore[assignment]
+
+    async def answers() -> list[Message]:
+        async with asyncio.timeout(10):
+            return [message async for message in made.answer({})]
+
+    *_, last = asyncio.run(answers())
+
+    assert "No such file or directory" in str(last["error"])
+    assert "it cannot go on" in caplog.text

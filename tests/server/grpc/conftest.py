@@ -52,7 +52,7 @@ def is_linked() -> bool:
 
 @pytest.fixture
 def play(is_linked: bool, tmp_path: Path) -> Play:
-    """Run a scenario with a front end on an event loop of its own, where nobody has to wait."""
+    """Run a scenario with a front end on an event loop of its own."""
 
     def run(scenario: Scenario, limits: GrpcLimits | None = None, log: StringIO | None = None) -> None:
         async def main() -> None:

@@ -144,10 +144,10 @@ def test_an_error_of_the_model_is_an_event_with_its_status() -> None:
 @pytest.mark.parametrize(("outcome", "status"), [(BROKEN, 400), (FAULT, 500)])
 def test_a_response_that_cannot_be_written_is_an_error_of_its_own(outcome: InferResponse, status: int) -> None:
     stream = ask(engine((response(1), False), (outcome, False), (response(3), True)), STREAM, {"X": 1})
-    sole = ask(engine((outcome, True)), GENERATE, {"X": 1})
+    single = ask(engine((outcome, True)), GENERATE, {"X": 1})
 
     assert [sorted(event)[0] for event in events(stream.body)] == ["Y", "error", "Y"]
-    assert sole.status == status
+    assert single.status == status
 
 
 @pytest.mark.parametrize("url", [GENERATE, STREAM, "/v2/models/m/versions/1/generate"])

@@ -547,11 +547,12 @@ def test_a_missing_version_does_not_hide_what_is_wrong_in_the_configuration(tmp_
         write_ensemble(tmp_path, name="e")
         write_model(tmp_path, "m", "", config=identity_pbtxt(dims=(-7,), max_batch_size=-1))
         write_model(tmp_path, "n", "", config='input { name: "X" data_type: TYPE_FP32 dims: [ -7 ] }')
-        for name in "emn":
+        write_model(tmp_path, "t", "", config=identity_pbtxt(dims=(-7,)))
+        for name in "emnt":
             (tmp_path / name / "1").rmdir()
         harness = Harness(tmp_path)
         texts = {}
-        for name in "emn":
+        for name in "emnt":
             with pytest.raises(ServingError, match="at least one version must be available") as raised:
                 await harness.engine.load_model(name)
             texts[name] = str(raised.value)
@@ -561,6 +562,11 @@ def test_a_missing_version_does_not_hide_what_is_wrong_in_the_configuration(tmp_
         assert "'max_batch_size' must be non-negative value for m, got -1" in texts["m"]
         assert "  input[0].dims[0]: " in texts["n"]
         assert "backend" not in texts["n"]
+        # Only what depends on a version's files is no reason why the folder itself cannot be used.
+        polled = {
+            name for name in texts if texts[name].startswith(f"failed to load '{name}', failed to poll from model")
+        }
+        assert polled == {"e", "m", "n"}
         await harness.close()
 
     run(scenario)

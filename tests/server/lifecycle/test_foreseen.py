@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.support.models import identity, identity_pbtxt, write_model
 
-from charonia.server.lifecycle.foreseen import SMALL_BYTES, reason_to_stay
+from charonia.server.lifecycle.foreseen import SMALL_BYTES, largest_bytes, reason_to_stay
 from charonia.server.lifecycle.in_front import BYTES_MAX
 
 CHOSEN = 'parameters {{ key: "front_end" value {{ string_value: "{}" }} }}'
@@ -63,6 +63,16 @@ def test_the_variant_of_the_configuration_and_gpus_count(tmp_path: Path) -> None
     assert "parameter front_end is 'no'" in reason(tmp_path, config_name="held")
     assert reason(tmp_path, config_name="other") == ""
     assert "does not run on the CPU" in reason(tmp_path, gpu_count=1)
+
+
+def test_the_largest_version_is_found_among_all_models(tmp_path: Path) -> None:
+    for name, size in (("m", 10), ("other", 3000)):
+        write_model(tmp_path, name, "", config=identity_pbtxt())
+        (tmp_path / name / "2").mkdir()
+        (tmp_path / name / "2" / "weights").write_bytes(bytes(size))
+
+    assert largest_bytes([str(tmp_path), "s3://bucket/models"]) == 3000
+    assert largest_bytes([str(tmp_path / "missing")]) == 0
 
 
 def test_what_cannot_be_known_stays_in_the_engine(tmp_path: Path) -> None:

@@ -485,6 +485,39 @@ def test_an_override_of_the_configuration_holds_until_the_folder_changes_or_the_
     run(scenario)
 
 
+def test_a_load_request_that_cannot_begin_leaves_readiness_and_index_as_they_are(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path)
+        write_model(tmp_path, "garbled", config="max_batch_size: banana")
+        harness = Harness(tmp_path)
+        harness.engine.started()
+        await harness.engine.load_model("m")
+
+        with pytest.raises(ServingError, match="failed to poll"):
+            await harness.engine.load_model("garbled")
+        assert harness.engine.is_ready()
+        assert harness.states("garbled") == {"": ModelState.UNAVAILABLE}
+        assert "banana" in harness.reason("garbled")
+
+        await harness.engine.unload_model("m")
+        with pytest.raises(ServingError, match="failed to poll"):
+            await harness.engine.load_model("m", '{"max_batch_size": -1, ' + AS_JSON + "}")
+        assert harness.engine.is_ready()
+        assert (harness.states(), harness.reason()) == ({"1": ModelState.UNAVAILABLE}, "unloaded")
+
+        with pytest.raises(ServingError, match="load failed for model 'm'"):
+            await harness.engine.load_model("m", "{" + AS_JSON.replace("fake", "none") + "}")
+        assert not harness.engine.is_ready()
+        assert harness.states() == {"1": ModelState.UNAVAILABLE}
+        assert "unable to find backend 'none'" in harness.reason()
+
+        await harness.engine.load_model("m")
+        assert harness.engine.is_ready()
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("cause", ["missing", "configuration", "ensemble", "version", "ambiguous"])
 def test_a_model_that_fails_to_load_has_one_line_of_level_error_with_its_name_and_the_reason(
     tmp_path: Path, cause: str, caplog: pytest.LogCaptureFixture

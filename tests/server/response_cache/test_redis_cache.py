@@ -30,7 +30,8 @@ def response(size: int = 4) -> CachedResponse:
 
 
 def options(port: int, **more: object) -> RedisOptions:
-    return replace(RedisOptions(HOST, port, pool_size=2), **more)  # type: ignore[arg-type] # fields of the record
+    patient = RedisOptions(HOST, port, pool_size=2, socket_timeout=10_000, wait_timeout=10_000)
+    return replace(patient, **more)  # type: ignore[arg-type] # fields of the record
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Trace files: their entries, their names, and that they are JSON whenever somebody looks."""
+"""Trace files: their entries, their names, and that they are JSON at any time."""
 
 import json
 import resource

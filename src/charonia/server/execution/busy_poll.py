@@ -104,7 +104,7 @@ class BusyPoll:
             self._begin()
 
     def ran_at_once(self, now_ns: int, count: int = 1) -> None:
-        """So many requests of clients arrived together, and nothing else happens until they are answered."""
+        """This many requests of clients arrived together; nothing else happens until they are answered."""
         self._in_flight += count - 1
         self.submitted(now_ns)
         self._in_flight -= count

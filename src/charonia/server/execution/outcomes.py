@@ -52,7 +52,7 @@ def drop_error(reason: DropReason, request: InferRequest, model: str) -> Serving
             return invalid(
                 f"inference request for sequence {request.correlation_id} to model '{model}' must specify the START "
                 "flag on the first request of the sequence",
-                hint="a sequence that was idle for longer than max_sequence_idle_microseconds is over",
+                hint="a sequence is over if it was idle for max_sequence_idle_microseconds, or if its engine has ended",
             )
         case DropReason.SEQUENCE_TIMEOUT:
             return unavailable(

@@ -21,7 +21,6 @@ from charonia.core.calls import ANSWERED, Reply, Ticket
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
-from charonia.core.trace import Trace
 from charonia.server.backends.api import Execution
 from charonia.server.execution.admission import Admission, RequestCheck, with_request_id
 from charonia.server.execution.busy_poll import BusyPoll
@@ -38,7 +37,7 @@ from charonia.server.execution.in_flight import (
     StreamingBatch,
 )
 from charonia.server.execution.outcomes import drop_error
-from charonia.server.execution.tracing import begin, traced_kind
+from charonia.server.execution.tracing import BatchKind
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.scheduling.api import (
@@ -62,7 +61,7 @@ from charonia.server.scheduling.slots import SlotChange, Slots, capacity_limit
 _log = logging.getLogger(__name__)
 
 TOGETHER_NS_MAX = 500_000
-"""Time for which requests that came together run in place before the first of them are answered."""
+"""Time for which batches run in place, one after the other, before the event loop goes on."""
 
 
 class ModelRunner:
@@ -111,9 +110,7 @@ class ModelRunner:
         self._abandoned_for: ServingError | None = None
         self._timer = WakeTimer(loop, self._tick)
         self._armed: int | None = None
-        self._traced_count = 0
-        self._batch_type: type[RunningBatch] = StreamingBatch if config.is_decoupled else RunningBatch
-        self._batch_types = (self._batch_type, traced_kind(self._batch_type))
+        self._batch_kind = BatchKind(StreamingBatch if config.is_decoupled else RunningBatch)
         self._cancels = 0  # number of cancelled requests that were in a batch
         # If the model batches, a slot is offered again only after the loop has read what arrived meanwhile, so that
         # requests that arrive together run together, without a delay; unless those that wait are enough for a batch.
@@ -130,6 +127,8 @@ class ModelRunner:
         elif config.sequence_batching is not None:
             limit = 1  # a sequence is bound to its instance, so another could not take its requests
         self._slots = Slots([min(limit, executor.capacity_max) for executor in executors])
+        self._free: list[int] = []  # slots to offer in the next turn of the event loop
+        self._is_turn_due = False
         for slot in range(len(executors)):
             self._offer(slot)
 
@@ -154,7 +153,7 @@ class ModelRunner:
     def submit(self, request: InferRequest, reply: Reply) -> Ticket:
         """Take in a request; every outcome goes to `reply`."""
         if request.trace is not None:
-            reply = self._traced(request, request.trace, reply)
+            reply = self._batch_kind.begin(request.trace, request, reply, (self.config.name, self.version))
         elif self._plain is not None and (outcome := self.run_at_once(request)) is not None:
             self._in_flight.deliver(request, reply, outcome, True)
             return ANSWERED
@@ -176,8 +175,8 @@ class ModelRunner:
         else:
             if self._busy_poll is not None:
                 self._busy_poll.submitted(now)
-            if in_flight.order is not None:
-                self._arrived(request_id, entry)
+            if in_flight.order is not None:  # requests of models are exempt: an earlier request may wait for one
+                in_flight.order.submitted(request_id, entry)
         entry.id = request_id
         entry.batch_size = batch_size
         in_flight.requests[request_id] = entry
@@ -317,39 +316,36 @@ class ModelRunner:
             if entry.state != DONE:  # unless only its turn in the order of arrival is missing
                 self._in_flight.fail(entry, error, FailureReason.OTHER)
 
-    def _traced(self, request: InferRequest, trace: Trace, reply: Reply) -> Reply:
-        """Trace a request from now on; batches are traced until the last such request is over."""
-        self._traced_count += 1
-        self._batch_type = self._batch_types[1]
-        return begin(trace, request, reply, (self.config.name, self.version), self._trace_ended)
-
-    def _trace_ended(self) -> None:
-        self._traced_count -= 1
-        if not self._traced_count:
-            self._batch_type = self._batch_types[0]
-
-    def _arrived(self, request_id: int, entry: PendingRequest) -> None:
-        """A client's request arrived, and the model keeps replies in order of arrival.
-
-        Requests of models are exempt: one for which an earlier request waits must not wait for that.
-        """
-        if self._in_flight.order is not None:
-            self._in_flight.order.submitted(request_id, entry)
-
     def _follow(self, change: SlotChange) -> None:
         """Offer slots, now or soon, and tell the scheduler which ones are gone."""
         for slot in change.free:
             is_later = self._gathers
             if self._scheduler.queued >= self._enough:
-                # An instance that computes on the loop must not keep it from everything else while many requests wait.
+                # A batch in place follows in the next turn, or in the loop of this one: not inside of the last batch.
                 executor = self._executors[slot % len(self._executors)]
                 is_later = isinstance(executor, BlockingExecutor) and executor.rule.in_place
-            if is_later:
-                self._loop.call_soon(self._offer, slot)
-            else:
+            if not is_later:
                 self._offer(slot)
+                continue
+            self._free.append(slot)
+            if not self._is_turn_due:
+                self._is_turn_due = True
+                self._loop.call_soon(self._take_turn)
         for event in change.gone:
             self._handle(event, now_ns())
+
+    def _take_turn(self) -> None:
+        """Offer the free slots, and those that are free again while enough requests wait, for a limited time."""
+        until_ns = now_ns() + TOGETHER_NS_MAX
+        while True:
+            slots, self._free = self._free, []
+            for slot in slots:
+                self._offer(slot)
+            if not self._free or self._scheduler.queued < self._enough or now_ns() > until_ns:
+                break
+        self._is_turn_due = bool(self._free)
+        if self._is_turn_due:
+            self._loop.call_soon(self._take_turn)
 
     def _offer(self, slot: int) -> None:
         event = self._slots.offer(slot)
@@ -415,7 +411,7 @@ class ModelRunner:
         self._slots.begin(slot)
         entries = list(map(self._in_flight.requests.__getitem__, run.ids))
         executor = self._executors[slot % len(self._executors)]
-        batch = self._batch_type(self._in_flight, entries, slot, run.reason, executor)
+        batch = self._batch_kind.current(self._in_flight, entries, slot, run.reason, executor)
         for index, entry in enumerate(entries):
             entry.state = RUNNING
             entry.batch = batch

@@ -103,6 +103,25 @@ class _TracedBatch(RunningBatch):
             trace.tree.release()
 
 
-def traced_kind(kind: type[RunningBatch]) -> type[RunningBatch]:
-    """Return a subclass of a kind of batch that also records traces."""
-    return type(f"Traced{kind.__name__}", (_TracedBatch, kind), {"__slots__": ()})
+class BatchKind:
+    """The class of a runner's batches: while requests with traces are in flight, a subclass that records them.
+
+    Attributes:
+        current: The class of the next batch.
+    """
+
+    def __init__(self, kind: type[RunningBatch]) -> None:
+        self._untraced = self.current = kind
+        self._traced = type(f"Traced{kind.__name__}", (_TracedBatch, kind), {"__slots__": ()})
+        self._traced_requests = 0
+
+    def begin(self, trace: Trace, request: InferRequest, reply: Reply, model: tuple[str, str]) -> Reply:
+        """Trace batches until the request is over. See the function `begin`."""
+        self._traced_requests += 1
+        self.current = self._traced
+        return begin(trace, request, reply, model, self._ended)
+
+    def _ended(self) -> None:
+        self._traced_requests -= 1
+        if not self._traced_requests:
+            self.current = self._untraced

@@ -60,14 +60,16 @@ class EnginePort:
         name: Name of the socket. Another one than `SOCKET_NAME` is that of an engine beside the one that is there; it
             takes its place when that one hands over.
         is_strict: Whether `start` fails if a model that was loaded by request cannot be loaded.
+        software: What front ends must have to run models of the engine; see `software_of`.
 
     Attributes:
         engine: The engine, once started.
         hand_over: Lets front ends go to the next engine.
     """
 
-    def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False) -> None:
+    def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False, software: str = "") -> None:
         self._folder = folder
+        self._software = software
         self._is_strict = is_strict
         self._keeper = Keeper(folder)
         self._is_due_to_catch_up = name != SOCKET_NAME
@@ -75,6 +77,7 @@ class EnginePort:
         self._loop = asyncio.get_running_loop()
         self._peers: set[_Peer] = set()
         self._is_due = False
+        self._answering = 0  # questions
         self._tasks: set[asyncio.Task[object]] = set()
         self._offered: Mapping[Target, Offer] = {}  # as published to all
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
@@ -108,7 +111,7 @@ class EnginePort:
 
     def is_busy(self) -> bool:
         """Whether front ends wait for answers."""
-        return any(peer.is_busy for peer in self._peers)
+        return self._answering > 0 or any(peer.is_busy for peer in self._peers)
 
     def stop_accepting(self) -> None:
         """Let no front end accept more connections, or more requests on open ones."""
@@ -164,10 +167,14 @@ class EnginePort:
 
     async def answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         """Answer a question of a front end. Raises ServingError."""
-        if question not in CHANGES:
-            return await self._answer(peer, question, arguments, blobs)
-        async with self.hand_over.change():
-            return await self._answer(peer, question, arguments, blobs)
+        self._answering += 1
+        try:
+            if question not in CHANGES:
+                return await self._answer(peer, question, arguments, blobs)
+            async with self.hand_over.change():
+                return await self._answer(peer, question, arguments, blobs)
+        finally:
+            self._answering -= 1
 
     async def _answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         engine = self.engine
@@ -245,7 +252,8 @@ class EnginePort:
                 await peer.ask("log", plain(services.log.options))
             if services.regions is not None:
                 await peer.ask("regions", plain(services.regions.system()), plain(services.regions.cuda()))
-        return [plain(self.engine.server_metadata()), [name for name, is_there in offered.items() if is_there]]
+        names = [name for name, is_there in offered.items() if is_there]
+        return [plain(self.engine.server_metadata()), names, self._software]
 
     async def _then_published(self, work: Awaitable[None] | None) -> None:
         """Wait for a change of the models, and until all front ends know of it, even if it failed."""

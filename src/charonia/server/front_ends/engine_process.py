@@ -1,7 +1,6 @@
 """The process with the engine of a server whose front ends are in other processes."""
 
 import asyncio
-import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -18,10 +17,11 @@ from charonia.server.front_ends.children import ENGINE, EngineReport, ErrorRecor
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.keeper import read_changes
+from charonia.server.front_ends.local_models import software_of
 from charonia.server.front_ends.messages import encode_error
 from charonia.server.front_ends.orders import read_order
 from charonia.server.machine.cores import usable_cores
-from charonia.server.machine.memory import give_back_idle_memory
+from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
 from charonia.server.options import ServerOptions
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ async def serve_engine(
     try:
         # The engine before this one may have left changes; the port makes them.
         left_out = read_changes(folder).models
-        port = EnginePort(folder, place.socket, is_strict=place.is_new and options.exit_on_error)
+        is_strict = place.is_new and options.exit_on_error
+        port = EnginePort(folder, place.socket, is_strict=is_strict, software=software_of(options))
         neighbours = Neighbours(folder, number_of(ENGINE), options.front_ends + 1, usable_cores())
         server = InferenceServer(options, log=log, front_ends=port, neighbours=neighbours, left_out=left_out)
     except ServingError as error:
@@ -88,9 +89,7 @@ async def serve_engine(
             failure = internal(f"the engine cannot start: {type(failure).__name__}: {failure}")
         report(EngineReport(ErrorRecord(*encode_error(failure)), tuple(server.models())))
     else:
-        # Objects of the start-up stay alive; without them, full collections are too short to affect latency.
-        gc.collect()
-        gc.freeze()
+        collect_less_often()
         directory = server.engine.directory()
         configs = {name: config for (name, version), config in directory.configs.items() if not version}
         report(EngineReport(models=tuple(server.models()), configs=configs, version=__version__))

@@ -1,7 +1,6 @@
 """A process with the endpoints of a server whose engine is in another process."""
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -21,14 +20,14 @@ from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.engines import Engines
 from charonia.server.front_ends.hand_over import SOCKET_NAME
-from charonia.server.front_ends.local_models import LocalModels
+from charonia.server.front_ends.local_models import LocalModels, software_of
 from charonia.server.front_ends.records import record
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.front_ends.remote_services import SharedLog, SharedRegions, services_of
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.listening import GRACE_S
 from charonia.server.machine.cores import usable_cores
-from charonia.server.machine.memory import give_back_idle_memory
+from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
 from charonia.server.options import ServerOptions
 from charonia.wire.log_settings import LogOptions
 
@@ -60,6 +59,7 @@ class FrontEnd:
         self._folder = folder
         self._number = number
         self._local: LocalModels | None = None
+        self._software = software_of(options)
         self._engine: Engines | None = None
         self._regions: SharedRegions | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -73,10 +73,13 @@ class FrontEnd:
             ServingError: The engine is gone, or an endpoint cannot be opened.
         """
         sock = await engine_socket(self._folder)
+        self._neighbours = Neighbours(self._folder, self._number, self._options.front_ends + 1, usable_cores())
         engine = self._engine = Engines(self._make_engine, self._engine_gone)
+        self._local = self._local_models(engine)
         if self._options.client_shm:
             self._regions = SharedRegions(self._options.client_shm_bytes_max, engine)
         offers = await engine.connect(sock)
+        self._run_models_of(engine.current)
         log = SharedLog(self._log, engine) if self._log is not None else None
         await self.endpoints.start(engine, services_of(engine, offers, self._regions, log))
 
@@ -96,22 +99,29 @@ class FrontEnd:
             await self._local.aclose()
 
     def _make_engine(self, ended: Callable[[str], None]) -> RemoteEngine:
-        """Return an engine to connect to; the first one with models of this process."""
+        """Return an engine to connect to."""
         engine = RemoteEngine(take=self._take, ended=ended)
-        engine.neighbours = Neighbours(self._folder, self._number, self._options.front_ends + 1, usable_cores())
-        # Another one may have another release, other packages and other options than this process.
-        if self._local is None:
-            engine.local = self._local = self._local_models(engine, engine.neighbours)
+        engine.neighbours = self._neighbours
         return engine
 
-    def _local_models(self, engine: RemoteEngine, neighbours: Neighbours) -> LocalModels:
+    def _run_models_of(self, engine: RemoteEngine) -> None:
+        """Run the models that an engine offers, unless it has another release, other packages or other options."""
+        local, is_alike = self._local, engine.software == self._software
+        if local is None or (is_alike and engine.local is not None):
+            return
+        local.begin_anew()
+        engine.local = local if is_alike else None
+        if is_alike:
+            local.follow(engine.state.offers, engine.state.directory.configs)
+
+    def _local_models(self, engine: Engines) -> LocalModels:
         """Return what runs the models that this process has itself."""
         options = self._options
         backends = Backends(
             installed_backends(),
             options.backends,
             verbose=options.log.verbose > 0,
-            busy_poll=make_busy_poll(options.busy_poll_us, usable_cores(), neighbours),
+            busy_poll=make_busy_poll(options.busy_poll_us, usable_cores(), self._neighbours),
         )
         return LocalModels(backends, engine.infer, summarizes=options.metrics.summary_latencies)
 
@@ -168,9 +178,8 @@ class FrontEnd:
             case "move":
                 former = engine.current
                 engine.move(*arguments)
-                if former.local is not None:
-                    former.local.begin_anew()
-                    former.local = None
+                former.local = None
+                self._run_models_of(engine.current)
             case "pause":
                 engine.pause()
                 self._meet_again()
@@ -197,6 +206,7 @@ class FrontEnd:
             sock = await engine_socket(self._folder)
             with suppress(ServingError):  # it has gone again
                 await self._engine.connect(sock)
+                self._run_models_of(self._engine.current)
         _log.info("the engine is back")
 
 
@@ -208,8 +218,11 @@ async def engine_socket(folder: Path) -> socket.socket:
 
 
 def connected(path: Path) -> socket.socket | None:
-    """Return a connection to the engine that listens there, None if none does."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Return a connection to the engine that listens there, None if none does, or no descriptor is left for it."""
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:
+        return None
     try:
         sock.connect(str(path))
     except OSError:
@@ -243,9 +256,7 @@ async def serve_front_end(
         for each in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError):  # an event loop on Windows
                 loop.add_signal_handler(each, front_end.leave)
-        # Objects of the start-up stay alive; without them, full collections are too short to affect latency.
-        gc.collect()
-        gc.freeze()
+        collect_less_often()
         giving_back = asyncio.create_task(give_back_idle_memory())
         ready()
         status = 0 if await front_end.ended else 1

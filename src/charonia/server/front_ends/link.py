@@ -1,10 +1,10 @@
 """A connection between a front end and the engine, one end of it: messages, and questions with their answers.
 
-What is plain leaves with others of its kind: what comes of the messages that are read together, or of one iteration of
-the event loop, is one message, see `bursts.py`.
+Plain requests and responses are collected: those that result from messages read together, or from one iteration of the
+event loop, are sent as one message, see `bursts.py`.
 
-Either end asks questions. The answer of a question about the engine may be anything plain; the answer of one that tells
-of a change, such as a new table of models, says that it is in force at the other end.
+Either end asks questions. The answer to a question about the engine may be any plain value; the answer to one that
+announces a change, such as a new table of models, says that the change is in force at the other end.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ class Link(Generic[Writer]):
             self._tensors.send(header, outgoing)
 
     def burst_begun(self) -> bool:
-        """Send what is plain when this iteration of the event loop, or the present read, has come to its end.
+        """Send what is collected at the end of this iteration of the event loop, or of the current read.
 
         Returns:
             Whether this is the first call since then.
@@ -117,7 +117,7 @@ class Link(Generic[Writer]):
         return True
 
     def flush_burst(self) -> None:
-        """Send what is plain now."""
+        """Send what is collected now."""
         if self.is_open:
             self._complete_burst(at_once=True)
 

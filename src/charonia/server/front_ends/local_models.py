@@ -8,8 +8,10 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from charonia.config.model import ModelConfig
@@ -31,6 +33,7 @@ from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.repository.fingerprint import version_fingerprint
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
 from charonia.server.metrics.model_metrics import Increase, ModelMetrics
+from charonia.server.options import ServerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +45,17 @@ LOADS_MAX = 4
 
 DRAIN_LOOK_S = 0.005
 """Pause between two checks whether requests are in flight."""
+
+
+def software_of(options: ServerOptions) -> str:
+    """Return what this process and an engine must have in common for copies to be what the engine offers.
+
+    These are the packages, as they are on the disk now, and the options with which models are loaded and run.
+    """
+    origins = [spec.origin for name in ("charonia", "onnxruntime") if (spec := find_spec(name)) and spec.origin]
+    packages = [(origin, os.stat(origin).st_mtime_ns) for origin in origins if os.path.exists(origin)]
+    backends = sorted((name, sorted(settings.items())) for name, settings in options.backends.items())
+    return repr((packages, backends, options.busy_poll_us, options.metrics.summary_latencies))
 
 
 @dataclass(slots=True, eq=False)
@@ -195,11 +209,11 @@ class LocalModels:
                 version_fingerprint, folder, offer.version, config=CONFIG_FILE, is_immutable=offer.is_immutable
             )
         except Exception as error:
-            self._refused.add(offer.number)
+            self._refuse(offer)
             _log.warning("model '%s' version %d runs in the engine only: %s", offer.name, offer.version, error)
         else:
             if files != offer.files:
-                self._refused.add(offer.number)
+                self._refuse(offer)
                 _log.info(
                     "model '%s' version %d runs in the engine only: its files have changed", offer.name, offer.version
                 )
@@ -211,8 +225,15 @@ class LocalModels:
                 loaded = None
         finally:
             self._loads.pop(offer.number, None)
+            if self._wanted.get(offer.number, offer) != offer:  # another engine has given the number to another version
+                self.follow(self._offers, self._configs)
         if loaded is not None:
             await loaded.retire()
+
+    def _refuse(self, offer: Offer) -> None:
+        """Leave a version to the engine, as long as it is offered."""
+        if self._wanted.get(offer.number) == offer:
+            self._refused.add(offer.number)
 
     def _add(self, copy: Copy) -> None:
         metrics = copy.runner.metrics

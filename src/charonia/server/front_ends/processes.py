@@ -19,11 +19,9 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from charonia.config.model import ModelConfig
@@ -42,7 +40,8 @@ from charonia.server.front_ends.upgrades import Upgrades
 from charonia.server.guard.control import serve_control
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
-from charonia.server.lifecycle.foreseen import reason_to_stay
+from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
+from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 from charonia.server.listening import cannot_listen, check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.machine.gpus import visible_gpus
@@ -52,15 +51,16 @@ _log = logging.getLogger(__name__)
 
 
 def with_number(options: ServerOptions) -> ServerOptions:
-    """Return the options with a number of front ends, which the log tells where it was chosen. Blocks on the disk."""
+    """Return the options with the number of front ends, chosen and logged for "auto". Blocks on the disk."""
     if options.front_ends != FRONT_ENDS_AUTO:
         return options
     if sys.platform == "win32":
         chosen = Chosen(0, "this system cannot share a port among processes")
     else:
         models = options.models
-        stays = reason_to_stay(models.repositories, config_name=models.config_name, gpu_count=visible_gpus())
-        chosen = how_many(usable_cores(), stays)
+        gpus = visible_gpus()
+        stays = reason_to_stay(models.repositories, config_name=models.config_name, gpu_count=gpus)
+        chosen = how_many(usable_cores(), stays, 0 if gpus else largest_bytes(models.repositories))
     _log.info("--front-ends=auto: %d (%s)", chosen.number, chosen.reason)
     return replace(options, front_ends=chosen.number)
 
@@ -106,7 +106,7 @@ class ServerProcesses:
         Raises:
             ServingError: A model failed to load and `exit_on_error` is set, or an endpoint cannot be opened.
         """
-        self._folder = folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="charonia-")))
+        self._folder = folder = self._cleanup.enter_context(PrivateFolder()).path
         options = await self._with_ports(self._options)
         options = replace(options, cpu_cores=options.cpu_cores or cores_beside(usable_cores(), options.front_ends))
         write_options(folder, options)

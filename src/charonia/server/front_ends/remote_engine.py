@@ -63,6 +63,7 @@ class RemoteEngine:
         state: What is known of it.
         held: The requests that wait for it.
         sequences: The sequences that it has, and those that were lost.
+        software: What a process must have to run its models; see `software_of`. Set by `connect`.
         local: The models that this process runs itself, None for none.
         neighbours: The other processes of the server, None where they do not matter.
         lend: Lends memory to receive requests in that the engine then reads. Set by `connect`.
@@ -73,6 +74,7 @@ class RemoteEngine:
     def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
         self.state = EngineState()
         self.held = HeldRequests(self._send)
+        self.software = ""
         self.local: LocalModels | None = None
         self.neighbours: Neighbours | None = None
         self._take = take
@@ -95,7 +97,7 @@ class RemoteEngine:
             sock: Connected to an `EnginePort`.
 
         Raises:
-            ServingError: UNAVAILABLE when it is gone again.
+            ServingError: UNAVAILABLE when it is gone again, or has handed its front ends over.
         """
         self._has_news = False
         self._responses = BurstReader()
@@ -103,7 +105,11 @@ class RemoteEngine:
             *(sock, "the engine", RequestWriter()), take=self._received, answer=self._told, ended=self._lost
         )
         self.lend = self._link.lend
-        metadata, offers = cast(list[Any], await self.ask("hello"))
+        try:
+            metadata, offers, self.software = cast(list[Any], await self.ask("hello"))
+        except ServingError:
+            self._link.close()  # its end must not count as that of the engine which is met instead
+            raise
         self._metadata = record(ServerMetadata, metadata)
         self.held.engine_back()
         return frozenset(offers)
@@ -272,8 +278,9 @@ class RemoteEngine:
                 self.local.follow(state.offers, state.directory.configs)
             self.state, self._has_news = state, True
             return None
-        if question == "counts" and self.local is not None:
-            self.local.report(self._link.send)
+        if question == "counts":
+            if self.local is not None:
+                self.local.report(self._link.send)
             return None
         return await self._take(question, arguments)
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable
 from typing import Any, Protocol, cast
 
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, internal
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.records import plain
@@ -26,7 +26,7 @@ class Asked(Protocol):
 
     @property
     def state(self) -> EngineState:
-        """What is known of it."""
+        """What is known of its state."""
         ...
 
     async def ask(self, question: str, *arguments: object) -> Any:
@@ -58,7 +58,7 @@ class SharedRegions(RegionRegistry):
         await self._engine.ask("unregister_cuda", name)
 
     async def take(self, change: str, arguments: list[Any]) -> None:
-        """Make a change here that the engine makes everywhere."""
+        """Apply a change here that the engine applies in every process."""
         match change:
             case "register_system":
                 await super().register_system(SystemRegion(*arguments))
@@ -69,11 +69,13 @@ class SharedRegions(RegionRegistry):
             case "regions":
                 system, cuda = arguments
                 await self._follow([SystemRegion(*each) for each in system], [CudaRegion(*each) for each in cuda])
-            case _:
+            case "unregister_cuda":
                 await super().unregister_cuda(*arguments)
+            case _:
+                raise internal(f"there is no change '{change}'")
 
     async def _follow(self, system: list[SystemRegion], cuda: list[CudaRegion]) -> None:
-        """Have these regions. Those that are here already stay as they are: requests may use them meanwhile."""
+        """Replace the regions by these. Those that are here already stay mapped: requests may be using them."""
         for known in self.system():
             if known not in system:
                 await super().unregister_system(known.name)
@@ -125,7 +127,7 @@ class _NoIds:
 
 
 class RemoteTracing:
-    """Tracing, which the engine does: it picks requests, and the trace here only collects the front end's events."""
+    """Tracing by the engine: it picks the requests, and a trace here only collects the events of this front end."""
 
     def __init__(self, engine: Asked, *, can_trace: bool) -> None:
         self.can_trace = can_trace
@@ -134,7 +136,7 @@ class RemoteTracing:
 
     @property
     def sampler(self) -> "RemoteTracing | None":
-        """What makes traces, None while the engine would pick no request."""
+        """What makes traces; None while the engine would trace no request."""
         return self if self._engine.state.readiness.is_tracing else None
 
     def sample(self, model: str, remote: RemoteParent | None = None) -> TraceTree:

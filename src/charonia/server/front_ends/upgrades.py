@@ -92,7 +92,7 @@ class Upgrades:
         self._start(Wanted(), lambda _: None)
 
     async def answer(self, asked: Message) -> AsyncIterator[Message]:
-        """Answer a command: yield its steps, and at the end how it went. It goes on if nobody listens."""
+        """Answer a command: yield its steps, and at the end how it went. It goes on even if the command has gone."""
         yield {"version": __version__}
         arguments = asked.get("arguments")
         wanted = Wanted(
@@ -145,6 +145,9 @@ class Upgrades:
         except asyncio.CancelledError:
             tell({"error": "the server stops", "hint": ""})
             raise
+        except Exception as error:  # a full disk, say: the command would wait for ever
+            _log.exception("upgrade: it cannot go on")
+            tell({"error": f"it cannot go on: {error}", "hint": "the log of the server says more"})
 
     async def _run(self, wanted: Wanted, step: Callable[[str], None]) -> None:
         """Upgrade.

@@ -1,7 +1,7 @@
 """What a service tells the one who started it: the protocol of systemd's sd_notify, and its watchdog.
 
 A message is a datagram of lines `NAME=value` to the Unix socket that NOTIFY_SOCKET names. The guard understands the
-same messages of its processes, so a server says the same whoever started it.
+same messages of its processes, so a server says the same to the guard and to systemd.
 """
 
 import asyncio

@@ -5,13 +5,18 @@ the machine's monotonic clock, which all processes share.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from charonia.server.metrics.metric_families import Family, family
 
 RESTARTS = "charonia_process_restarts_total"
 UPTIME = "charonia_process_uptime_seconds"
+CPU = "charonia_process_cpu_seconds_total"
+RESIDENT = "charonia_process_resident_memory_bytes"
+
+Usage = Callable[[int], tuple[float, int] | None]
+"""Returns the CPU time of a process in seconds and its resident memory in bytes; None if it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,7 @@ class ProcessRecord:
     """A process of the server.
 
     Attributes:
-        name: Its name: "engine", "front_end_0", …
+        name: Its name: "engine", "front_end_1", …
         pid: Its number, 0 while it does not run.
         started_ns: When it was started, 0 while it does not run.
         restarts: How often it was started again, by the reason of the end before.
@@ -47,10 +52,11 @@ def from_text(text: str) -> tuple[ProcessRecord, ...]:
     return tuple(ProcessRecord(**values) for values in json.loads(text))
 
 
-def families(records: Sequence[ProcessRecord], now_ns: int) -> list[Family]:
+def families(records: Sequence[ProcessRecord], now_ns: int, usage: Usage) -> list[Family]:
     """Return the metrics of the processes; none for a server of one process."""
     if not records:
         return []
+    used = [({"process": record.name}, usage(record.pid)) for record in records if record.pid]
     return [
         family(
             *(RESTARTS, "counter", "Processes of the server that were started again, by the reason of the end before"),
@@ -63,5 +69,13 @@ def families(records: Sequence[ProcessRecord], now_ns: int) -> list[Family]:
         family(
             *(UPTIME, "gauge", "Time since a process of the server was started, 0 while it does not run"),
             *((round(record.uptime_s(now_ns), 3), {"process": record.name}) for record in records),
+        ),
+        family(
+            *(CPU, "counter", "CPU time of a process of the server since it was started"),
+            *((round(found[0], 3), labels) for labels, found in used if found is not None),
+        ),
+        family(
+            *(RESIDENT, "gauge", "Resident memory of a process of the server, without the models' own processes"),
+            *((found[1], labels) for labels, found in used if found is not None),
         ),
     ]

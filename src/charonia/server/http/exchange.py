@@ -78,7 +78,7 @@ class Exchange:
         bytes_out: Size of the response's body.
         ticket: The inference in flight, if any.
         is_over: Whether the inference has had its last outcome: there is nothing left to cancel.
-        sole: Collects the only response of a model that may send any number.
+        single: Collects the only response of a model that may send any number.
         model: Model name, for the access log.
         version: Model version, for the access log.
         request_id: The caller's id, for the access log.
@@ -106,7 +106,7 @@ class Exchange:
         "request",
         "request_id",
         "response",
-        "sole",
+        "single",
         "status",
         "stream",
         "ticket",
@@ -126,7 +126,7 @@ class Exchange:
         self.status = 0
         self.bytes_out = 0
         self.ticket: Ticket | None = None
-        self.sole: SingleResponse | None = None
+        self.single: SingleResponse | None = None
         self.stream: Stream | None = None
         self.model = ""
         self.version = ""

@@ -216,10 +216,10 @@ class InferenceHandlers:
         exchange.is_over = final
         if not exchange.is_open:
             return
-        if not final or outcome is None or exchange.sole is not None:
-            if exchange.sole is None:
-                exchange.sole = SingleResponse(_NOT_ONE if call is not None else _NOT_ONE_GENERATED)
-            outcome = exchange.sole.take(outcome, final)
+        if not final or outcome is None or exchange.single is not None:
+            if exchange.single is None:
+                exchange.single = SingleResponse(_NOT_ONE if call is not None else _NOT_ONE_GENERATED)
+            outcome = exchange.single.take(outcome, final)
         if outcome is None:
             return
         ticket = None if final else exchange.ticket

@@ -140,16 +140,21 @@ def _with_problems(missing: ServingError, config: ModelConfig, options: Configur
         config, _ = derive_backend(config, config.name, ())
     config = normalise(config, name=config.name, gpu_count=0, default_instance_count=DEFAULT_INSTANCES)
     problems = validate(config, gpu_count=options.gpu_count)
+    named = problems
     if config.backend or config.platform:
         problems += unsupported(config)
     else:  # the files of a version would tell
-        problems = [problem for problem in problems if problem.path != "backend"]
-    if not problems:
-        return missing
-    lines = "".join(f"\n  {problem}" for problem in problems)
-    return ServingError(
-        missing.code, f"{missing.message}; problems in the model configuration:{lines}", hint=missing.hint
-    )
+        named = [problem for problem in problems if problem.path != "backend"]
+    lines = "".join(f"\n  {problem}" for problem in named)
+    text = f"{missing.message}; problems in the model configuration:{lines}" if named else missing.message
+    return _refusal(ServingError(missing.code, text, hint=missing.hint), config, problems)
+
+
+def _refusal(error: ServingError, config: ModelConfig, problems: Sequence[Problem]) -> ServingError:
+    """Return the error as a `ConfigurationError` where the problems say that it is one."""
+    # An ensemble has no backend that would look at its tensors later.
+    own = [p for p in problems if config.platform == ENSEMBLE or not p.path.startswith(_OF_TENSORS)]
+    return ConfigurationError(error.code, error.message, hint=error.hint) if own else error
 
 
 def _complete(
@@ -171,10 +176,7 @@ def _complete(
         try:
             raise_problems(folder.name, problems)
         except ServingError as error:
-            # An ensemble has no backend that would look at its tensors later.
-            if config.platform != ENSEMBLE and all(problem.path.startswith(_OF_TENSORS) for problem in problems):
-                raise
-            raise ConfigurationError(error.code, error.message, hint=error.hint) from error
+            raise _refusal(error, config, problems) from error
     for family in unknown_families(config):
         known = ", ".join(HISTOGRAM_UNITS)
         _log.warning("model '%s': metric_control of '%s' is ignored; known are %s", folder.name, family, known)

@@ -43,7 +43,7 @@ class Members:
         self.failure = failure
 
 
-def wire(composition: Composition, members: Members) -> EnsemblePlan:
+def plan_of(composition: Composition, members: Members) -> EnsemblePlan:
     """Return the plan of an ensemble over the models of its steps that answer now.
 
     Raises:
@@ -60,20 +60,20 @@ def wire(composition: Composition, members: Members) -> EnsemblePlan:
     labels: dict[str, tuple[str, ...]] = {}
     for step, version in zip(steps, loaded, strict=True):
         labels |= {tensor: version.labels[key] for key, tensor in step.output_map.items() if key in version.labels}
-    wiring = EnsemblePlan(config, [version.runner.config for version in loaded], {**labels, **composition.labels})
-    for index in sorted(wiring.graph.origins.conflicts):
+    plan = EnsemblePlan(config, [version.runner.config for version in loaded], {**labels, **composition.labels})
+    for index in sorted(plan.graph.origins.conflicts):
         message = f"step {steps[index].model_name} receives inputs originated from different decoupled models"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))
     outputs = [output.name for output in config.output]
-    if wiring.graph.unrelated(outputs):
+    if plan.graph.unrelated(outputs):
         message = f"outputs {', '.join(outputs)} originate from different decoupled models: no response could have all"
         problems.append(Problem("output", f"in ensemble {config.name}, {message}"))
-    for index in wiring.graph.cyclic:
+    for index in plan.graph.cyclic:
         message = f"step {steps[index].model_name} can never run: its inputs depend on its own outputs"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))
     if problems:
         raise_problems(config.name, problems)
-    return wiring
+    return plan
 
 
 def cycle(name: str, compositions: Mapping[str, Composition]) -> tuple[str, ...]:

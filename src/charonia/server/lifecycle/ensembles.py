@@ -9,7 +9,7 @@ from charonia.core.request import InferRequest
 from charonia.server.ensembles.call import Infer, InferAtOnce
 from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.ensembles.runner import EnsembleRunner, never_at_once
-from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, wire
+from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, plan_of
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
 from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_namespace
 from charonia.server.lifecycle.model_table import ModelTable
@@ -88,7 +88,7 @@ class Ensembles:
         Raises:
             ServingError: INVALID_ARG with everything that does not fit.
         """
-        return self._load(version, wire(composition, self._members), self._namespace(composition))
+        return self._load(version, plan_of(composition, self._members), self._namespace(composition))
 
     def follow(self, name: str) -> None:
         """Update the ensembles that contain a model, and the model itself where it is an ensemble."""
@@ -98,13 +98,13 @@ class Ensembles:
             if model is None or model.composition is None or model.lock.locked():
                 continue
             try:
-                wiring = wire(model.composition, self._members)
+                plan = plan_of(model.composition, self._members)
             except ServingError as error:
                 self._take_down(model, model.composition, str(error))
             else:
-                self._rewire(model, model.composition, wiring)
+                self._replace_plans(model, model.composition, plan)
 
-    def _rewire(self, model: ModelEntry, composition: Composition, wiring: EnsemblePlan) -> None:
+    def _replace_plans(self, model: ModelEntry, composition: Composition, plan: EnsemblePlan) -> None:
         model.failure = ""
         namespace = self._namespace(composition)
         for version in composition.versions:
@@ -112,12 +112,12 @@ class Ensembles:
             runner = entry.loaded.runner if entry.loaded is not None else None
             inner = runner.inner if isinstance(runner, CachedRunner) else runner
             if runner is not None and isinstance(inner, EnsembleRunner):
-                inner.replace_plan(wiring)
+                inner.replace_plan(plan)
                 if isinstance(runner, CachedRunner):
                     runner.renew(namespace)
-                entry.loaded = LoadedVersion(runner, None, wiring.labels, cache_namespace=namespace)
+                entry.loaded = LoadedVersion(runner, None, plan.labels, cache_namespace=namespace)
             else:
-                entry.loaded, entry.state, entry.reason = self._load(version, wiring, namespace), ModelState.READY, ""
+                entry.loaded, entry.state, entry.reason = self._load(version, plan, namespace), ModelState.READY, ""
                 _log.info("ensemble '%s' version %d is ready: its models are there", model.name, version)
         self._table.route(model)
 
@@ -133,11 +133,11 @@ class Ensembles:
             entry.loaded, entry.state, entry.reason = None, ModelState.UNAVAILABLE, reason
         self._table.route(model)
 
-    def _load(self, version: int, wiring: EnsemblePlan, namespace: bytes) -> LoadedVersion:
+    def _load(self, version: int, plan: EnsemblePlan, namespace: bytes) -> LoadedVersion:
         runner = behind_cache(
-            EnsembleRunner(str(version), wiring, self.infer, self.infer_at_once), self._cache, namespace
+            EnsembleRunner(str(version), plan, self.infer, self.infer_at_once), self._cache, namespace
         )
-        return LoadedVersion(runner, None, wiring.labels, cache_namespace=namespace)
+        return LoadedVersion(runner, None, plan.labels, cache_namespace=namespace)
 
     def _namespace(self, composition: Composition) -> bytes:
         """Return the cache namespace of an ensemble with its models as they are loaded now."""

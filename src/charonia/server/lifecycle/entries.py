@@ -84,6 +84,7 @@ class ModelEntry:
         provided: Its files, while they are in use.
         composition: The composition of an ensemble that answers or should.
         override: The configuration of an earlier load request, while it holds.
+        is_expected: Whether its failure makes the server not ready; that of a load request that cannot begin does not.
     """
 
     name: str
@@ -92,6 +93,7 @@ class ModelEntry:
     provided: Provided | None = None
     composition: Composition | None = None
     override: KeptOverride | None = None
+    is_expected: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def take_files(self, provided: Provided) -> None:
@@ -114,7 +116,8 @@ class ModelEntry:
     @property
     def is_ready(self) -> bool:
         """Whether all of its wanted versions answer."""
-        return not self.failure and all(v.loaded is not None or v.reason == UNLOADED for v in self.versions.values())
+        has_failed = self.failure and self.is_expected
+        return not has_failed and all(v.loaded is not None or v.reason == UNLOADED for v in self.versions.values())
 
     @property
     def is_loaded(self) -> bool:
@@ -130,6 +133,12 @@ class ModelEntry:
             if entry.reason not in ("", UNLOADED)
         ]
         return self.failure or " ".join(reasons)
+
+    def reason(self, version: int) -> str:
+        """Return why a version does not answer, or which of its workers fail while it does; "" when all is well."""
+        entry = self.versions[version]
+        is_later = self.failure and self.is_expected and entry.reason == UNLOADED
+        return self.failure if is_later else entry.problem
 
 
 def keys_of(name: str, found: Scan) -> list[str]:

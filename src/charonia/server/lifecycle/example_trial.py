@@ -1,8 +1,8 @@
-"""Finds an example request that the model of a file takes, when it is loaded: its signature may say less than it needs.
+"""Finds an example request that the model of a file accepts, when it is loaded: its signature may allow too much.
 
-A network for text lines has variable height and width by its signature, say, and takes no other height than 48. Where
-the usual sizes of variable dimensions are refused, others are tried. What is found stays in the configuration as a
-warm-up sample that is never run, so that all who make up requests (`wire/example_inputs.py`) find it there.
+For example, the signature of a network for text lines has variable height and width, but the network accepts no height
+other than 48. Where it refuses the usual sizes of variable dimensions, others are tried. The result is kept in the
+configuration as a warm-up sample that is never run, where `wire/example_inputs.py` finds it.
 """
 
 import time
@@ -29,10 +29,10 @@ SECONDS_MAX = 5.0
 
 
 async def with_example(config: ModelConfig, version: str, executor: Executor) -> ModelConfig:
-    """Return the configuration of a model with an example that it takes, or with its refusal of all.
+    """Return the configuration of a model with an example that it accepts, or with its error if it refuses all.
 
     Args:
-        config: The complete configuration; it stays as it is without the parameter `TRY_EXAMPLE`.
+        config: The complete configuration; without the parameter `TRY_EXAMPLE` it is returned unchanged.
         version: The version that is loaded.
         executor: Runs the requests, as for a warm-up.
     """

@@ -17,7 +17,7 @@ from charonia.server.lifecycle.repository.scan import ModelFolder, scan
 from charonia.server.lifecycle.repository.stores.location import is_store
 
 SMALL_BYTES = 2 * 2**20
-"""Files of a model that may compute in 0.1 ms: one core reads about so many bytes of weights in that time."""
+"""Largest files of a model that may compute in 0.1 ms: one core reads about this many bytes of weights in that time."""
 
 
 def reason_to_stay(repositories: Sequence[str], *, config_name: str = "", gpu_count: int = 0) -> str:
@@ -47,6 +47,15 @@ def reason_to_stay(repositories: Sequence[str], *, config_name: str = "", gpu_co
     return "" if folders else "there are no models yet"
 
 
+def largest_bytes(repositories: Sequence[str]) -> int:
+    """Return the size of the files of the largest model version, 0 where that is not known. Blocks on the disk."""
+    try:
+        folders = scan([path for path in repositories if not is_store(path)], fingerprints=False).folders
+        return max((_bytes(each.path / str(version)) for each in folders for version in versions(each)), default=0)
+    except ServingError:
+        return 0
+
+
 def _of_model(folder: ModelFolder, config_name: str, gpu_count: int) -> str:
     """Return why a model stays in the engine. Raises ServingError for one that cannot be loaded."""
     config = read_config(folder, config_name=config_name)[0] or ModelConfig()
@@ -61,11 +70,11 @@ def _of_model(folder: ModelFolder, config_name: str, gpu_count: int) -> str:
         return reason
     limit = BYTES_MAX if choice_of(config) is Choice.YES else SMALL_BYTES
     size = max(_bytes(folder.path / str(version)) for version in selected)
-    return f"its files have {size / 2**20:.1f} MiB, of at most {limit >> 20}" if size > limit else ""
+    return f"its files have {size / 2**20:.1f} MiB; the limit is {limit >> 20} MiB" if size > limit else ""
 
 
 def _bytes(folder: Path) -> int:
-    """Return the size of all files in a folder; of one that is gone meanwhile, 0."""
+    """Return the size of all files in a folder; 0 if it has been removed meanwhile."""
     try:
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     except OSError:

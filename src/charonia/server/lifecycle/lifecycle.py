@@ -175,7 +175,7 @@ class Lifecycle:
             unread = "".join(f"; {reason}" for reason in found.unread)
             hint = f"models there: {', '.join(map(name_of, sorted(found.models))) or 'none'}"
             raise logged(PollError(name, not_found(f"there is no such model folder{unread}", hint=hint)))
-        for error in await self._load_all(keys, found, override):
+        for error in await self._load_all(keys, found, override, are_expected=False):
             if error is not None:
                 raise error
 
@@ -273,10 +273,12 @@ class Lifecycle:
         return self.found
 
     async def _load_all(
-        self, names: Sequence[str], found: Scan, override: ModelConfig | None = None
+        self, names: Sequence[str], found: Scan, override: ModelConfig | None = None, *, are_expected: bool = True
     ) -> list[BaseException | None]:
         """Load models concurrently and return the error of each, None where the load succeeded."""
         self._requested.update(names)
+        for name in names:
+            self.table.entry(name).is_expected |= are_expected
         tasks = [self._begin(name, self._load_found(name, found, override)) for name in names]
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -352,6 +354,7 @@ class Lifecycle:
                 model.composition = previous
             else:
                 model.failure = reason
+                model.is_expected |= not isinstance(error, PollError)
             raise load_error(name, reason, error) from error
         model.failure = ""
         load = PendingLoad(self.table, model, provided, configured)
@@ -474,6 +477,7 @@ class Lifecycle:
             model.composition = None
             retirements = self.table.unload(model, set(model.versions))
             model.failure = failure
+            model.is_expected &= bool(failure)
             self.table.notify()
         self.ensembles.follow(model.name)
         return retirements

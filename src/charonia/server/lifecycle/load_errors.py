@@ -10,7 +10,7 @@ from charonia.server.log_file import LINES
 _log = logging.getLogger(__name__)
 
 NOT_ALL_LOADED = "not every model could be loaded"
-"""How the error of a server begins that ends because of models; the error of each is in the log."""
+"""Start of the error with which a server ends because models failed to load; the error of each is in the log."""
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -56,12 +56,12 @@ def logged(error: _Error) -> _Error:
 
 
 def log_failure(name: str, error: BaseException, culprits: Collection[str]) -> None:
-    """Write into the log that a model could not be loaded; its error only if it is not that of other models.
+    """Log that a model could not be loaded, with its error unless other models are the reason.
 
     Args:
         name: The model.
         error: Its error.
-        culprits: The models without which it cannot be loaded, and whose errors are in the log.
+        culprits: The models that it needs and that could not be loaded; their errors are in the log.
     """
     if culprits:
         _log.warning("'%s' cannot be loaded without %s", name, ", ".join(f"'{each}'" for each in sorted(culprits)))

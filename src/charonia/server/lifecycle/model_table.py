@@ -57,10 +57,10 @@ class ModelTable:
                 state = ModelState.UNAVAILABLE if is_ambiguous else None
                 entries.append(ModelIndexEntry(name, state=state, reason=AMBIGUOUS if is_ambiguous else ""))
                 continue
-            if model.failure:
+            if model.failure and not model.versions:
                 entries.append(ModelIndexEntry(name, "", ModelState.UNAVAILABLE, model.failure))
             entries.extend(
-                ModelIndexEntry(name, str(version), entry.state, entry.problem)
+                ModelIndexEntry(name, str(version), entry.state, model.reason(version))
                 for version, entry in sorted(model.versions.items())
             )
         return entries

@@ -40,7 +40,7 @@ class ResidencyCounts:
     evictions: Counter[str] = field(default_factory=Counter)
 
 
-def residency_families(
+def on_demand_families(
     counts: ResidencyCounts, *, budget: int, sizes: Mapping[str, int], waiting: Mapping[str, int]
 ) -> list[Family]:
     """Return the metrics of `auto` control mode.
@@ -152,7 +152,7 @@ class OnDemandLoader:
 
     def families(self) -> list[Family]:
         """Return the metrics."""
-        return residency_families(
+        return on_demand_families(
             self.counts,
             budget=self._options.budget,
             sizes={key: resident.size for key, resident in self.residents().items()},

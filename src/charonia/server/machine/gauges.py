@@ -34,3 +34,14 @@ class MachineSampler:
             )
             self._last_ns = now
         return self._last
+
+
+def process_usage(pid: int) -> tuple[float, int] | None:
+    """Return the CPU time of a process in seconds and its resident memory in bytes; None if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return times.user + times.system, int(process.memory_info().rss)
+    except psutil.Error:
+        return None

@@ -1,4 +1,4 @@
-"""When to give memory back to the operating system that a burst has left free. Pure.
+"""When to give back to the operating system the memory that a burst has left free. Pure.
 
 Freed memory is kept for the next requests (`memory.keep_freed_memory`), because getting it anew costs them time. After
 a burst it would be kept for ever, so it is given back when the load has been low for some seconds: in steps, so that a
@@ -9,10 +9,10 @@ QUIET_S = 5
 """Seconds of low load before each step."""
 
 STEPS = 4
-"""Steps in which memory is given back, equal parts of it."""
+"""Number of equal parts in which memory is given back."""
 
 BUSY_CPU_S = 0.1
-"""CPU time of a second from which on it counts as load."""
+"""CPU time that makes a second count as load."""
 
 LOW_SHARE = 0.05
 """A second is quiet if it takes at most this share of the CPU time of the busiest one since the last step."""
@@ -28,10 +28,10 @@ class IdleMemory:
         self._steps_left = STEPS
 
     def second_passed(self, cpu_s: float) -> float | None:
-        """Note the CPU time of the process so far, each second.
+        """Take in the CPU time of the process so far; to be called every second.
 
         Returns:
-            The share of the free memory that stays if some is to be given back now, 0 with the last step; else None.
+            The share of the free memory to keep if some is to be given back now, 0 in the last step; None otherwise.
         """
         used_s, self._total_s = cpu_s - self._total_s, cpu_s
         self._busiest_s = max(self._busiest_s, used_s)

@@ -110,8 +110,11 @@ class ModelMetrics:
         self._queue_ns = Histogram(chosen.get(QUEUE_DURATION, DURATION_BOUNDS_NS))
         self._compute_ns = Histogram(chosen.get(COMPUTE_DURATION, DURATION_BOUNDS_NS))
         self._batch_size = Histogram(chosen.get(BATCH_SIZE, BATCH_BOUNDS))
-        self._notes: list[BatchNote] = []
-        self._composed: list[tuple[int, int, int, int, int]] = []
+        # Of executed batches and requests of ensembles; flat, as the garbage collector does not see integers.
+        self._arrivals_ns: list[int] = []
+        self._reasons: list[CloseReason] = []
+        self._batches: list[int] = []
+        self._composed: list[int] = []
 
     @property
     def statistics(self) -> ModelStatistics:
@@ -286,15 +289,20 @@ class ModelMetrics:
             wall_ms: Wall-clock time in ms since the epoch.
         """
         self._statistics.last_inference_ms = wall_ms
-        self._notes.append((arrivals_ns, inferences, batch_size, reason, marks_ns))
-        if len(self._notes) >= NOTES_MAX:
+        self._arrivals_ns += arrivals_ns
+        self._reasons.append(reason)
+        self._batches += (len(arrivals_ns), inferences, batch_size, *marks_ns)
+        if len(self._reasons) >= NOTES_MAX:
             self._add_up()
 
     def batches_done(self, notes: Sequence[BatchNote], wall_ms: int) -> None:
         """Count executed batches as `batch_done` does, `wall_ms` after the epoch."""
         self._statistics.last_inference_ms = wall_ms
-        self._notes += notes
-        if len(self._notes) >= NOTES_MAX:
+        for arrivals_ns, inferences, batch_size, reason, marks_ns in notes:
+            self._arrivals_ns += arrivals_ns
+            self._reasons.append(reason)
+            self._batches += (len(arrivals_ns), inferences, batch_size, *marks_ns)
+        if len(self._reasons) >= NOTES_MAX:
             self._add_up()
 
     def composed(
@@ -311,23 +319,24 @@ class ModelMetrics:
             wall_ms: Wall-clock time in ms since the epoch.
         """
         self._statistics.last_inference_ms = wall_ms
-        self._composed.append((duration_ns, inferences, queue_ns, compute_ns, end_ns))
-        if len(self._composed) >= NOTES_MAX:
+        self._composed += (duration_ns, inferences, queue_ns, compute_ns, end_ns)
+        if len(self._composed) >= 5 * NOTES_MAX:
             self._add_up_composed()
 
     def _add_up_composed(self) -> None:
-        notes = self._composed
-        if not notes:
+        if not self._composed:
             return
         statistics = self._statistics
-        durations, inferences, queues, computes, ends = np.array(notes, np.int64).T
-        statistics.execution_count += len(notes)
+        durations, inferences, queues, computes, ends = np.array(self._composed, np.int64).reshape(-1, 5).T
+        self._composed.clear()
+        count = len(ends)
+        statistics.execution_count += count
         statistics.inference_count += int(inferences.sum())
-        statistics.success.add(self._request_ns.observe(durations), len(notes))
-        statistics.queue.add(self._queue_ns.observe(queues), len(notes))
-        statistics.compute_infer.add(self._compute_ns.observe(computes), len(notes))
-        statistics.compute_input.add(0, len(notes))
-        statistics.compute_output.add(0, len(notes))
+        statistics.success.add(self._request_ns.observe(durations), count)
+        statistics.queue.add(self._queue_ns.observe(queues), count)
+        statistics.compute_infer.add(self._compute_ns.observe(computes), count)
+        statistics.compute_input.add(0, count)
+        statistics.compute_output.add(0, count)
         for size in set(inferences.tolist()):
             same = computes[inferences == size]
             batch = statistics.batches.setdefault(size, BatchStatistics())
@@ -336,23 +345,21 @@ class ModelMetrics:
         if self._summaries is not None:
             nothing = np.zeros_like(durations)
             self._summaries.observe(ends, durations, queues, nothing, computes, nothing)
-        notes.clear()
 
     def _add_up(self) -> None:
         """Add the notes to the counters."""
         self._add_up_composed()
-        notes = self._notes
-        if not notes:
+        if not self._reasons:
             return
         statistics = self._statistics
-        requests = np.array([len(note[0]) for note in notes], np.int64)
-        arrivals = np.array([arrival for note in notes for arrival in note[0]], np.int64)
-        sizes = np.array([note[2] for note in notes], np.int64)
-        marks = np.array([note[4] for note in notes], np.int64)
+        arrivals = np.array(self._arrivals_ns, np.int64)
+        batches = np.array(self._batches, np.int64).reshape(-1, 7)
+        requests, inferences, sizes = batches[:, :3].T
+        marks = batches[:, 3:]
         phases = np.diff(marks)  # a row a batch: input, infer, output
         count = len(arrivals)
-        statistics.execution_count += len(notes)
-        statistics.inference_count += sum([note[1] for note in notes])
+        statistics.execution_count += len(batches)
+        statistics.inference_count += int(inferences.sum())
         ends = np.repeat(marks[:, 3], requests)
         durations, waits = ends - arrivals, np.repeat(marks[:, 0], requests) - arrivals
         statistics.success.add(self._request_ns.observe(durations), count)
@@ -369,9 +376,10 @@ class ModelMetrics:
             rows = phases[sizes == size]
             for duration, ns in zip(_phases(batch), rows.sum(axis=0).tolist(), strict=True):
                 duration.add(ns, len(rows))
-        for note in notes:
-            self._closes[note[3]] += 1
-        notes.clear()
+        for reason in self._reasons:
+            self._closes[reason] += 1
+        for noted in (self._arrivals_ns, self._reasons, self._batches):
+            noted.clear()
 
     def labels(self, tags: Mapping[str, str]) -> dict[str, str]:
         """Return the labels of this version's metrics: the tags of the configuration, model, version and namespace.

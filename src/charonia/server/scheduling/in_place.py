@@ -117,6 +117,8 @@ class InPlaceRule:
             cpu_ns: Its CPU time, if it was watched.
             has_waited: Whether it waited, if it was watched.
         """
+        if has_waited and duration_ns >= WAIT_NS_MIN:
+            self._waits += 1
         if self.is_tried:
             self._judge(cpu_ns if duration_ns > HELD_UP_NS and not has_waited else duration_ns)
             return
@@ -130,8 +132,6 @@ class InPlaceRule:
             return
         self._quiet = 0
         if self.is_watched:
-            if has_waited and duration_ns >= WAIT_NS_MIN:
-                self._waits += 1
             took_ns = duration_ns if has_waited else cpu_ns
         else:
             took_ns = duration_ns if duration_ns > UNEXPLAINED_NS_MAX else 0

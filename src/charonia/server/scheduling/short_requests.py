@@ -1,19 +1,19 @@
-"""Decides from executions in a thread whether a request is short, though a batch may not be. Pure.
+"""Decides from executions in a thread whether a request is short, even if a batch is not. Pure.
 
-A front end in a process of its own may run a model in place if its requests are short: the other way, to the engine,
-costs each of them about as much as a handover to a thread. In the engine, requests of all front ends meet in batches,
-and those may be long. So there is an account like that of `in_place.py`, with the same limits, for each request of a
-batch.
+A front end in a process of its own may run a model in place if its requests are short: passing one to
+the engine costs about as much as handing it to a thread. In the engine, requests of all front ends meet in batches,
+which may be long. So this keeps an account like that of `in_place.py`, with the same limits, of each request's share of
+a batch.
 """
 
 from charonia.server.scheduling.in_place import IN_PLACE_NS_MAX, OWED_NS_MAX, OWED_NS_TOLERATED, PROBES
 
 
 class ShortRequests:
-    """An account of requests.
+    """An account of the time that requests take.
 
     Attributes:
-        are_short: Whether they are.
+        are_short: Whether requests are short.
     """
 
     __slots__ = ("_owed_ns", "are_short")
@@ -23,7 +23,7 @@ class ShortRequests:
         self._owed_ns = PROBES * IN_PLACE_NS_MAX
 
     def ran(self, requests: int, duration_ns: int, cpu_ns: int) -> None:
-        """Take in the wall-clock time and the CPU time of a batch of so many requests."""
+        """Take in the number of requests of a batch, its wall-clock time and its CPU time."""
         short_ns = requests * IN_PLACE_NS_MAX
         self._owed_ns = min(max(self._owed_ns + cpu_ns - short_ns, 0), OWED_NS_MAX)
         if not self._owed_ns and duration_ns <= short_ns:  # one that waits has little CPU time

@@ -25,7 +25,7 @@ from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.execution.executor import Executor
 from charonia.server.execution.in_flight import DONE, QUEUED, RUNNING, PendingRequest, RunningBatch
 from charonia.server.execution.runner import ModelRunner
-from charonia.server.execution.tracing import traced_kind
+from charonia.server.execution.tracing import BatchKind
 from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.scheduling.api import (
     EMPTY_ROW,
@@ -180,8 +180,7 @@ class SequenceRunner(ModelRunner):
         self._tensors = tensors
         self._admission = SequenceAdmission(config, sequencer.holds)
         self._states: dict[int, States] = {}  # by number of the sequence
-        self._batch_type = _sequence_kind(self._batch_type)
-        self._batch_types = (self._batch_type, traced_kind(self._batch_type))
+        self._batch_kind = BatchKind(_sequence_kind(self._batch_kind.current))
         batching = config.sequence_batching
         self._is_iterative = batching is not None and batching.iterative_sequence
         oldest = batching.oldest if batching is not None else None
@@ -306,7 +305,7 @@ class SequenceRunner(ModelRunner):
             for request_id, request in zip(run.ids, padded, strict=True)
         ]
         order = self._in_flight.order
-        batch = self._batch_type(self._in_flight, entries, run.slot, run.reason, self._executors[run.slot])
+        batch = self._batch_kind.current(self._in_flight, entries, run.slot, run.reason, self._executors[run.slot])
         batch.requests = padded
         for index, entry in enumerate(entries):
             entry.index = index

@@ -46,8 +46,8 @@ class _Registered:
         self.memory = memory
 
 
-class _Place:
-    """The destination of an output. See `charonia.wire.shared_memory.Place`."""
+class _OutputSpan:
+    """The destination of an output. See `charonia.wire.shared_memory.OutputLocation`."""
 
     __slots__ = ("_memory", "span")
 
@@ -128,9 +128,9 @@ class RegionRegistry:
         """Return the bytes of a part. See `charonia.wire.shared_memory.Regions`."""
         return self._memory(span).view(span.offset, span.byte_size)
 
-    def place(self, span: RegionSpan) -> _Place:
+    def place(self, span: RegionSpan) -> _OutputSpan:
         """Return a part to write to. See `charonia.wire.shared_memory.Regions`."""
-        return _Place(span, self._memory(span))
+        return _OutputSpan(span, self._memory(span))
 
     async def _register(self, region: SystemRegion | CudaRegion, open_memory: Callable[[], Memory]) -> None:
         if not 0 < len(region.name) <= NAME_LENGTH_MAX:

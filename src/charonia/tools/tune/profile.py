@@ -93,7 +93,7 @@ def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: St
         context = SearchContext(server, deployment, journal, output, progress)
         info = _server_info(server)
         done.idle_gpus = _gpus(server)
-        run = _Run(options, context, prepare, stop, source, info, done)
+        run = _TuningRun(options, context, prepare, stop, source, info, done)
         run.groups()
     return TuneRun(
         tool=f"charonia {__version__}",
@@ -114,7 +114,7 @@ def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: St
 
 
 @dataclass(slots=True)
-class _Run:
+class _TuningRun:
     options: TuneOptions
     context: SearchContext
     prepare: Prepare

@@ -353,7 +353,7 @@ def test_a_given_request_is_not_executed(tmp_path: Path) -> None:
     assert "a request that the model was given cannot be executed" in text
 
 
-def test_a_module_without_a_model_calls_nobody() -> None:
+def test_a_module_without_a_model_cannot_make_calls() -> None:
     for misuse in (
         lambda: unbound.InferenceRequest(**GOOD).exec(),
         lambda: unbound.is_model_ready("m"),

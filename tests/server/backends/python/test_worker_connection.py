@@ -366,7 +366,7 @@ class Shuffling(threading.Thread):
             if message.header[0] == "end":
                 return
             self.take(message)
-            # Whoever is still to come may be waiting for an answer: all is answered once nothing more is there.
+            # Callers that have yet to send may wait for an answer: all is answered once nothing more is there.
             while self.open and not self.has_more():
                 self.answer_one()
 

@@ -2,25 +2,17 @@
 
 import asyncio
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.support.process import eventually
 
 from charonia.server.backends.pytorch.openmp import awake_while_waiting, in_passing_thread
 
 
 def threads_of_process() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 def compute() -> int:

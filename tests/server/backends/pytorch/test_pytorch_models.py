@@ -753,7 +753,7 @@ class TestAutoComplete:
         refused = refusal(tmp_path / "m", completion.config)
         assert "model 'm' has no inputs: they are not configured, and inputs could not be inferred" in refused.message
         assert note.removeprefix("inputs: ") in refused.message
-        assert refused.hint.startswith("m/config.pbtxt, beside the version's folder m/1, says them: input { name:")
+        assert refused.hint.startswith("declare them in m/config.pbtxt, beside the version's folder m/1: input { name:")
 
     @pytest.mark.parametrize(
         ("module", "tensors"),
@@ -767,7 +767,7 @@ class TestAutoComplete:
         self, tmp_path: Path, module: nn.Module, tensors: str
     ) -> None:
         torch_models.save_scripted(module, tmp_path / "m")
-        proposed = refusal(tmp_path / "m", complete(tmp_path / "m").config).hint.partition("says them: ")[2]
+        proposed = refusal(tmp_path / "m", complete(tmp_path / "m").config).hint.partition("m/1: ")[2]
 
         config = parse(proposed)
         sides = (config.input, config.output)

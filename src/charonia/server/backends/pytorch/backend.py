@@ -281,7 +281,7 @@ def _how_to_configure(config: ModelConfig, source: Source, guess: Signature | No
         )
     path = source.path
     if path is None or not path.is_symlink():
-        return f"{name}/config.pbtxt, beside the version's folder {name}/1, says them: {tensors}"
+        return f"declare them in {name}/config.pbtxt, beside the version's folder {name}/1: {tensors}"
     folder = shlex.quote(f"models/{name}")
     text = shlex.quote(f'backend: "pytorch" {tensors}')
     return (

@@ -1,4 +1,4 @@
-"""Temporary folders of models' files that only this user can enter, and that do not outlast their process for long.
+"""Temporary folders that only this user can enter, and that do not outlast their process for long.
 
 The process that made a folder holds a lock on it as long as it lives, however it ends. The next server of the same user
 removes the folders that no process holds.
@@ -11,6 +11,8 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +20,7 @@ PREFIX = "charonia-files-"
 
 
 class PrivateFolder:
-    """A new folder. Making and removing it blocks on the disk.
+    """A new folder; as a context manager it is removed at the end. Making and removing it blocks on the disk.
 
     Attributes:
         path: The folder.
@@ -35,6 +37,14 @@ class PrivateFolder:
             if self.path.exists():  # else another process found it before it was locked
                 break
             os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
 
     def remove(self) -> None:
         """Remove it with its files. A file that cannot be removed stays, without an error. May be called twice."""

@@ -1,4 +1,4 @@
-"""Which shared memory lies where in this process: from the address of data to the region that it is in."""
+"""Finds the region of shared memory that contains an address of this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Addresses:
         self._starts: list[int] = []  # in order; replaced, never changed, so that `find` needs no lock
 
     def add(self, memory: mmap.mmap, mapped: Mapped) -> None:
-        """Note a region."""
+        """Add a region."""
         start = _address(memory)
         with self._changing:
             self._mapped[start] = mapped
@@ -48,7 +48,7 @@ class Addresses:
             self._starts = starts
 
     def remove(self, memory: mmap.mmap, owner: object) -> Mapped | None:
-        """Forget a region; return it, or None if this owner has none there."""
+        """Remove a region; return it, or None if this owner has none there."""
         start = _address(memory)
         with self._changing:
             mapped = self._mapped.get(start)
@@ -77,4 +77,4 @@ def _address(data: Data | mmap.mmap) -> int:
 
 
 addresses = Addresses()
-"""Those of this process."""
+"""The regions mapped in this process."""

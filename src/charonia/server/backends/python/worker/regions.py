@@ -3,7 +3,7 @@
 The end that allocates a region owns it and reuses it once nothing refers to it any more, at either end. A tensor that
 lies in shared memory already is not copied again: a worker that sends back what it has received names the server's own
 region, and what one worker has sent, the server forwards to another as a descriptor, which is mapped copy-on-write. An
-end can also lend a region of its own before it has anything to send: what is received there and then sent is named.
+end can also lend a region to receive data in: when that data is sent, the message names the region.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POOL_BYTES_MAX = 256 * 1024 * 1024
 """Most bytes of idle regions that a sender keeps for reuse."""
 
 LENT_BYTES_MAX = 256 * 1024 * 1024
-"""Bytes of regions in use with which a sender lends no more; what is received elsewhere is copied when it is sent."""
+"""Most bytes of regions in use with which a sender still lends memory; without it, data is copied when it is sent."""
 
 EXPORTS_MAX = 1024
 """GPU tensors of one end of a channel that the other end has handles of; more are copied through host memory."""
@@ -188,7 +188,7 @@ class RegionPool:
         return forwarded
 
     def lend(self, size: int) -> memoryview | None:
-        """Return memory to receive `size` bytes in, which messages name if they are sent; None if there is none.
+        """Return memory to receive `size` bytes in, that messages then name; None if there is none.
 
         It goes back to the pool when neither end refers to it any more.
         """
