@@ -1,11 +1,12 @@
 """`charonia infer`: texts and files to tensors, and outputs as people read them."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from charonia.cli.infer import LINE, _picture
+from charonia.cli.infer import LINE, _picture, file_hint
 from charonia.cli.infer_inputs import tensors_of
 from charonia.cli.infer_outputs import classes, content_of, describe, piece
 from charonia.config.model import ModelConfig, ModelInput
@@ -38,6 +39,7 @@ def problem(text: str, datatype: DataType, *dims: int, content: bytes = b"") -> 
         ("True", DataType.BOOL, (1,), 0, [True]),
         ("hello [you]", DataType.BYTES, (1,), 0, [b"hello [you]"]),
         ('["a", "b"]', DataType.BYTES, (-1,), 0, [b"a", b"b"]),
+        ('[{"a": 1}]', DataType.BYTES, (1,), 0, [b'[{"a":1}]']),
         ("[no JSON", DataType.BYTES, (1,), 0, [b"[no JSON"]),
         ("12", DataType.BYTES, (1,), 4, [[b"12"]]),
         ("16000", DataType.INT64, (), 0, 16000),
@@ -63,6 +65,7 @@ def test_files_are_read_by_their_names() -> None:
 
     assert tensor("@a.npy", DataType.FP32, 2, 3, content=npy(array)).array.tolist() == array.tolist()
     assert tensor("@a.json", DataType.INT32, 2, content=b"[1, 2]").array.tolist() == [1, 2]
+    assert tensor("@a.json", DataType.BYTES, 1, content=b'{"a": 1}').array.tolist() == [b'{"a":1}']
     assert tensor("@a.txt", DataType.BYTES, 1, content=b"text").array.tolist() == [b"text"]
     assert tensor("@a.jpg", DataType.BYTES, 1, content=b"\xff\xd8").array.tolist() == [b"\xff\xd8"]
     assert tensor("@-", DataType.BYTES, 1, content=b"from a pipe").array.tolist() == [b"from a pipe"]
@@ -166,3 +169,13 @@ def test_options_are_read() -> None:
     )
     with pytest.raises(ServingError, match="--input: expected NAME=VALUE, got 'x'"):
         LINE.parse(["m", "-i", "x"])
+
+
+def test_the_name_of_a_file_in_place_of_its_content_has_a_hint(tmp_path: Path) -> None:
+    cat = tmp_path / "my cat.jpg"
+    cat.write_bytes(b"")
+    inputs = [("size", "16"), ("image", str(cat)), ("long", "x" * 10_000)]
+
+    assert file_hint("input 'image': expected an image", inputs) == f"-i 'image=@{cat}' sends the content of the file"
+    assert not file_hint("input 'size': expected at most 8", inputs)
+    assert not file_hint("input 'long': too long", inputs)

@@ -257,6 +257,9 @@ CONFIGURATIONS = [
 FILES = [
     Mistake("a package that is not there", "import not_there", "'model.py' cannot be imported: ModuleNotFoundError"),
     Mistake("the same: what to do", "import not_there", "add the line 'not_there' to requirements.txt"),
+    Mistake(
+        "the same, for a service file", "import not_there", "or to the dependencies at the start of a service file"
+    ),
     Mistake("a package with another name", "raise ModuleNotFoundError(name='cv2')", "'opencv-python-headless'"),
     Mistake(
         "a syntax error", "x = (", "'model.py' cannot be imported: SyntaxError: '(' was never closed (model.py, line 1)"
@@ -308,7 +311,8 @@ IN_ENSEMBLES = {
 }
 
 STARTS = [
-    Mistake("a file that is not what its name says", ("net.onnx", NOT_ONNX), "cannot load model.onnx: "),
+    Mistake("a file that is not what its name says", ("net.onnx", NOT_ONNX), "cannot load net.onnx: "),
+    Mistake("a misspelt suffix", ("net.onx", NOT_ONNX), "/net.onnx'?)"),
     Mistake("a syntax error in a service file", ("f.py", {"f.py": NO_NAME + "("}), "SyntaxError"),
     Mistake("an error in a service file", ("f.py", {"f.py": NO_NAME + "\nz = y\n"}), "name 'y' is not defined"),
     Mistake("an error in a model of two ensembles", ("models", IN_ENSEMBLES), "did you mean 'max_batch_size'?"),

@@ -16,7 +16,7 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput, ModelWar
 from charonia.core.dtypes import DataType
 from charonia.core.metadata import ModelMetadata, TensorMetadata
 from charonia.core.tensor import Tensor
-from charonia.wire.example_inputs import example_dims, example_inputs
+from charonia.wire.example_inputs import example_dims, example_inputs, takes_picture
 from charonia.wire.example_request import ELEMENTS_MAX, ExampleRequest, example_request
 from charonia.wire.v2_generate import decode_generate
 from charonia.wire.v2_request import InferDecoder
@@ -239,6 +239,22 @@ def test_variable_dimensions_get_the_usual_sizes(
     dims: tuple[int, ...], datatype: DataType, batched: bool, expected: tuple[int, ...]
 ) -> None:
     assert example_dims(dims, datatype, batched=batched) == expected
+
+
+@pytest.mark.parametrize(
+    ("dims", "takes"),
+    [
+        ((-1, 3, -1, -1), True),
+        ((224, 224, 3), True),
+        ((1, 28, 28), True),
+        ((1, 1, 128), False),  # the state of a recurrent network
+        ((-1, 80, 3000), False),
+    ],
+)
+def test_a_picture_has_channels_and_sides(dims: tuple[int, ...], takes: bool) -> None:
+    config = model((DataType.FP32, dims))
+
+    assert takes_picture(config, config.input[0]) is takes
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,23 @@ def test_an_object_is_the_json_text_of_an_input_of_strings() -> None:
     assert "NUM" in refusal({"NUM": {"a": 1}})
 
 
+@pytest.mark.parametrize(
+    ("dims", "value", "texts"),
+    [
+        ((1,), [{"a": 1}, {"a": 2}], ['[{"a":1},{"a":2}]']),
+        ((1,), [{"a": 1}], ['[{"a":1}]']),
+        ((-1,), [{"a": 1}, "b"], ['{"a":1}', "b"]),
+        ((1,), ["a"], ["a"]),
+    ],
+)
+def test_objects_in_a_list_are_one_text_for_an_input_of_one_element_and_else_one_each(
+    dims: tuple[int, ...], value: object, texts: list[str]
+) -> None:
+    request = decoded({"TEXT": value}, ModelConfig(name="m", input=(ModelInput("TEXT", DataType.BYTES, dims=dims),)))
+
+    assert request.inputs["TEXT"].array.tolist() == [text.encode() for text in texts]
+
+
 def test_an_input_may_be_called_id() -> None:
     config = ModelConfig(name="m", input=(ModelInput("id", DataType.INT32, dims=(1,)),))
 

@@ -5,8 +5,10 @@ Inputs that are not given are made up. Exit status: 0 done, 1 the server does no
 
 import base64
 import io
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,6 +103,23 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _infer(given: InferOptions) -> int:
+    try:
+        return _answer(given)
+    except ServingError as error:
+        error.hint = error.hint or file_hint(error.message, given.inputs)
+        raise
+
+
+def file_hint(message: str, inputs: Sequence[tuple[str, str]]) -> str:
+    """Return a hint for an error about an input whose text is the name of a file, "" for none."""
+    for name, text in inputs:
+        with suppress(OSError, ValueError):  # a longer text than names are, or one with a null byte
+            if f"'{name}'" in message and Path(text).is_file():
+                return f"-i {shlex.quote(f'{name}=@{text}')} sends the content of the file"
+    return ""
+
+
+def _answer(given: InferOptions) -> int:
     if given.curl and given.python:
         raise invalid("--curl, --python: expected one of them")
     options = WireOptions(headers=given.headers, tls=TlsOptions(ca_file=given.ssl_ca))

@@ -17,7 +17,7 @@ from charonia.core.errors import ServingError, invalid, not_found
 from charonia.core.metadata import ModelMetadata, TensorMetadata
 from charonia.core.tensor import Array, Tensor
 from charonia.wire.example_inputs import example_dims
-from charonia.wire.v2_generate import infer_shape
+from charonia.wire.v2_generate import infer_shape, with_json_text
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 """Suffixes of images."""
@@ -133,6 +133,8 @@ def _tensor(config: ModelConfig, target: ModelInput, value: object) -> Tensor:
     dims = (*lead, *target.dims)
     if isinstance(value, np.ndarray) and BY_NUMPY.get(value.dtype.newbyteorder("<")) is not datatype:
         value = value.tolist()  # so that elements are checked and converted
+    if datatype is DataType.BYTES:
+        value = with_json_text(value, dims)
     if not isinstance(value, list | np.ndarray):
         value = [value]
     metadata = ModelMetadata(config.name, (), "", (TensorMetadata(target.name, datatype, (1,)),), ())

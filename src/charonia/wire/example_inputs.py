@@ -22,6 +22,8 @@ PIXELS = 224
 SAMPLES = 512
 TOKENS = 8
 COLOURS = 3
+SIDE_MIN = 8
+"""Fewest pixels of a picture's side: the state of a recurrent network has a dimension of 1 there."""
 
 WORD = b"hello"
 
@@ -94,9 +96,15 @@ def _inner_size(inner: Sequence[int], index: int, datatype: DataType, is_state: 
 
 
 def takes_picture(config: ModelConfig, given: ModelInput) -> bool:
-    """Return whether an input is three-dimensional, behind the batch, with as many channels as pictures have."""
+    """Return whether an input is three-dimensional, behind the batch, with channels and sides as pictures have them."""
     inner = given.dims if config.max_batch_size > 0 or len(given.dims) == 3 else given.dims[1:]
-    is_image = len(inner) == 3 and any(channels in (1, COLOURS, 4) for channels in (inner[0], inner[2]))
+    if len(inner) != 3:
+        return False
+    layouts = ((inner[0], inner[1:]), (inner[2], inner[:2]))
+    is_image = any(
+        channels in (1, COLOURS, 4) and all(side == -1 or side >= SIDE_MIN for side in sides)
+        for channels, sides in layouts
+    )
     return is_image and given.data_type is not None and _is_picture(given.data_type)
 
 

@@ -2,7 +2,7 @@
 
 A key that names an input of the model sets that tensor; every other key is a request parameter. `id` is the request's
 id, and `parameters` an object of further keys under the same rule. A response has a key for each output and parameter,
-and an array of one element is written as that element. An object for an input of strings is taken as its JSON text.
+and an array of one element is written as that element. For an input of strings, objects are taken as their JSON text.
 
 A shape follows from the number of elements and the configuration: the last variable dimension takes all elements, the
 others are 1. Source: Triton's generate extension.
@@ -62,8 +62,8 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
                 raise _repeated(key)
             else:
                 datatype, dims = given
-                if type(value) is dict and datatype is DataType.BYTES:
-                    value = dump(value, literals=True).decode()
+                if datatype is DataType.BYTES:
+                    value = with_json_text(value, (*lead, *dims))
                 shape = infer_shape(key, (*lead, *dims), _count(value))
                 tensors[key] = decode_data(key, datatype, shape, value, tensor_bytes_max)
     if parameters:
@@ -73,6 +73,23 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
         request.id = string_at(document, "id")
     apply_parameters(request, parameters)
     return request
+
+
+def with_json_text(value: object, dims: tuple[int, ...]) -> object:
+    """Return the value of an input of strings with JSON text in place of objects.
+
+    A list with objects is one text where the input has one element, else each object is one.
+
+    Args:
+        value: What JSON has for the input.
+        dims: Dimensions of the input, including the batch; -1 for variable ones.
+    """
+    if type(value) is list and any(type(element) is dict for element in value):
+        if any(dim != 1 for dim in dims):
+            return [with_json_text(element, ()) for element in value]
+    elif type(value) is not dict:
+        return value
+    return dump(value, literals=True).decode()
 
 
 def infer_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -598,6 +598,19 @@ def test_a_file_that_is_no_model_comes_with_what_to_do(tmp_path: Path, content: 
     assert hint in caught.value.hint
 
 
+def test_a_link_to_a_file_that_is_no_model_is_told_of_as_that_file(tmp_path: Path) -> None:
+    files = files_of(tmp_path, models.add_sub())
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    (files.version_dir / "model.onnx").unlink()
+    (files.version_dir / "model.onnx").symlink_to(tmp_path / "broken.onnx")
+
+    with pytest.raises(ServingError) as caught:
+        complete(files)
+
+    assert f"Load model from {tmp_path.resolve()}/broken.onnx failed" in caught.value.message
+    assert str(files.version_dir) not in caught.value.message
+
+
 def test_weights_that_were_left_behind_are_told_of(tmp_path: Path) -> None:
     files = external(tmp_path)
     (files.version_dir / "weights").unlink()

@@ -1,6 +1,7 @@
 """What paths of a command line are, and the repository that is made for them."""
 
 import asyncio
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,11 +52,13 @@ def test_files_become_models_of_their_names(tmp_path: Path) -> None:
 
     files = made(tmp_path, onnx, torch, options=FileOptions(max_batch_size=8, workers=3))
 
-    assert files["a/1/model.onnx"] == str(onnx)
-    assert files["b/1/model.pt"] == str(torch)
-    config = parse(files["a/config.pbtxt"])
+    assert files["a/1/a.onnx"] == str(onnx)
+    assert files["b/1/b.pth"] == str(torch)
+    config, other = (parse(files[f"{name}/config.pbtxt"]) for name in "ab")
     assert (config.name, config.max_batch_size, config.instance_group[0].count) == ("a", 8, 3)
-    assert [parse(files[f"{name}/config.pbtxt"]).parameters for name in "ab"] == [{"TRY_EXAMPLE": "true"}] * 2
+    assert (config.backend, config.default_model_filename) == ("onnxruntime", "a.onnx")
+    assert (other.backend, other.default_model_filename) == ("pytorch", "b.pth")
+    assert [each.parameters for each in (config, other)] == [{"TRY_EXAMPLE": "true"}] * 2
 
 
 def test_a_name_may_be_given(tmp_path: Path) -> None:
@@ -136,6 +139,21 @@ def test_what_no_backend_serves_is_recognised_with_lines_to_paste(tmp_path: Path
         == f"'{tmp_path / 'model.gguf'}' is a GGUF model, for llama.cpp, which no backend here serves as it is"
     )
     assert error.lines.startswith("cat > service.py <<'EOF'")
+
+
+def test_a_checkpoint_is_recognised_whatever_its_suffix(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "weights.pt", "w") as archive:
+        archive.writestr("weights/data.pkl", b"")
+    with zipfile.ZipFile(tmp_path / "script.pt", "w") as archive:
+        archive.writestr("script/data.pkl", b"")
+        archive.writestr("script/constants.pkl", b"")
+
+    error = refusal(tmp_path / "weights.pt")
+
+    assert isinstance(error, Unserveable)
+    assert "a checkpoint of PyTorch" in error.message
+    assert "torch.load(" in error.lines
+    assert sort([str(tmp_path / "script.pt")]).files[0][0] == tmp_path / "script.pt"
 
 
 def test_a_hugging_face_folder_gets_the_task_of_its_configuration(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_what_is_served_has_a_backend() -> None:
         ("a.txt", None, b"tree\nversion=v4", "a LightGBM model"),
         ("a.txt", None, b"hello", ""),
         ("a.safetensors", None, b"", "weights without their model"),
+        ("a.ckpt", None, b"", "a checkpoint of PyTorch"),
         ("a.plan", None, b"", "a TensorRT engine"),
         ("a.xyz", None, b"", ""),
         ("a", ["resnet", "bert"], b"", ""),
@@ -111,6 +112,7 @@ def test_a_hugging_face_model_needs_pillow_for_pictures_only(architecture: str, 
         ("whisper", '{"architectures": ["Wav2Vec2ForCTC"]}', "audio STRING [1] -> output STRING [1]"),
         ("a.gguf", "", "prompt STRING [1], max_tokens INT64 [1] -> output STRING [1]"),
         ("a.safetensors", "", "x FP32 [3, 224, 224] -> output FP32 [1000]"),
+        ("a.ckpt", "", "x FP32 [3, 224, 224] -> output FP32 [1000]"),
     ],
 )
 def test_the_service_files_that_can_be_pasted_define_a_model(

@@ -52,6 +52,37 @@ def _service(dependencies: str, code: str) -> str:
     return f"cat > service.py <<'EOF'\n{header}{code.strip()}\nEOF\ncharonia serve service.py"
 
 
+def _network(dependencies: str, imports: str, weights: str, remark: str = "") -> str:
+    """Return the lines that serve a class of PyTorch with these weights."""
+    return _service(
+        dependencies,
+        f"""
+from typing import Annotated
+
+import charonia
+import numpy as np
+import torch
+from numpy.typing import NDArray
+{imports}
+from mymodel import Network  # the class that the weights belong to
+
+@charonia.model(max_batch_size=16)
+class {{class_name}}:
+    def __init__(self, device: str):
+        self.device = device
+        weights = {weights}{remark}
+        self.network = Network().to(device).eval()
+        self.network.load_state_dict(weights)
+
+    def __call__(
+        self, x: Annotated[NDArray[np.float32], charonia.Shape(-1, 3, 224, 224)]
+    ) -> Annotated[NDArray[np.float32], charonia.Shape(-1, 1000)]:
+        with torch.inference_mode():
+            return self.network(torch.from_numpy(x).to(self.device)).cpu().numpy()
+""",
+    )
+
+
 def _converted(options: str) -> str:
     return (
         "pip install tf2onnx tensorflow\n"
@@ -70,6 +101,9 @@ SERVED = tuple(
     )
 )
 """The forms that are served."""
+
+CHECKPOINT = Form("a checkpoint of PyTorch", (".ckpt", ".bin"), lines="checkpoint")
+"""What `torch.save` writes, also in a file that is called as one that is served."""
 
 RECOGNISED = (
     Form(
@@ -210,7 +244,8 @@ charonia.serve(model, example=rows, name="{name}")
 """,
         ),
     ),
-    Form("weights without their model", (".safetensors", ".ckpt", ".bin", ".msgpack", ".npz"), lines="weights"),
+    Form("weights without their model", (".safetensors", ".msgpack", ".npz"), lines="weights"),
+    CHECKPOINT,
     Form("a TensorRT engine", (".plan", ".engine", ".trt"), lines="source"),
     Form("an OpenVINO model", (".xml",), start=b"<", lines="source"),
     Form("a Core ML model", (".mlmodel", ".mlpackage"), lines="source"),
@@ -223,31 +258,11 @@ _HUGGING_FACE = next(form.lines for form in RECOGNISED if form.members == ("conf
 
 _SHARED = {
     "hugging face": _HUGGING_FACE,
-    "weights": _service(
-        '"torch", "safetensors"',
-        """
-from typing import Annotated
-
-import charonia
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from safetensors.torch import load_file
-
-from mymodel import Network  # the class that the weights belong to
-
-@charonia.model(max_batch_size=16)
-class {class_name}:
-    def __init__(self, device: str):
-        self.network = Network().to(device).eval()
-        self.network.load_state_dict(load_file({path_text}))
-
-    def __call__(
-        self, x: Annotated[NDArray[np.float32], charonia.Shape(-1, 3, 224, 224)]
-    ) -> Annotated[NDArray[np.float32], charonia.Shape(-1, 1000)]:
-        with torch.inference_mode():
-            return self.network(torch.from_numpy(x)).numpy()
-""",
+    "weights": _network(
+        '"torch", "safetensors"', "from safetensors.torch import load_file\n", "load_file({path_text})"
+    ),
+    "checkpoint": _network(
+        '"torch"', "", "torch.load({path_text}, map_location=device)", '  # perhaps with ["state_dict"] behind it'
     ),
     "source": "charonia serve {name}.onnx    # the ONNX model that it was made from",
     "paddle": (

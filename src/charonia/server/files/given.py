@@ -1,13 +1,14 @@
 """What the paths are that a command line gives to be served. Light to import."""
 
 import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from charonia.core.errors import ServingError, invalid, not_found, unsupported
-from charonia.server.files.forms import SERVED, Form, advice, form_of, is_model_folder, suffixes
+from charonia.server.files.forms import CHECKPOINT, SERVED, Form, advice, form_of, is_model_folder, suffixes
 
 ENTRIES_MAX = 10_000
 """Entries of a folder that are read to recognise it."""
@@ -66,6 +67,8 @@ def sort(paths: Sequence[str]) -> GivenFiles:
         path = Path(given).expanduser()
         entries = _entries(path)
         form = form_of(path.name, entries, _start(path))
+        if form in SERVED and _is_checkpoint(path):
+            form = CHECKPOINT
         if form is not None and form not in SERVED:
             raise _unserveable(path, form)
         if "://" in given or (entries is not None and not _is_model(path, entries)):
@@ -84,6 +87,16 @@ def sort(paths: Sequence[str]) -> GivenFiles:
         else:
             repositories.append(given)  # that it is missing is reported with the other repositories
     return GivenFiles(tuple(repositories), tuple(models), tuple(files))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return whether a file is an archive of PyTorch with pickled objects and without code."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {entry.rpartition("/")[2] for entry in archive.namelist()}
+    except (OSError, zipfile.BadZipFile):
+        return False  # the load of the model reports it
+    return "data.pkl" in names and "constants.pkl" not in names
 
 
 def _unserveable(path: Path, form: Form) -> Unserveable:

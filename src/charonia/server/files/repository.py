@@ -11,6 +11,7 @@ from pathlib import Path
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.parameters import TRY_EXAMPLE
 from charonia.config.pbtxt import render
+from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
@@ -75,14 +76,16 @@ class FileRepository:
                 continue
             name = options.name or model_name(path.name)
             self._claim(name)
-            config = replace(self._start, name=name, parameters={TRY_EXAMPLE: "true"})
+            backend = next(known.backend for known in FORMATS if known.filename == form.filename)
+            config = replace(self._start, name=name, backend=backend, parameters={TRY_EXAMPLE: "true"})
+            # Under its own name, which is the one in messages.
+            version = _add(replace(config, default_model_filename=path.name), self._folder / name)
             if _has_weights_beside(path):
                 # The whole folder: ONNX Runtime refuses weights that are links.
-                version = _add(replace(config, default_model_filename=path.name), self._folder / name)
                 version.rmdir()
                 version.symlink_to(path.parent)
             else:
-                (_add(config, self._folder / name) / form.filename).symlink_to(path)
+                (version / path.name).symlink_to(path)
         return tuple(self._names)
 
     async def follow(self, interval_s: float) -> None:

@@ -91,9 +91,9 @@ class Service:
         self.outputs = tuple(output["name"] for output in self.config["output"])
         self.loaded.append(self)
 
-    def run(self, *requests: dict[str, Any]) -> list[Any]:
+    def run(self, *requests: dict[str, Any], parameters: str = "{}") -> list[Any]:
         """Return what a batch of requests with these inputs gets: outputs by name, or code and text of an error."""
-        fields = ("", 0, 0, 0, 0, "{}", self.outputs, "")
+        fields = ("", 0, 0, 0, 0, parameters, self.outputs, "")
         sent = [(fields, [Tensor(name, np.asarray(value)) for name, value in inputs.items()]) for inputs in requests]
         results, _ = self.runner.execute(ModelBatch(1, len(requests)), sent)
         del sent
@@ -531,6 +531,62 @@ def test_an_example_says_the_types_of_a_function_without_annotations(tmp_path: P
 
     assert service.signature() == {"x": ("FP64", [1]), "name": ("STRING", [1]), "output": ("STRING", [1])}
     assert json.loads(service.config["parameters"]["EXAMPLE"]["string_value"]) == {"x": [2.0], "name": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "@model\ndef f(item: str, count: int = 1) -> int:\n    return count\n",
+        "@model(max_batch_size=2)\ndef f(item: list[str], count: list[int] | None = None) -> list[int]:\n"
+        "    return [1] * len(item)\n",
+    ],
+)
+def test_a_parameter_that_resembles_an_input_which_is_not_there_is_refused(tmp_path: Path, code: str) -> None:
+    service = Service(tmp_path, code)
+    lead = (1,) if "max_batch_size" in code else ()
+    item = objects(b"pen").reshape(*lead, 1)
+    both = {"item": item, "count": np.ones((*lead, 1), np.int64)}
+
+    ((kind, message),) = service.run({"item": item}, parameters='{"cuont": 2}')
+
+    assert kind == TritonError.INVALID_ARG
+    assert message == "model 'f' has no input 'cuont' (hint: did you mean 'count'?)"
+    assert len(service.run({"item": item}, parameters='{"user": "a"}')[0]["output"]) == 1
+    assert len(service.run(both, parameters='{"counts": 2}')[0]["output"]) == 1
+
+
+def test_a_request_is_made_up_of_what_annotations_say(tmp_path: Path) -> None:
+    code = """
+@dataclasses.dataclass
+class Item:
+    name: str
+    parts: list["Item"]
+    size: Literal["S", "L"]
+    count: int = 3
+
+@model
+def f(items: list[Item], options: dict, scale: float, mode: Literal["a", "b"], more: list[Item] | None = None) -> int:
+    return len(items)
+"""
+    service = Service(tmp_path, code)
+    example = json.loads(service.config["parameters"]["EXAMPLE"]["string_value"])
+
+    assert list(example) == ["items", "options", "mode"]  # a number is made up of the datatype
+    assert example["mode"] == ["a"]
+    (item,) = json.loads(example["items"][0])
+    assert (item["name"], item["size"], list(item)) == ("hello", "S", ["name", "parts", "size"])
+    assert item["parts"][0]["parts"][0]["parts"] == []
+    request = {name: objects(text.encode()) for name, (text,) in example.items()} | {"scale": np.array([0.5])}
+    assert service.run(request) == [{"output": [1]}]
+
+
+def test_an_image_is_made_up_for_a_function_that_takes_one(tmp_path: Path) -> None:
+    service = Service(
+        tmp_path, "from PIL.Image import Image\n\n@model\ndef f(image: Image) -> int:\n    return image.width\n"
+    )
+    (text,) = json.loads(service.config["parameters"]["EXAMPLE"]["string_value"])["image"]
+
+    assert service.run({"image": objects(text.encode())}) == [{"output": [32]}]
 
 
 def test_what_a_configuration_says_already_counts(tmp_path: Path) -> None:

@@ -515,6 +515,7 @@ class TestRefusals:
         [
             (b"", "it is empty"),
             (b"hello", "not a zip archive, but begins with b'hello'"),
+            (b"PK\x03\x04 and more", "begins with the start of one: the file is incomplete"),
             (pickle.dumps({}), "a pickle"),
             (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
         ],

@@ -119,13 +119,23 @@ def test_a_configuration_file_in_the_repository_itself_is_remarked_on(tmp_path: 
 
 
 def test_a_model_without_a_folder_is_remarked_on_and_a_script_is_not(tmp_path: Path) -> None:
-    (tmp_path / "bert.onnx").write_bytes(b"")
+    for name in ("bert.onnx", "gpt.onnx", "t5.onnx"):
+        (tmp_path / name).write_bytes(b"")
     (tmp_path / "make_models.py").write_text("")
 
     (note,) = scan([tmp_path]).notes
 
-    assert "holds the file 'bert.onnx'" in note
-    assert "mymodel/1/model.onnx" in note
+    assert "holds the file 'bert.onnx', which is not read there, nor are 2 more: a model lies" in note
+    assert f"mymodel/1/model.onnx; `charonia serve '{tmp_path}/bert.onnx'` takes the file itself" in note
+
+
+def test_a_misspelt_repository_has_the_nearest_name_as_hint(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+
+    with pytest.raises(ServingError, match="no such file or directory") as caught:
+        scan([tmp_path / "model.onx"])
+
+    assert caught.value.hint == f"did you mean '{tmp_path}/model.onnx'?"
 
 
 def test_a_folder_whose_name_is_no_text_is_passed_over_and_remarked_on(tmp_path: Path) -> None:

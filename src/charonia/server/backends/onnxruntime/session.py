@@ -182,7 +182,8 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
         session = onnxruntime.InferenceSession(path, options, providers=named, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors have no common base class
         refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
-        raise ServingError(refused.code, refused.message, hint=_load_hint(path, refused.message)) from error
+        message = refused.message.replace(str(path), str(path.resolve()))  # of a link: where the user has the file
+        raise ServingError(refused.code, message, hint=_load_hint(path, message)) from error
     running = session.get_providers()
     for name, _ in providers:
         if name not in running:

@@ -112,4 +112,6 @@ def _beginning(path: Path) -> str:
         return "a pickle (a checkpoint in the format before PyTorch 1.6)"
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer: the file itself was not fetched"
+    if start.startswith(b"PK\x03\x04"):
+        return "the start of one: the file is incomplete"
     return repr(start[:16])

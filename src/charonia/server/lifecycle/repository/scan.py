@@ -9,6 +9,7 @@ import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path, PurePath
 
 from charonia.config.platforms import FORMATS
@@ -123,6 +124,7 @@ def folder_at(path: str | Path) -> ModelFolder:
 
 def _model_names(repository: Path, notes: list[str]) -> list[str]:
     names: list[str] = []
+    files: list[str] = []
     try:
         with os.scandir(repository) as entries:
             for entry in entries:
@@ -132,10 +134,7 @@ def _model_names(repository: Path, notes: list[str]) -> list[str]:
                         "a repository is the folder around the model folders"
                     )
                 elif PurePath(entry.name).suffix in _MODEL_SUFFIXES and os.path.isfile(entry):
-                    notes.append(
-                        f"repository '{repository}' holds the file {entry.name!a}, which is not read there: "
-                        "a model lies in a folder of its own and of its version, such as mymodel/1/model.onnx"
-                    )
+                    files.append(entry.name)
                 if entry.name.startswith(".") or not _is_folder(entry, repository, notes):
                     continue
                 if _is_text(entry.name):
@@ -144,6 +143,14 @@ def _model_names(repository: Path, notes: list[str]) -> list[str]:
                     notes.append(f"repository '{repository}': folder {entry.name!a} is ignored, its name is not UTF-8")
     except OSError as error:
         raise _unreadable(repository, error) from error
+    if files:
+        first, *others = sorted(files)
+        more = f", nor are {len(others)} more" if others else ""
+        notes.append(
+            f"repository '{repository}' holds the file {first!a}, which is not read there{more}: a model lies in a "
+            "folder of its own and of its version, such as mymodel/1/model.onnx; "
+            f"`charonia serve {os.fspath(repository / first)!a}` takes the file itself"
+        )
     return names
 
 
@@ -161,8 +168,19 @@ def _unreadable(repository: Path, error: OSError) -> ServingError:
     reason = (error.strerror or str(error)).lower()
     message = f"failed to poll from model repository '{repository}': {reason}"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return not_found(message, hint="--model-repository takes a folder that holds one folder for each model")
+        near = _nearest(repository)
+        takes = "--model-repository takes a folder that holds one folder for each model"
+        return not_found(message, hint=f"did you mean '{near}'?" if near else takes)
     return unavailable(message)
+
+
+def _nearest(path: Path) -> Path | None:
+    """Return what a path may be a misspelling of, None for nothing."""
+    try:
+        near = get_close_matches(path.name, os.listdir(path.parent), n=1)
+    except OSError:
+        return None
+    return path.parent / near[0] if near else None
 
 
 def _is_text(name: str) -> bool:

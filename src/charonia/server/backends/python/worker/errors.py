@@ -95,7 +95,10 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__}, whose text cannot be had"
     if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
         line = PACKAGES.get(error.name, error.name)
-        text += f" (hint: add the line '{line}' to requirements.txt in the model's folder)"
+        text += (
+            f" (hint: add the line '{line}' to requirements.txt in the model's folder, or to the dependencies at the "
+            "start of a service file)"
+        )
     step = getattr(error, _STEP, "")
     if step:
         text = f"{step}: {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import difflib
 import inspect
 import json
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from .service import BadRequest
 from .signature import Port, Signature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
     from .datatypes import Array
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "EXAMPLE"
 """Model parameter with an example request."""
+
+NONE = "{}"
+"""No request parameters."""
 
 
 class Function:
@@ -112,10 +116,12 @@ class Function:
         return called
 
     def _example_text(self) -> str:
-        """Return the example request as JSON, "" for none."""
+        """Return the example request as JSON, "" where any values of the datatypes make one."""
         example = self.definition.example
         if example is None:
-            return ""
+            made = [(port, port.kind.example()) for port in self.signature.inputs if port.is_required]
+            plain = {port.name: _json(port.kind.write(value)) for port, value in made if value is not None}
+            return json.dumps(plain) if plain else ""
         if self.columns:
             values = {name: np.asarray(example[name]) for name in self.columns}
         else:
@@ -132,12 +138,18 @@ class Function:
                 plain[port.name] = _json(array)
         return json.dumps(plain)
 
-    def read(self, tensors: Mapping[str, Array]) -> dict[str, Any]:
+    def read(self, tensors: Mapping[str, Array], parameters: str = NONE) -> dict[str, Any]:
         """Return the arguments of a call.
 
+        Args:
+            tensors: The inputs of the request.
+            parameters: Its parameters, as JSON. A function cannot see them.
+
         Raises:
-            BadRequest: An input is no such value.
+            BadRequest: An input is no such value, or a parameter is a misspelt input.
         """
+        if parameters != NONE:
+            self._check_parameters(json.loads(parameters), tensors)
         values = {}
         for port in self.signature.inputs:
             if port.name in tensors:
@@ -147,6 +159,15 @@ class Function:
                 except BadRequest as error:
                     raise BadRequest(f"input '{port.name}': {error}") from None
         return values
+
+    def _check_parameters(self, names: Collection[str], tensors: Mapping[str, Array]) -> None:
+        absent = [port.name for port in self.signature.inputs if port.name not in tensors]
+        for name in names:
+            near = difflib.get_close_matches(name, absent, n=1, cutoff=0.8)
+            if near:
+                raise BadRequest(
+                    f"model '{self.definition.name}' has no input '{name}' (hint: did you mean '{near[0]}'?)"
+                )
 
     def arguments(self, values: dict[str, Any], size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return values as positional and keyword arguments.

@@ -117,7 +117,9 @@ class FunctionModel:
 
     def _single(self, request: InferenceRequest) -> InferenceResponse:
         try:
-            positional, named = self._function.arguments(self._function.read(_tensors(request)), 0)
+            positional, named = self._function.arguments(
+                self._function.read(_tensors(request), request.parameters()), 0
+            )
             return _response(self._function.write(self._call(*positional, **named)))
         except BadRequest as error:
             return _refusal(error)
@@ -125,7 +127,9 @@ class FunctionModel:
     def _stream(self, request: InferenceRequest) -> None:
         sender = request.get_response_sender()
         try:
-            positional, named = self._function.arguments(self._function.read(_tensors(request)), 0)
+            positional, named = self._function.arguments(
+                self._function.read(_tensors(request), request.parameters()), 0
+            )
             items = self._call(*positional, **named)
             for item in items:
                 if sender.is_cancelled():
@@ -174,7 +178,9 @@ class FunctionModel:
         sender = request.get_response_sender()
         is_stream = self._function.signature.is_stream
         try:
-            positional, named = self._function.arguments(self._function.read(_tensors(request)), 0)
+            positional, named = self._function.arguments(
+                self._function.read(_tensors(request), request.parameters()), 0
+            )
             returned = self._call(*positional, **named)
             if is_stream:
                 async for item in returned:
@@ -215,7 +221,7 @@ class _Batches:
             tensors = _tensors(request)
             size = len(next(iter(tensors.values()))) if tensors else 1
             try:
-                values = function.read(tensors)
+                values = function.read(tensors, request.parameters())
                 if function.signature.record is not None:
                     function.arguments(values, size)  # a request that makes no record must not fail the others
             except BadRequest as error:

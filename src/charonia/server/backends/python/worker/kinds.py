@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import datatypes
-from .records import built
+from .records import built, example_of
 from .service import BadRequest
 
 if TYPE_CHECKING:
@@ -30,11 +30,13 @@ class Kind:
     Attributes:
         dtype: numpy dtype of the tensor; that of objects for BYTES.
         dims: Dimensions of one value.
+        choice: One of the values that are permitted, None where all of the datatype are.
     """
 
     def __init__(self, dtype: np.dtype[Any], dims: tuple[int, ...]) -> None:
         self.dtype = dtype
         self.dims = dims
+        self.choice: Any = None
 
     @property
     def data_type(self) -> str:
@@ -48,6 +50,10 @@ class Kind:
     def write(self, value: Any) -> Array:
         """Return the tensor of a value."""
         raise NotImplementedError
+
+    def example(self) -> Any:
+        """Return a value for requests that are made up, None where any of the datatype will do."""
+        return self.choice
 
     def read_batch(self, array: Array) -> Any:
         """Return a batch of values."""
@@ -170,6 +176,12 @@ class ImageKind(TextKind):
         image.load()
         return image
 
+    def example(self) -> Any:
+        """Return a small image."""
+        from PIL import Image
+
+        return Image.new("RGB", (32, 32))
+
     def write(self, value: Any) -> Array:
         """Return a data URL, which JSON can carry and browsers show."""
         data = io.BytesIO()
@@ -187,9 +199,17 @@ class JsonKind(TextKind):
     def read(self, array: Array) -> Any:
         """Return the value that a JSON document describes."""
         try:
-            return built(self._annotation, json.loads(array.reshape(-1)[0]))
+            document = json.loads(array.reshape(-1)[0])
         except ValueError as error:
             raise BadRequest(f"expected JSON: {error}") from None
+        return built(self._annotation, document)
+
+    def example(self) -> Any:
+        """Return a value of the annotated type."""
+        try:
+            return example_of(self._annotation)
+        except (NameError, TypeError):
+            return None  # of a type that is not known yet: an example is no reason to fail
 
     def write(self, value: Any) -> Array:
         """Return a JSON document."""

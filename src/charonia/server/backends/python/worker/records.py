@@ -72,6 +72,26 @@ def built(annotation: Any, value: Any) -> Any:
         raise BadRequest(str(error)) from None
 
 
+def example_of(annotation: Any, depth: int = 3) -> Any:
+    """Return what JSON may have for a type: an element of each list, the required fields of each record.
+
+    Args:
+        annotation: The type.
+        depth: Records within each other that are filled in; a type may contain itself.
+    """
+    annotation = expanded(without_none(expanded(annotation))[0])
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if hasattr(annotation, "__metadata__"):
+        return example_of(annotation.__origin__, depth)
+    if origin is typing.Literal:
+        return arguments[0]
+    if origin is list:
+        return [example_of(arguments[0], depth)] if depth else []
+    if is_record(annotation) and depth:
+        return {name: example_of(hint, depth - 1) for name, hint, is_required in fields_of(annotation) if is_required}
+    return {bool: True, int: 1, float: 0.5, str: "hello"}.get(annotation, {})
+
+
 def expanded(annotation: Any) -> Any:
     """Return what an alias stands for: one of a `type` statement, as `NDArray` is in newer versions of numpy."""
     while True:

@@ -175,7 +175,9 @@ def _kind(annotation: Any, what: str, name: str) -> Kind:
     if shape is not None:
         raise TypeError(f"model '{name}': {what}: Shape is for arrays: expected NDArray[...], got {_shown(plain)}")
     if origin is typing.Literal:
-        return _kind(type(arguments[0]), what, name)
+        kind = _kind(type(arguments[0]), what, name)
+        kind.choice = arguments[0]
+        return kind
     if origin is list:
         depth, inner = 1, arguments[0]
         while typing.get_origin(inner) is list:
