@@ -175,8 +175,8 @@ class ModelRunner:
         else:
             if self._busy_poll is not None:
                 self._busy_poll.submitted(now)
-            if in_flight.order is not None:  # requests of models are exempt: an earlier request may wait for one
-                in_flight.order.submitted(request_id, entry)
+            if in_flight.order is not None:
+                self._arrived(request_id, entry)
         entry.id = request_id
         entry.batch_size = batch_size
         in_flight.requests[request_id] = entry
@@ -315,6 +315,14 @@ class ModelRunner:
                 self._handle(Cancel(entry.id), now_ns())
             if entry.state != DONE:  # unless only its turn in the order of arrival is missing
                 self._in_flight.fail(entry, error, FailureReason.OTHER)
+
+    def _arrived(self, request_id: int, entry: PendingRequest) -> None:
+        """A client's request arrived, and the model keeps replies in order of arrival.
+
+        Requests of models are exempt: one for which an earlier request waits must not wait for that.
+        """
+        if self._in_flight.order is not None:
+            self._in_flight.order.submitted(request_id, entry)
 
     def _follow(self, change: SlotChange) -> None:
         """Offer slots, now or soon, and tell the scheduler which ones are gone."""
