@@ -105,8 +105,8 @@ class DeadlockDetector:
         for request in caller.requests:
             request.waiter = None
 
-    def submit(self, frame: CallFrame, pool: InstancePool) -> WaitingRequest | None:
-        """A model makes a request; None if no batch waits for it.
+    def submit(self, frame: CallFrame, pool: InstancePool) -> WaitingRequest:
+        """A model makes a request.
 
         Args:
             frame: Its call frame. The innermost frame in its chain that occupies an instance is the one that waits.
@@ -115,12 +115,11 @@ class DeadlockDetector:
         Raises:
             ServingError: UNAVAILABLE: it would wait forever. The message has the chain of models.
         """
-        if not self._callers:
-            return None
-        waiter = next((self._callers[f] for f in frame.chain() if f in self._callers), None)
-        if waiter is None:
-            return None
+        callers = self._callers
+        waiter = next((callers[f] for f in frame.chain() if f in callers), None) if callers else None
         request = WaitingRequest(pool, waiter)
+        if waiter is None:
+            return request
         waiter.requests.add(request)
         # Usually an instance makes no requests, and a deadlock is impossible.
         if len(pool.busy) == pool.size or pool.resources is not None:
