@@ -2,23 +2,28 @@
 
 python -m bench.ensemble
 python -m bench.ensemble --against triton --model mlp_tuned --client wrk
+python -m bench.ensemble --steps 1 2 3 4 --client wrk --concurrency 16
 
 Two servers, one with the ensemble and one with the model, get the same load in turn; a ratio is of one pair. A ratio of
 0.9 means that the two other steps and the ensemble itself take a tenth of the time. Against Triton, both servers have
-the ensemble.
+the ensemble. With `--steps`, ensembles of so many identities are compared: what a further step costs.
 """
 
 import argparse
 import json
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.support.models import identity_pbtxt, resnet18, write_model
 
 from bench.compare import RESULTS, as_line, measure, summary
-from bench.load import Load
+from bench.load import Load, run
 from bench.machine import machine
 from bench.models import BATCHED, INPUT_SHAPES, MODEL, MODELS
 from bench.servers import Server
@@ -89,6 +94,43 @@ def write_ensemble(repository: Path, model: str) -> None:
     write_model(repository, MODEL, "", config=config)
 
 
+def write_steps(repository: Path, count: int) -> None:
+    """Write an ensemble of so many identities in a row, as the one that has the load."""
+    tensors = ["INPUT0", *(f"t{number}" for number in range(1, count)), "OUTPUT0"]
+    steps = []
+    for number in range(count):
+        write_model(repository, f"step_{number}", "", config=identity_pbtxt(dims=[16], max_batch_size=0))
+        maps = f'input_map {{ key: "INPUT0" value: "{tensors[number]}" }}'
+        maps += f' output_map {{ key: "OUTPUT0" value: "{tensors[number + 1]}" }}'
+        steps.append(f'step {{ model_name: "step_{number}" model_version: -1 {maps} }}')
+    sides = [f'{side}put {{ name: "{side.upper()}PUT0" data_type: TYPE_FP32 dims: [16] }}' for side in ("in", "out")]
+    config = "\n".join(('platform: "ensemble"', *sides, "ensemble_scheduling {", *steps, "}"))
+    write_model(repository, MODEL, "", config=config)
+
+
+def compare_steps(counts: Sequence[int], load: Load, rounds: int) -> dict[str, Any]:
+    """Measure the server's CPU time of a request by the number of steps, print and return it."""
+    with ExitStack() as stack:
+        servers = {}
+        for count in counts:
+            MODELS[f"steps_{count}"] = partial(write_steps, count=count)
+            INPUT_SHAPES[f"steps_{count}"] = [16]
+            servers[count] = stack.enter_context(Server(f"charonia:steps_{count}"))
+            run(servers[count], load)
+        costs: dict[int, list[float]] = {count: [] for count in counts}
+        for _ in range(rounds):
+            for count, server in servers.items():
+                costs[count].append(run(server, load).cpu_us)
+    medians = {count: statistics.median(each) for count, each in costs.items()}
+    further = (medians[counts[-1]] - medians[counts[0]]) / (counts[-1] - counts[0])
+    shown = ", ".join(f"{count}: {cost:.1f}" for count, cost in medians.items())
+    print(
+        f"{load.protocol} {load.concurrency:4} | server CPU us by steps: {shown} | a further step {further:.1f}",
+        flush=True,
+    )
+    return {"concurrency": load.concurrency, "further_step_us": further, "cpu_us": costs}
+
+
 def variants(model: str, against: str) -> tuple[str, str]:
     """Register ensemble and model and return the names of the variants."""
     other = "ensemble" if against == "triton" else "alone"
@@ -107,6 +149,7 @@ def main() -> None:
     parser.add_argument("--against", choices=["alone", "triton"], default="alone", help="the slowest step, or Triton")
     parser.add_argument("--client", choices=["perf_analyzer", "wrk"], default="perf_analyzer")
     parser.add_argument("--flag", action="append", default=[], help="flag for the server with the ensemble; repeatable")
+    parser.add_argument("--steps", type=int, nargs="+", help="compare ensembles of so many identities instead")
     parser.add_argument("--protocol", choices=["http", "grpc"], default="http")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs, at least 5 for figures to publish")
@@ -120,6 +163,12 @@ def main() -> None:
         "settings": {key: value for key, value in vars(given).items() if key != "output"},
         "points": [],
     }
+    if given.steps:
+        for concurrency in given.concurrency:
+            load = Load(given.client, given.protocol, concurrency, given.seconds)
+            record["points"].append(compare_steps(given.steps, load, given.rounds))
+        (RESULTS / "ensemble_steps.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        return
     print(f"{'model':<12}load      | infer/s: A, B, A:B | p50 us | p99 us | server CPU us; medians")
     for model in given.model:
         ensemble, other = variants(model, given.against)

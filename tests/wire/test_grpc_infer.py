@@ -407,6 +407,13 @@ def test_the_final_flag_is_a_parameter(final: bool) -> None:
     assert b"".join(encode_response(response(SMALL), final)) == expected.SerializeToString()
 
 
+def test_parameters_that_are_equal_and_of_other_types_are_not_the_same() -> None:
+    for value, field in ((True, "bool_param"), (1, "int64_param"), (True, "bool_param"), (2**64 - 1, "uint64_param")):
+        data = b"".join(encode_response(response(parameters={"a": value})))
+        message = service_pb2.ModelInferResponse.FromString(data)
+        assert message.parameters["a"].WhichOneof("parameter_choice") == field
+
+
 @given(
     st.dictionaries(
         st.text(max_size=5),

@@ -5,6 +5,7 @@ import orjson
 import pytest
 
 from charonia.core.dtypes import DataType
+from charonia.core.request import ParameterValue
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.wire.v2_response import encode_response
@@ -37,6 +38,15 @@ def test_an_id_and_parameters_are_there_when_they_say_something() -> None:
         "parameters": {"took": 1.5},
         "outputs": [],
     }
+
+
+@pytest.mark.parametrize("value", [True, 1, False, 0, 2**63, "1", 1.0])
+def test_parameters_of_a_binary_response_keep_their_type_whatever_was_sent_before(value: ParameterValue) -> None:
+    for given in (True, 1, value):
+        document, _ = encode_response(InferResponse("m", "1", "", [Z], {"a": given, "b": False}), True, {})
+
+    found = orjson.loads(document)["parameters"]
+    assert [(key, type(each), each) for key, each in found.items()] == [("a", type(value), value), ("b", bool, False)]
 
 
 def test_each_output_has_the_form_that_was_asked_for() -> None:

@@ -1,7 +1,30 @@
 """An inference response, as the engine hands it to every front end."""
 
+from collections.abc import Mapping
+
 from charonia.core.request import ParameterValue
 from charonia.core.tensor import Tensor
+
+REPEATED_PARAMETERS_MAX = 4
+"""Most parameters that responses are expected to repeat."""
+
+ParametersKey = tuple[tuple[str, type, int], ...]
+"""Name, type and value of each parameter: True and 1 are equal, and not the same."""
+
+
+def parameters_key(parameters: Mapping[str, ParameterValue]) -> ParametersKey | None:
+    """Return parameters as a key for caches; None if other responses are unlikely to have the same.
+
+    Those of sequences and ensembles are a few integers and booleans, and mostly the same.
+    """
+    if len(parameters) > REPEATED_PARAMETERS_MAX:
+        return None
+    key = []
+    for name, value in parameters.items():
+        if not isinstance(value, int):
+            return None
+        key.append((name, type(value), value))
+    return tuple(key)
 
 
 class ExecutionRecord:

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.errors import ServingError, internal, invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, ParametersKey, parameters_key
 from charonia.core.tensor import Array, Tensor
 from charonia.schema.pool import message_class
 from charonia.wire.grpc_framing import VIEW_ABOVE_BYTES, Buffer
@@ -313,7 +313,8 @@ def encode_response(
     if final is not None:
         head.append(_FINAL[final])
     if response.parameters:
-        head.append(_parameters(response.parameters))
+        key = parameters_key(response.parameters)
+        head.append(_parameters(response.parameters) if key is None else _repeated_parameters(key))
     tail: list[Buffer] = []
     for tensor in response.outputs:
         data = encode_tensor(tensor)
@@ -385,6 +386,11 @@ def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     message.outputs.add(name=name, datatype=datatype, shape=shape)
     encoded: bytes = message.SerializeToString()
     return encoded
+
+
+@lru_cache(CACHED_HEADS_MAX)
+def _repeated_parameters(key: ParametersKey) -> bytes:
+    return _parameters({name: value for name, _, value in key})
 
 
 def _parameters(parameters: dict[str, ParameterValue]) -> bytes:

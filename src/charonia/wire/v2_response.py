@@ -10,7 +10,7 @@ from math import isfinite
 import numpy as np
 
 from charonia.core.request import ParameterValue
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, ParametersKey, parameters_key
 from charonia.core.tensor import Tensor
 from charonia.wire.json_text import dump
 from charonia.wire.shared_memory import NO_PLACES, OutputLocation, write
@@ -35,8 +35,9 @@ def encode_response(
     Raises:
         ServingError: JSON cannot carry an output, or its place is too small.
     """
-    if not (response.id or response.parameters or places):
-        repeated = _repeated(response, binary, forms)
+    if not (response.id or places):
+        key = parameters_key(response.parameters) if response.parameters else ()
+        repeated = _repeated(response, binary, forms, key) if key is not None else None
         if repeated is not None:
             return repeated
     blobs: list[bytes | memoryview] = []
@@ -70,7 +71,7 @@ def encode_response(
 
 
 def _repeated(
-    response: InferResponse, binary: bool, forms: Mapping[str, bool]
+    response: InferResponse, binary: bool, forms: Mapping[str, bool], parameters: ParametersKey
 ) -> tuple[bytes, list[bytes | memoryview]] | None:
     """Return a response with binary outputs only, with a JSON part from the cache. None for any other response."""
     blobs: list[bytes | memoryview] = []
@@ -81,16 +82,21 @@ def _repeated(
         blob = encode_tensor(tensor)
         blobs.append(blob)
         outputs.append((tensor.name, tensor.datatype.wire, tensor.array.shape, len(blob)))
-    return _binary_document(response.model_name, response.model_version, tuple(outputs)), blobs
+    return _binary_document(response.model_name, response.model_version, parameters, tuple(outputs)), blobs
 
 
 @lru_cache(CACHED_MAX)
-def _binary_document(model: str, version: str, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
-    described = [
+def _binary_document(
+    model: str, version: str, parameters: ParametersKey, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
+) -> bytes:
+    document: dict[str, object] = {"model_name": model, "model_version": version}
+    if parameters:
+        document["parameters"] = {name: value for name, _, value in parameters}
+    document["outputs"] = [
         {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
         for name, datatype, shape, size in outputs
     ]
-    return dump({"model_name": model, "model_version": version, "outputs": described})
+    return dump(document)
 
 
 def _has_literals(tensor: Tensor) -> bool:

@@ -115,7 +115,8 @@ class DeadlockDetector:
         Raises:
             ServingError: UNAVAILABLE: it would wait forever. The message has the chain of models.
         """
-        waiter = next((self._callers[f] for f in frame.chain() if f in self._callers), None)
+        callers = self._callers
+        waiter = next((callers[f] for f in frame.chain() if f in callers), None) if callers else None
         request = WaitingRequest(pool, waiter)
         if waiter is None:
             return request
