@@ -1,6 +1,6 @@
 """How many front ends `--front-ends auto` stands for. Pure.
 
-Front ends pay where the limit is the core that reads and writes requests. A request takes three to six times as long in
+Front ends pay where the limit is the core that reads and writes requests. A request takes two to five times as long in
 a front end as in the engine, so one engine feeds up to six of them, and more would wait for it. But each takes a core
 from the models, which matters the less the more cores there are: so one is added with each doubling, and fewer where a
 model keeps the cores busy for milliseconds. Models that front ends run themselves need no engine: then each core can
