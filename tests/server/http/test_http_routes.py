@@ -1,6 +1,7 @@
 """What each route answers, in memory."""
 
 import asyncio
+import gc
 import gzip
 import json
 import zlib
@@ -246,6 +247,19 @@ def test_the_memory_of_a_router_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # Inference.
+
+
+def test_a_refused_request_is_freed_without_the_garbage_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        (response,) = ask(FakeEngine(), request(INFER, body=b"no JSON"))
+        left = [each for each in gc.get_objects() if type(each) is Exchange]
+    finally:
+        gc.enable()
+
+    assert response.status == 400
+    assert left == []
 
 
 def test_json_in_json_out() -> None:

@@ -225,6 +225,8 @@ class Exchange:
 
     def fail(self, error: ServingError, status: int = 0) -> None:
         """Respond with an error; `status` 0 means the status of its code."""
+        # The frames that it passed refer to this exchange and to the body: they would live until garbage is collected.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         self.outcome = error
         status = status or STATUS[error.code]
         self.respond(status, [encode_error(error)])

@@ -283,10 +283,11 @@ def _how_to_configure(config: ModelConfig, source: Source, guess: Signature | No
     if path is None or not path.is_symlink():
         return f"declare them in {name}/config.pbtxt, beside the version's folder {name}/1: {tensors}"
     folder = shlex.quote(f"models/{name}")
+    file = "model.pt2" if path.suffix == ".pt2" else "model.pt"
     text = shlex.quote(f'backend: "pytorch" {tensors}')
     return (
         f"these lines serve it{', with dims that it took' if guess is not None else ''}:\n\n"
-        f"mkdir -p {folder}/1\ncp {shlex.quote(str(path.resolve()))} {folder}/1/{path.name}\n"
+        f"mkdir -p {folder}/1\ncp {shlex.quote(str(path.resolve()))} {folder}/1/{file}\n"
         f"echo {text} > {folder}/config.pbtxt\ncharonia serve models\n"
     )
 
