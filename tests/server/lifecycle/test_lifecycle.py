@@ -27,6 +27,7 @@ from charonia.server.backends.api import (
 from charonia.server.engine import ModelEngine
 from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle.backends import Backends
+from charonia.server.lifecycle.entries import ModelEntry, VersionEntry
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.options import ControlMode
 
@@ -516,6 +517,13 @@ def test_a_load_request_that_cannot_begin_leaves_readiness_and_index_as_they_are
         await harness.lifecycle.drain()
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_ready"), [(ModelState.UNLOADING, True), (ModelState.LOADING, False), (ModelState.UNAVAILABLE, False)]
+)
+def test_a_version_that_is_being_unloaded_is_not_waited_for(state: ModelState, is_ready: bool) -> None:
+    assert ModelEntry("m", versions={1: VersionEntry(state)}).is_ready == is_ready
 
 
 @pytest.mark.parametrize("cause", ["missing", "configuration", "ensemble", "version", "ambiguous"])

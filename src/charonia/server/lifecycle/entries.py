@@ -117,7 +117,10 @@ class ModelEntry:
     def is_ready(self) -> bool:
         """Whether all of its wanted versions answer."""
         has_failed = self.failure and self.is_expected
-        return not has_failed and all(v.loaded is not None or v.reason == UNLOADED for v in self.versions.values())
+        return not has_failed and all(
+            v.loaded is not None or v.reason == UNLOADED or v.state is ModelState.UNLOADING
+            for v in self.versions.values()
+        )
 
     @property
     def is_loaded(self) -> bool:
