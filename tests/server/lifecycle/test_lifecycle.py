@@ -501,6 +501,7 @@ def test_a_load_request_that_cannot_begin_leaves_readiness_and_index_as_they_are
         assert "banana" in harness.reason("garbled")
 
         await harness.engine.unload_model("m")
+        await harness.lifecycle.table.retired()
         with pytest.raises(ServingError, match="failed to poll"):
             await harness.engine.load_model("m", '{"max_batch_size": -1, ' + AS_JSON + "}")
         assert harness.engine.is_ready()
