@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,11 @@ def child(server: ServeProcess, name: str) -> psutil.Process:
 
 def regions(process: psutil.Process) -> int:
     """Return how many regions a process has made, or has of another one."""
-    folder = Path(f"/proc/{process.pid}/fd")
-    return sum(NAME in os.readlink(entry) for entry in folder.iterdir())
+    count = 0
+    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            count += NAME in os.readlink(entry)
+    return count
 
 
 @pytest.mark.parametrize("model", ["echo", "worker"])
