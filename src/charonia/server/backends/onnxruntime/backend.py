@@ -5,16 +5,17 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
-from charonia.core.errors import invalid, unsupported
+from charonia.core.errors import unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.model_file import model_file
 from charonia.server.backends.onnxruntime.instance import OnnxRuntimeInstance
 from charonia.server.backends.onnxruntime.model_file import without_shape
 from charonia.server.backends.onnxruntime.options import (
@@ -147,7 +148,7 @@ class OnnxRuntimeBackend:
         if config.input and config.output:
             return Completion(config)
         plan = self._plan(files, config, settings)
-        path = model_path(files, config)
+        path = model_file(files, config, DEFAULT_FILE)
 
         def inspect() -> tuple[Signature, list[str], str]:
             try:
@@ -184,7 +185,7 @@ class OnnxRuntimeBackend:
             ServingError: A setting is wrong or not supported, or the file is missing.
         """
         plan = self._plan(files, config, settings)
-        path = model_path(files, config)
+        path = model_file(files, config, DEFAULT_FILE)
         if config.cc_model_filenames and any(g.kind is InstanceKind.KIND_GPU for g in config.instance_group):
             raise unsupported(
                 f"model '{config.name}': cc_model_filenames is not supported by the onnxruntime backend",
@@ -205,29 +206,6 @@ class OnnxRuntimeBackend:
             start_global_pool(plan.intra_op_threads, plan.inter_op_threads)
             self._has_global_pool = True
         return replace(plan, op_libraries=tuple(_op_library(files, name) for name in plan.op_libraries))
-
-
-def model_path(files: ModelFiles, config: ModelConfig) -> Path:
-    """Return the model's file, or where that is a folder, the file in it: of the same name, or `model.onnx`.
-
-    Raises:
-        ServingError: INVALID_ARG when there is none.
-    """
-    name = config.default_model_filename or DEFAULT_FILE
-    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise invalid(f"default_model_filename: must stay within the version's folder, got '{name}'")
-    path = files.version_dir / name
-    candidates = [path / path.name, path / DEFAULT_FILE] if path.is_dir() else [path]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    folder = candidates[0].parent
-    found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
-    held = f"the folder holds {', '.join(found[:10]) or 'nothing'}"
-    raise invalid(
-        f"model '{config.name}' version {files.version} has no file {candidates[0].relative_to(files.model_dir)}",
-        hint=held if path.is_dir() else f"{held}; `default_model_filename` names another file",
-    )
 
 
 def signature_problems(

@@ -1,10 +1,8 @@
 """Runs batches in an ONNX Runtime session."""
 
 import ctypes
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
 
 import numpy as np
 import onnxruntime
@@ -13,9 +11,9 @@ from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, invalid
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import Execution, Outputs, Result
-from charonia.server.backends.batch import batch_sizes, gather, input_plans, output_plans, scatter
+from charonia.core.tensor import Array
+from charonia.server.backends.array_instance import ArrayInstance
+from charonia.server.backends.batch import gather
 from charonia.server.backends.onnxruntime.session import Run, Session, plain_error, run_of
 from charonia.server.ragged.batch import compute_input, gather_flat, ragged_plan, scatter_like
 
@@ -25,7 +23,7 @@ _BFLOAT16 = 16
 """ONNX's number of the type."""
 
 
-class OnnxRuntimeInstance:
+class OnnxRuntimeInstance(ArrayInstance):
     """An instance. Instances may share a session, which is thread-safe.
 
     Args:
@@ -35,13 +33,10 @@ class OnnxRuntimeInstance:
     """
 
     def __init__(self, session: Session, config: ModelConfig, run_entries: Sequence[tuple[str, str]]) -> None:
-        self._is_batched = config.max_batch_size > 0
-        self._inputs = input_plans(config)
-        self._outputs = output_plans(config)
+        super().__init__(config)
         self._ragged = ragged_plan(config)
-        self._names = tuple(plan.name for plan in self._outputs)
-        self._by_name = {plan.name: plan for plan in self._outputs}
-        has_bfloat16 = any(plan.datatype is DataType.BF16 for plan in (*self._inputs, *self._outputs))
+        self._texts = {plan.name for plan in (*self.inputs, *self.outputs) if plan.datatype is DataType.BYTES}
+        has_bfloat16 = any(plan.datatype is DataType.BF16 for plan in (*self.inputs, *self.outputs))
         self._run: Run | None = partial(_run_with_bfloat16, session) if has_bfloat16 else run_of(session)
         self._options: object = None
         if run_entries:
@@ -50,37 +45,17 @@ class OnnxRuntimeInstance:
                 options.add_run_config_entry(key, value)
             self._options = options
 
-    def execute(self, requests: Sequence[InferRequest]) -> Execution:
-        """Run the requests as one batch; if it fails, each one alone, so that a bad request fails alone."""
-        if len(requests) == 1 or self._is_batched:
-            try:
-                return self._execute(requests)
-            except ServingError:
-                if len(requests) == 1:
-                    raise
-        start = time.monotonic_ns()
-        results = [self._execute_alone(request) for request in requests]
-        return Execution(results, start, time.monotonic_ns())
-
     def close(self) -> None:
         """Release the session."""
         self._run = None
 
-    def _execute_alone(self, request: InferRequest) -> Result:
-        try:
-            return self._execute([request]).results[0]
-        except ServingError as error:
-            return error
-
-    def _execute(self, requests: Sequence[InferRequest]) -> Execution:
+    def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
+        """Run the session."""
         run = self._run
         if run is None:
             raise internal("the instance is closed")
-        feed = self._feed(requests)
-        names = self._wanted(requests)
-        input_end_ns = time.monotonic_ns()
         try:
-            arrays = run(names, feed, self._options)
+            return run(names, feed, self._options)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             failure = plain_error("ONNX Runtime failed", error)
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
@@ -88,62 +63,38 @@ class OnnxRuntimeInstance:
             raise ServingError(
                 failure.code, failure.message, hint=hint if failure.code is Code.INTERNAL else ""
             ) from error
-        output_start_ns = time.monotonic_ns()
-        return Execution(self._answers(requests, names, arrays), input_end_ns, output_start_ns)
 
-    def _feed(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
+    def feed(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
+        """Return the inputs, those that a batch computes or concatenates without a batch dimension among them."""
         feed = {}
         ragged = self._ragged
-        for plan in self._inputs:
+        for plan in self.inputs:
             is_flat = plan.name in ragged.inputs
             array = gather_flat(requests, plan.name) if is_flat else gather(requests, plan.name)
             if array is not None:
-                if not is_flat and plan.target is not None:
-                    array = plan.reshape(array, self._is_batched)
-                feed[plan.name] = _to_text(plan.name, array) if plan.datatype is DataType.BYTES else array
+                feed[plan.name] = array if is_flat else plan.reshape(array, self.is_batched)
         for computed in ragged.computed:
             array = compute_input(computed.kind, self._shapes(requests, computed.source), computed.datatype)
             feed.update(dict.fromkeys(computed.names, array))
+        for name in self._texts & feed.keys():
+            feed[name] = _to_text(name, feed[name])
         return feed
+
+    def parts(self, name: str, array: Array, requests: Sequence[InferRequest]) -> list[Array]:
+        """Return each request's part of an output, which may be as long as the request's part of an input."""
+        if name in self._texts:
+            array = _to_bytes(array)
+        source = self._ragged.scattered.get(name)
+        if source is not None:
+            return scatter_like(name, array, self._shapes(requests, source))
+        return super().parts(name, array, requests)
 
     def _shapes(self, requests: Sequence[InferRequest], name: str) -> list[tuple[int, ...]]:
         """Return the shape of an input in each request, as the model sees it."""
-        plan = next(plan for plan in self._inputs if plan.name == name)
+        plan = next(plan for plan in self.inputs if plan.name == name)
         if name not in requests[0].inputs:
             raise invalid(f"input '{name}' cannot be left out: the shapes of others follow from its own")
         return [plan.reshape(request.inputs[name].array, True).shape for request in requests]
-
-    def _wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
-        """Return the outputs that at least one request asks for; the model does not compute the others."""
-        if len(self._names) == 1:
-            return self._names
-        asked: set[str] = set()
-        for request in requests:
-            if not request.outputs:
-                return self._names
-            asked.update(output.name for output in request.outputs)
-        return tuple(name for name in self._names if name in asked)
-
-    def _answers(
-        self, requests: Sequence[InferRequest], names: Sequence[str], arrays: Sequence[Array]
-    ) -> list[Outputs]:
-        sizes = batch_sizes(requests) if self._is_batched else None
-        answers: list[list[Tensor]] = list(map(list, repeat((), len(requests))))
-        for name, array in zip(names, arrays, strict=True):
-            plan = self._by_name[name]
-            datatype = plan.datatype
-            if datatype is DataType.BYTES:
-                array = _to_bytes(array)
-            source = self._ragged.scattered.get(name)
-            if source is not None:
-                parts = scatter_like(name, array, self._shapes(requests, source))
-            else:
-                if plan.target is not None:
-                    array = plan.reshape(array, self._is_batched)
-                parts = scatter(name, array, sizes) if sizes is not None else [array]
-            for answer, part in zip(answers, parts, strict=True):
-                answer.append(Tensor(name, datatype, part))
-        return list(map(Outputs, answers))
 
 
 def _run_with_bfloat16(
