@@ -104,7 +104,7 @@ def derive_backend(
         source = config.default_model_filename or _file(entry, file_names)
         notes.append(f"backend: {entry.backend}, from the file '{source}'")
     filename = config.default_model_filename
-    if not filename:
+    if not filename and entry.backend != "fil":  # whose model_type names the file
         filename = _file(entry, file_names)
         if filename != entry.filename:
             notes.append(f"default_model_filename: '{filename}', the only {entry.suffix} file of the version")

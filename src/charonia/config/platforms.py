@@ -24,8 +24,8 @@ class ModelFormat(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """The file name's suffix: ".onnx"."""
-        return self.filename.removeprefix("model")
+        """The suffix that marks such a file: ".onnx"; the whole name where files of any kind have the suffix."""
+        return self.filename if self.backend == "fil" else self.filename.removeprefix("model")
 
 
 FORMATS = (
@@ -37,6 +37,11 @@ FORMATS = (
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
     ModelFormat("model.pt2", "pytorch", "torch_aoti"),
     ModelFormat("model.py", "python", ""),
+    ModelFormat("xgboost.json", "fil", ""),
+    ModelFormat("xgboost.ubj", "fil", ""),
+    ModelFormat("model.txt", "fil", ""),
+    ModelFormat("checkpoint.tl", "fil", ""),
+    ModelFormat("xgboost.model", "fil", ""),
 )
 """The formats, in the order in which a version's files are searched for them."""
 

@@ -21,13 +21,14 @@ ENTRY_POINT_GROUP = "charonia.backends"
 """Entry points of packages that bring backends: `name = "module:factory"`; `factory()` returns a `Backend`."""
 
 _OWN = {
+    "fil": "charonia.server.backends.fil.backend:FilBackend",
     "identity": "charonia.server.backends.identity:IdentityBackend",
     "onnxruntime": "charonia.server.backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
 }
 
-_EXTRAS = {"torch": "torch"}
+_EXTRAS = {"torch": "torch", "treelite": "fil"}
 """Extra of this package that installs a library, by the library's name."""
 
 

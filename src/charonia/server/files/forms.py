@@ -92,12 +92,16 @@ def _converted(options: str) -> str:
 
 
 SERVED = tuple(
-    Form(title, suffixes, filename=filename)
-    for title, suffixes, filename in (
-        ("an ONNX model", (".onnx",), "model.onnx"),
-        ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt"),
-        ("a PyTorch program", (".pt2",), "model.pt2"),
-        ("a Python file", (".py",), "model.py"),
+    Form(title, suffixes, filename=filename, start=start)
+    for title, suffixes, filename, start in (
+        ("an ONNX model", (".onnx",), "model.onnx", b""),
+        ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt", b""),
+        ("a PyTorch program", (".pt2",), "model.pt2", b""),
+        ("a Python file", (".py",), "model.py", b""),
+        ("an XGBoost model", (".ubj", ".xgb", ".bst"), "xgboost.ubj", b""),
+        ("an XGBoost model", (".json",), "xgboost.json", b'{"learner"'),
+        ("a LightGBM model", (".txt",), "model.txt", b"tree\n"),
+        ("a checkpoint of treelite", (".tl",), "checkpoint.tl", b""),
     )
 )
 """The forms that are served."""
@@ -192,39 +196,6 @@ import joblib
 model = joblib.load({path_text})
 rows = [[0.0] * model.n_features_in_] * 2  # or two rows of your data
 charonia.serve(model, example=rows, name="{name}")
-""",
-        ),
-    ),
-    Form(
-        "an XGBoost model",
-        (".ubj", ".xgb", ".bst"),
-        lines=_service(
-            '"xgboost"',
-            """
-import charonia
-import numpy as np
-import xgboost
-
-booster = xgboost.Booster(model_file={path_text})
-rows = np.zeros((2, booster.num_features()), np.float32)
-charonia.serve(booster.inplace_predict, example=rows, name="{name}")
-""",
-        ),
-    ),
-    Form(
-        "a LightGBM model",
-        (".txt",),
-        start=b"tree\n",
-        lines=_service(
-            '"lightgbm"',
-            """
-import charonia
-import lightgbm
-import numpy as np
-
-booster = lightgbm.Booster(model_file={path_text})
-rows = np.zeros((2, booster.num_feature()), np.float32)
-charonia.serve(booster, example=rows, name="{name}")
 """,
         ),
     ),
@@ -355,8 +326,8 @@ def model_name(path: str) -> str:
 
 
 def suffixes() -> str:
-    """Return the suffixes of files that are served, for messages."""
-    return ", ".join(suffix for form in SERVED for suffix in form.suffixes)
+    """Return the suffixes that mark files that are served, for messages."""
+    return ", ".join(suffix for form in SERVED if not form.start for suffix in form.suffixes)
 
 
 def is_model_folder(entries: Sequence[str]) -> bool:
