@@ -15,7 +15,7 @@ from charonia.core.errors import unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.install_hint import extra_hint
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.fil.forest import Forest, forest_file, read_forest
+from charonia.server.backends.fil.forest import Forest, forest_file, read_forest, reason_of
 from charonia.server.backends.fil.instance import CONTRIBUTIONS, INPUT, SCORES, FilInstance, OpenForest
 from charonia.server.backends.fil.options import LIBRARY, TREELITE, ForestPlan, read_plan, remarks
 from charonia.server.backends.fil.predictors import LIBRARIES, Library, Predictor, Rows, TreelitePredictor, library_of
@@ -99,9 +99,11 @@ class FilModel:
         except Exception as error:  # the libraries' errors have no common base class
             is_missing = isinstance(error, ModuleNotFoundError)
             if must:
-                message = f"model '{name}': {LIBRARIES[self._type]} cannot load '{self._path.name}': {error}"
+                message = f"model '{name}': {LIBRARIES[self._type]} cannot load '{self._path.name}': {reason_of(error)}"
                 raise unsupported(message, hint=extra_hint("fil") if is_missing else "") from error
-            _log.warning("model '%s': treelite alone, as %s cannot load it: %s", name, LIBRARIES[self._type], error)
+            _log.warning(
+                "model '%s': treelite alone, as %s cannot load it: %s", name, LIBRARIES[self._type], reason_of(error)
+            )
             return None
 
     def _candidates(self, forest: Forest, library: Library | None, rows: Rows) -> list[Predictor]:

@@ -126,19 +126,23 @@ def _load(path: Path, model_type: str, plan: ForestPlan) -> treelite.Model:
     return load.load_xgboost_model(path, format_choice=name, allow_unknown_field=plan.allows_unknown)
 
 
-def _unreadable(path: Path, model_type: str, model: str, error: Exception) -> ServingError:
+def reason_of(error: Exception) -> str:
+    """Return what an error of a library says, without the time, the line of its source and the stack."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    # treelite's messages begin with the time and a line of its source.
-    reason = re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", lines[0]).rstrip(": ")
+    return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", lines[0]).rstrip(": ")
+
+
+def _unreadable(path: Path, model_type: str, model: str, error: Exception) -> ServingError:
     hints = {
         "treelite_checkpoint": f"treelite {treelite.__version__} reads checkpoints of its major release and of 3.9",
         "xgboost": "save the model as xgboost.ubj or xgboost.json, with a release of XGBoost before 3.1",
         "lightgbm": "forests without linear trees are read, as Booster.save_model writes them",
     }
     newer = (
-        "forests are read, boosters of linear models are not; for a file of a newer XGBoost, the parameter "
-        'xgboost_allow_unknown_field: "true" skips what is not known'
+        "is the file complete? Forests are read, boosters of linear models are not; for a file of a newer XGBoost, the "
+        'parameter xgboost_allow_unknown_field: "true" skips what is not known'
     )
     return invalid(
-        f"model '{model}': '{path.name}' cannot be read as {model_type}: {reason}", hint=hints.get(model_type, newer)
+        f"model '{model}': '{path.name}' cannot be read as {model_type}: {reason_of(error)}",
+        hint=hints.get(model_type, newer),
     )

@@ -10,9 +10,10 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal
 from charonia.core.tensor import Array
 from charonia.server.backends.array_instance import ArrayInstance
+from charonia.server.backends.fil.forest import reason_of
 from charonia.server.backends.fil.options import ForestPlan
 from charonia.server.backends.fil.predictors import Library, Rows
-from charonia.server.backends.fil.trial import Choice
+from charonia.server.backends.fil.trial import PredictorChoice
 
 INPUT, SCORES, CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"
 """Names of the tensors, those of Triton's backend."""
@@ -30,7 +31,7 @@ class OpenForest:
         library: What computes Shapley values, None where the model has no such output.
     """
 
-    choice: Choice
+    choice: PredictorChoice
     library: Library | None
 
 
@@ -60,7 +61,7 @@ class FilInstance(ArrayInstance):
         except ServingError:
             raise
         except Exception as error:  # the libraries' errors have no common base class
-            raise internal(f"the forest failed: {error}") from error
+            raise internal(f"the forest failed: {reason_of(error)}") from error
 
     def close(self) -> None:
         """Run nothing more, and end the threads."""

@@ -12,6 +12,7 @@ import numpy as np
 import treelite
 from numpy.typing import NDArray
 
+from charonia.core.errors import invalid
 from charonia.server.backends.fil.forest import Forest
 
 Rows = NDArray[np.float32]
@@ -25,6 +26,9 @@ class Predictor(ABC):
     """Computes scores, as FP32 [rows, scores]: values of a regression, probabilities of a classification."""
 
     name = ""
+
+    def __init__(self, forest: Forest) -> None:
+        self.forest = forest
 
     @abstractmethod
     def scores(self, rows: Rows) -> Rows:
@@ -47,13 +51,10 @@ class TreelitePredictor(Predictor):
 
     name = "treelite"
 
-    def __init__(self, forest: Forest) -> None:
-        self._model = forest.model
-
     def scores(self, rows: Rows) -> Rows:
         """Return the scores."""
-        found = treelite.gtil.predict(self._model, rows, nthread=1)
-        return np.asarray(found, np.float32).reshape(len(rows), -1)
+        found = treelite.gtil.predict(self.forest.model, rows, nthread=1)
+        return np.asarray(found, np.float32).reshape(len(rows), self.forest.scores)
 
 
 class XGBoostPredictor(Library):
@@ -61,9 +62,10 @@ class XGBoostPredictor(Library):
 
     name = "xgboost"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, forest: Forest) -> None:
         import xgboost
 
+        super().__init__(forest)
         self._matrix: Any = xgboost.DMatrix
         # Of bytes, it tells the format itself; of a path, by its suffix.
         self._booster = xgboost.Booster({"nthread": 1})
@@ -74,11 +76,17 @@ class XGBoostPredictor(Library):
 
     def scores(self, rows: Rows) -> Rows:
         """Return the scores."""
-        found: Rows = self._booster.inplace_predict(rows, validate_features=False, strict_shape=True)
-        return found
+        found = self._booster.inplace_predict(rows, validate_features=False)
+        return np.asarray(found, np.float32).reshape(len(rows), self.forest.scores)
 
     def contributions(self, rows: Rows) -> Rows:
-        """Return Shapley values."""
+        """Return Shapley values.
+
+        Raises:
+            ServingError: INVALID_ARG for infinite values, which XGBoost refuses here.
+        """
+        if np.isinf(rows).any():
+            raise invalid("the input has infinite values, for which XGBoost computes no Shapley values")
         matrix = self._matrix(rows, nthread=1)
         found: Rows = self._booster.predict(matrix, pred_contribs=True, validate_features=False, strict_shape=True)
         return found
@@ -92,18 +100,18 @@ class LightGBMPredictor(Library):
     def __init__(self, path: Path, forest: Forest) -> None:
         import lightgbm
 
+        super().__init__(forest)
         self._booster = lightgbm.Booster(model_file=path)
-        self._forest = forest
 
     def scores(self, rows: Rows) -> Rows:
         """Return the scores."""
         # Always one thread: the number is global, and a call with another one would change it for those that run.
         found = self._booster.predict(rows, num_iteration=-1, num_threads=1)
-        return np.asarray(found, np.float32).reshape(len(rows), -1)
+        return np.asarray(found, np.float32).reshape(len(rows), self.forest.scores)
 
     def contributions(self, rows: Rows) -> Rows:
         """Return Shapley values."""
-        forest = self._forest
+        forest = self.forest
         found = self._booster.predict(rows, num_iteration=-1, num_threads=1, pred_contrib=True)
         # Of a random forest, LightGBM adds up what its score is the mean of.
         found = np.asarray(found).reshape(len(rows), forest.scores, forest.features + 1) / forest.averaged
@@ -117,6 +125,5 @@ def library_of(path: Path, model_type: str, forest: Forest) -> Library:
         ModuleNotFoundError: It is not installed.
         Exception: It cannot read the file.
     """
-    if LIBRARIES[model_type] == "xgboost":
-        return XGBoostPredictor(path)
-    return LightGBMPredictor(path, forest)
+    make = XGBoostPredictor if LIBRARIES[model_type] == "xgboost" else LightGBMPredictor
+    return make(path, forest)

@@ -33,7 +33,7 @@ PART_NS = 500_000
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PredictorChoice:
     """Which predictor runs a batch.
 
     Attributes:
@@ -79,7 +79,7 @@ def difference(one: Predictor, other: Predictor, rows: Rows) -> float:
     return float(np.nanmax(np.abs(mine - own) / np.maximum(allowed, np.finfo(np.float32).tiny), initial=0))
 
 
-def choose(predictors: Sequence[Predictor], rows: Rows, largest: int) -> Choice:
+def choose(predictors: Sequence[Predictor], rows: Rows, largest: int) -> PredictorChoice:
     """Measure predictors, and choose the fastest for each size.
 
     Args:
@@ -101,7 +101,7 @@ def choose(predictors: Sequence[Predictor], rows: Rows, largest: int) -> Choice:
     # Between two sizes with different winners, the edge is halfway between the powers.
     changes = [index for index, (one, other) in enumerate(pairwise(winners)) if one is not other]
     edges = tuple(isqrt(measured[index] * measured[index + 1]) for index in changes)
-    return Choice((*(winners[index] for index in changes), winners[-1]), edges, part_rows)
+    return PredictorChoice((*(winners[index] for index in changes), winners[-1]), edges, part_rows)
 
 
 def _time_ns(predictor: Predictor, rows: Rows, size: int) -> int:
