@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -462,6 +463,26 @@ def test_cpu_nthread_sets_the_threads(forests: dict[tuple[str, str], MadeForest]
 
     assert instance._threads == 2
     instance.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="there is no affinity on this system")
+def test_an_instance_computes_on_its_cores(divided: dict[str, FilInstance], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[set[int]]()
+
+    def look(predictor: TreelitePredictor, part: Rows) -> Rows:
+        seen.append(os.sched_getaffinity(0))
+        return np.zeros((len(part), CLASSES), np.float32)
+
+    monkeypatch.setattr(TreelitePredictor, "scores", look)
+    core = min(before := os.sched_getaffinity(0))
+    base = divided["sklearn"]
+    instance = FilInstance(base._forest, sized(0, {SCORES: (CLASSES,)}), base._plan, 2, (core,))
+
+    scores_of(instance, rows(8))
+    instance.close()
+
+    assert seen == [{core}, {core}]
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_problem_is_named_by_its_path() -> None:

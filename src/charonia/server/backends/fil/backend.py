@@ -54,7 +54,8 @@ class FilModel:
         if self._opening is None:
             self._opening = asyncio.create_task(asyncio.to_thread(self._open))
         forest = await asyncio.shield(self._opening)
-        return FilInstance(forest, self._config, self._plan, self._plan.threads or placement.threads)
+        threads = self._plan.threads or placement.threads
+        return FilInstance(forest, self._config, self._plan, threads, placement.cores)
 
     def memory(self) -> list[MemoryUsage]:
         """Return the size of the file."""

@@ -3,17 +3,21 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal
+from charonia.core.request import InferRequest
 from charonia.core.tensor import Array
+from charonia.server.backends.api import Execution
 from charonia.server.backends.array_instance import ArrayInstance
 from charonia.server.backends.fil.forest import reason_of
 from charonia.server.backends.fil.options import ForestPlan
 from charonia.server.backends.fil.predictors import Library, Rows
 from charonia.server.backends.fil.trial import PredictorChoice
+from charonia.server.machine.cores import bound_to
 
 INPUT, SCORES, CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"
 """Names of the tensors, those of Triton's backend."""
@@ -43,25 +47,38 @@ class FilInstance(ArrayInstance):
         config: The complete configuration.
         plan: What is made of the scores.
         threads: Threads among which it divides a large batch.
+        cores: Numbers of the cores that these are bound to, empty for any.
     """
 
-    def __init__(self, forest: OpenForest, config: ModelConfig, plan: ForestPlan, threads: int) -> None:
+    def __init__(
+        self, forest: OpenForest, config: ModelConfig, plan: ForestPlan, threads: int, cores: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(config)
         self._forest = forest
         self._plan = plan
         self._threads = threads
+        self._cores = cores
         self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="forest") if threads > 1 else None
         self._dims = {plan.name: plan.source[0 if self.is_batched else 1 :] for plan in self.outputs}
 
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
         """Run the forest."""
-        rows = np.require(feed[INPUT], np.float32, ["C", "A"])
+        rows = cast(Rows, feed[INPUT])
+        if not (rows.flags.c_contiguous and rows.flags.aligned):
+            rows = np.require(rows, requirements=["C", "A"])
         try:
             return [self._contributions(rows) if name == CONTRIBUTIONS else self._answers(rows) for name in names]
         except ServingError:
             raise
         except Exception as error:  # the libraries' errors have no common base class
             raise internal(f"the forest failed: {reason_of(error)}") from error
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        """Run the requests, on the instance's cores; threads that are started meanwhile stay there."""
+        if not self._cores:
+            return super().execute(requests)
+        with bound_to(self._cores):
+            return super().execute(requests)
 
     def close(self) -> None:
         """Run nothing more, and end the threads."""

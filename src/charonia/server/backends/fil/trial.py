@@ -28,7 +28,7 @@ RUNS_MAX = 20
 LAST_NS = 20_000_000
 """Where a batch takes longer, larger ones are not tried."""
 
-PART_NS = 500_000
+PART_NS = 1_000_000
 """A batch is divided among threads into parts that take at least this long."""
 
 
@@ -112,6 +112,6 @@ def _time_ns(predictor: Predictor, rows: Rows, size: int) -> int:
         start = time.perf_counter_ns()
         predictor.scores(rows[first : first + size])
         taken = time.perf_counter_ns() - start
-        best = min(best, taken) if count else taken
+        best = min(best, taken) if count else max(1, taken)
         count += 1
     return best
