@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from PIL import Image
 
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig, ModelOutput
+from charonia.config.model import InstanceGroup, ModelConfig, ModelOutput
 from charonia.config.problems import Problem, raise_problems
 from charonia.core.dtypes import DataType
 from charonia.core.statistics import MemoryUsage
@@ -23,23 +25,35 @@ DATATYPES = (DataType.FP32, DataType.FP16, DataType.UINT8)
 """Datatypes that pixels may have; the first one unless the configuration says another."""
 
 
+INSTANCES = 2
+"""Instances of a model that does not say how many. They share the threads: while the last images of one batch are in
+work, those of the next one fill the cores."""
+
+
 class ImageModel:
-    """A loaded version."""
+    """A loaded version, with the threads of its instances."""
 
     def __init__(self, config: ModelConfig, plan: ImagePlan) -> None:
         self._config = config
         self._plan = plan
+        self._pool: ThreadPoolExecutor | None = None
 
     async def create_instance(self, placement: Placement) -> ImageInstance:
-        """Make one more instance, with threads of its own."""
-        return ImageInstance(self._config, self._plan, self._plan.threads or placement.threads)
+        """Make one more instance. A batch may use the threads of all: each one's share of the cores."""
+        count = sum(group.count for group in self._config.instance_group)
+        threads = self._plan.threads or placement.threads * max(1, count)
+        if self._pool is None and threads > 1:
+            self._pool = ThreadPoolExecutor(threads, "image")
+        return ImageInstance(self._config, self._plan, self._pool)
 
     def memory(self) -> list[MemoryUsage]:
         """Return nothing: there are no weights."""
         return []
 
     async def aclose(self) -> None:
-        """Do nothing: there are no resources."""
+        """End the threads."""
+        if self._pool is not None:
+            await asyncio.to_thread(self._pool.shutdown)
 
 
 class ImageBackend:
@@ -52,7 +66,7 @@ class ImageBackend:
         return False
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the parameters.
+        """Fill in inputs, outputs, batching and instances from the parameters.
 
         Raises:
             ServingError: A parameter is wrong.
@@ -65,7 +79,11 @@ class ImageBackend:
         merged, notes = merge_signature(
             config, signature, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
         )
-        return Completion(merged, tuple(note.replace("from the model", "from the parameters") for note in notes))
+        notes = [note.replace("from the model", "from the parameters") for note in notes]
+        if not merged.instance_group:
+            merged = replace(merged, instance_group=(InstanceGroup(count=INSTANCES),))
+            notes.append(f"instance_group: {INSTANCES} instances, so that no core waits for the last image of a batch")
+        return Completion(merged, tuple(notes))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> ImageModel:
         """Load a version.

@@ -77,6 +77,7 @@ def _open(data: bytes, plan: ImagePlan, place: str) -> Image.Image:
         raise invalid(f"{place}: expected an image of at most {plan.pixels_max} pixels: {error}") from None
     except Exception as error:  # as above
         raise invalid(f"{place}: the header of the file cannot be read: {error}", hint="the file is damaged") from error
+    image.decodermaxblock = len(data)  # in one call: each takes the GIL anew, and copies what the last one left over
     width, height = image.size
     if width * height > plan.pixels_max:
         raise invalid(

@@ -111,16 +111,16 @@ class ImageInstance:
     Args:
         config: The complete configuration.
         plan: What to do with each image.
-        threads: Images that are in work at a time.
+        pool: Threads that all instances share; None to use the calling one.
     """
 
-    def __init__(self, config: ModelConfig, plan: ImagePlan, threads: int) -> None:
+    def __init__(self, config: ModelConfig, plan: ImagePlan, pool: ThreadPoolExecutor | None) -> None:
         self._plan = plan
         self.is_batched = config.max_batch_size > 0
         [self._input] = input_plans(config)
         self._outputs = output_plans(config)
         self._renderer = Renderer(plan)
-        self._pool = ThreadPoolExecutor(threads, "image") if threads > 1 else None
+        self._pool = pool
         self._is_closed = False
 
     def execute(self, requests: Sequence[InferRequest]) -> Execution:
@@ -148,10 +148,8 @@ class ImageInstance:
         return Execution(results, input_end_ns, output_start_ns)
 
     def close(self) -> None:
-        """End the threads."""
+        """Run nothing more. The threads belong to the model."""
         self._is_closed = True
-        if self._pool is not None:
-            self._pool.shutdown()
 
     def _files(self, request: InferRequest) -> list[tuple[str, bytes]]:
         """Return the files of a request, each with its name for errors."""
