@@ -104,7 +104,7 @@ def test_the_other_parameters() -> None:
         ({"threads": "0"}, "parameters['threads']: expected a whole number of at least 1, got '0'"),
         ({"max_pixels": "100000000"}, "parameters['max_pixels']: expected at most 89478485, the limit of Pillow"),
         ({"antialias": "yes"}, "parameters['antialias']: expected one of true, false, got 'yes'"),
-        ({"antialias": "false", "filter": "lanczos"}, "false is for the filters bilinear and bicubic"),
+        ({"antialias": "false", "filter": "bicubic"}, "false is for the filter bilinear, and filter is bicubic"),
         ({"padding_valu": "1"}, "the image backend has no such parameter; did you mean 'padding_value'?"),
         ({"xyz": "1"}, "it has resize, size, crop"),
     ],

@@ -147,8 +147,8 @@ def read_plan(parameters: Mapping[str, str], datatype: DataType) -> tuple[ImageP
     frame = _frame(reader)
     kind = reader.choice("filter", Filter, Filter.BILINEAR)
     is_antialiased = reader.flag("antialias", True)
-    if not is_antialiased and kind not in (Filter.BILINEAR, Filter.BICUBIC, Filter.NEAREST):
-        reader.fail("antialias", f"false is for the filters bilinear and bicubic, and filter is {kind.value}")
+    if not is_antialiased and kind is not Filter.BILINEAR:
+        reader.fail("antialias", f"false is for the filter bilinear, and filter is {kind.value}")
     factor, divisor = reader.read("scale", _ratio, (1.0, 255.0))
     mean = reader.per_channel("mean", channels)
     std = reader.per_channel("std", channels)

@@ -47,7 +47,7 @@ class Resize(Protocol):
 def chosen_resize(plan: ImagePlan) -> Resize:
     """Return the fastest way that keeps to the plan."""
     if not plan.is_antialiased:
-        return partial(_sampled, _PILLOW[plan.filter])
+        return _sampled
     if plan.is_exact or plan.filter is Filter.NEAREST:
         return partial(_exact, _PILLOW[plan.filter])
     major = int(PIL.__version__.partition(".")[0])
@@ -64,12 +64,12 @@ def _exact(resample: Image.Resampling, image: Image.Image, framing: Framing) -> 
     return whole if whole.size == _size_of(framing) else whole.crop(framing.part)
 
 
-def _sampled(resample: Image.Resampling, image: Image.Image, framing: Framing) -> Image.Image:
-    """Return what OpenCV's resize does: each pixel from its nearest ones, however small the image becomes."""
+def _sampled(image: Image.Image, framing: Framing) -> Image.Image:
+    """Do what OpenCV's INTER_LINEAR does: a pixel comes from the four nearest ones, however small the image becomes."""
     left, top, width, height = framing.source(image.size)
     transform: Any = Image.Transform.EXTENT
     box = (left, top, left + width, top + height)
-    return image.transform(_size_of(framing), transform, box, resample)
+    return image.transform(_size_of(framing), transform, box, Image.Resampling.BILINEAR)
 
 
 def _fast(algorithm: Any, support: float, image: Image.Image, framing: Framing) -> Image.Image:
