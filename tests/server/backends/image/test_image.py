@@ -473,6 +473,28 @@ def test_the_images_of_a_batch_are_decoded_in_threads(monkeypatch: pytest.Monkey
     model.close()
 
 
+def test_a_model_has_two_instances_unless_it_says_otherwise() -> None:
+    config = ModelConfig(name="m", backend="image", parameters=CLASSIFIER)
+    four = replace(config, instance_group=(InstanceGroup(count=4),))
+
+    assert [group.count for group in completed(config).config.instance_group] == [2]
+    assert [group.count for group in completed(four).config.instance_group] == [4]
+
+
+def test_a_batch_of_one_instance_may_use_the_threads_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(completed(ModelConfig(name="m", backend="image", parameters=CLASSIFIER)).config, threads=1)
+    together = threading.Barrier(2, timeout=20)
+    render = model._renderer.render
+
+    def meeting(data: bytes, place: str, out: Array | None) -> object:
+        together.wait()
+        return render(data, place, out)
+
+    monkeypatch.setattr(model._renderer, "render", meeting)
+
+    assert pixels(model, photo(), photo()).shape[0] == 2
+
+
 def test_a_batch_is_one_array_and_requests_get_views_of_it() -> None:
     model = instance(**CLASSIFIER)
 

@@ -10,7 +10,7 @@ from PIL import Image, UnidentifiedImageError
 
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.image.framing import Framing
-from charonia.server.backends.image.options import Color, ImagePlan
+from charonia.server.backends.image.options import PILLOW_PIXELS_MAX, Color, ImagePlan
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Formats that are decoded, as Pillow names them. Each further one would be a parser that an attacker may choose."""
@@ -73,8 +73,11 @@ def _open(data: bytes, plan: ImagePlan, place: str) -> Image.Image:
             f"{place}: expected a file of format {names}, got {got}",
             hint="send the bytes of the file itself, not its path, its URL or base64",
         ) from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise invalid(f"{place}: expected an image of at most {plan.pixels_max} pixels: {error}") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise invalid(
+            f"{place}: expected an image of at most {plan.pixels_max} pixels, got more than {PILLOW_PIXELS_MAX}",
+            hint="send a smaller image",
+        ) from None
     except Exception as error:  # as above
         raise invalid(f"{place}: the header of the file cannot be read: {error}", hint="the file is damaged") from error
     image.decodermaxblock = len(data)  # in one call: each takes the GIL anew, and copies what the last one left over
