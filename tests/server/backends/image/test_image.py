@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, JpegImagePlugin
 from tests.support.photos import PHOTOS, encoded, noise, photo
 
 from charonia.config.kinds import InstanceKind
@@ -218,6 +218,13 @@ def test_every_layout_datatype_and_color(layout: str, datatype: DataType, color:
     np.testing.assert_array_equal(pixels(model, encoded(image))[0], expected)
 
 
+@pytest.mark.parametrize(("scale", "value"), [("1", 255), ("2", 510), ("0.5", 127.5), ("1/255", 1), ("2/51", 10)])
+def test_a_scale_is_a_factor(scale: str, value: float) -> None:
+    white = encoded(Image.new("RGB", (4, 4), "white"))
+
+    assert pixels(instance(crop="4", scale=scale), white)[0, :, 0, 0].tolist() == [value] * 3
+
+
 def test_mean_and_std_are_in_the_order_of_the_outputs_channels() -> None:
     red = encoded(Image.new("RGB", (4, 4), (255, 0, 0)))
     model = instance(crop="4", color="BGR", scale="1", mean="1,2,3", std="1,1,2")
@@ -325,9 +332,13 @@ def test_16_bits_of_gray_keep_their_upper_half() -> None:
 
 
 def test_transparent_pixels_show_the_background_if_one_is_given() -> None:
-    file = encoded(Image.new("RGBA", (4, 4), (10, 20, 30, 0)))
+    image = Image.new("RGBA", (4, 4), (10, 20, 30, 0))
+    image.putpixel((1, 0), (10, 20, 30, 255))
 
-    assert pixels(instance(DataType.UINT8, background="255,254,253"), file)[0, :, 0, 0].tolist() == [255, 254, 253]
+    shown = pixels(instance(DataType.UINT8, background="255,254,253"), encoded(image))[0]
+
+    assert shown[:, 0, 0].tolist() == [255, 254, 253]
+    assert shown[:, 0, 1].tolist() == [10, 20, 30]
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
@@ -348,16 +359,23 @@ def test_scaled_decoding_differs_little_from_decoding_in_full() -> None:
     assert 0 < difference.mean() < 1.5
 
 
-def test_scaled_decoding_of_a_turned_image() -> None:
+def test_scaled_decoding_of_a_turned_image(monkeypatch: pytest.MonkeyPatch) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    large = Image.open(io.BytesIO(photo())).resize((2560, 1708), Image.Resampling.BICUBIC)
-    file = encoded(large, "JPEG", quality=90, exif=exif)
-    model = instance(resize="letterbox", size="300", scaled_decode="true", scale="1")
+    file = encoded(Image.new("RGB", (1600, 400), "white"), "JPEG", exif=exif)
+    decoded = []
+    draft = JpegImagePlugin.JpegImageFile.draft
 
-    upright = encoded(large.transpose(Image.Transpose.ROTATE_270), "JPEG", quality=90)
+    def drafting(self: JpegImagePlugin.JpegImageFile, *arguments: Any) -> object:
+        result = draft(self, *arguments)
+        decoded.append(self.size)
+        return result
 
-    assert np.abs(pixels(model, file) - pixels(model, upright)).mean() < 1
+    monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "draft", drafting)
+    shown = pixels(instance(resize="stretch", size="100x200", scaled_decode="true"), file)
+
+    assert decoded == [(800, 200)]  # upright, it is 200 x 800: twice the width of the output
+    assert shown.shape == (1, 3, 200, 100)
 
 
 @pytest.mark.parametrize(
@@ -473,6 +491,10 @@ def test_the_images_of_a_batch_are_decoded_in_threads(monkeypatch: pytest.Monkey
     model.close()
 
 
+def test_one_thread_does_one_image_after_the_other() -> None:
+    assert pixels(instance(threads="1", **CLASSIFIER), photo(), photo()).shape[0] == 2
+
+
 def test_a_model_has_two_instances_unless_it_says_otherwise() -> None:
     config = ModelConfig(name="m", backend="image", parameters=CLASSIFIER)
     four = replace(config, instance_group=(InstanceGroup(count=4),))
@@ -548,6 +570,12 @@ def test_inputs_and_outputs_follow_from_the_parameters() -> None:
         ("ORIGINAL_SIZE", DataType.INT32, (2,)),
     ]
     assert "output 'PIXELS': FP32 [3, 640, 640], from the parameters" in completion.notes
+
+
+def test_a_batch_may_be_of_one() -> None:
+    config = ModelConfig(name="m", backend="image", max_batch_size=1, parameters=CLASSIFIER)
+
+    assert pixels(loaded(completed(config).config), photo()).shape == (1, 3, 224, 224)
 
 
 def test_images_of_different_sizes_do_not_batch() -> None:

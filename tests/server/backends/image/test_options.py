@@ -122,6 +122,10 @@ def test_an_output_of_bytes_has_whole_numbers_around_it() -> None:
     assert "expected whole numbers for a UINT8 output" in problems_of(DataType.UINT8, padding_value="127.5")
 
 
+def test_the_limit_of_pixels_goes_up_to_that_of_pillow() -> None:
+    assert plan_of(max_pixels="89478485").pixels_max == 89_478_485
+
+
 def test_all_problems_are_reported_at_once() -> None:
     assert len(problems_of(color="x", layout="y", filter="z").splitlines()) == 3
 
