@@ -23,12 +23,13 @@ ENTRY_POINT_GROUP = "charonia.backends"
 _OWN = {
     "fil": "charonia.server.backends.fil.backend:FilBackend",
     "identity": "charonia.server.backends.identity:IdentityBackend",
+    "image": "charonia.server.backends.image.backend:ImageBackend",
     "onnxruntime": "charonia.server.backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
 }
 
-_EXTRAS = {"torch": "torch", "treelite": "fil"}
+_EXTRAS = {"PIL": "image", "torch": "torch", "treelite": "fil"}
 """Extra of this package that installs a library, by the library's name."""
 
 
