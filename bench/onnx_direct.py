@@ -75,7 +75,9 @@ def instance_of(case: Case, folder: Path, threads: int) -> OnnxRuntimeInstance:
         backend = OnnxRuntimeBackend()
         config = (await backend.complete(files, ModelConfig(name="m", instance_group=(group,)), settings)).config
         model = await backend.load(files, config, settings)
-        return await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
+        instance = await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
+        assert isinstance(instance, OnnxRuntimeInstance)
+        return instance
 
     return asyncio.run(load())
 

@@ -21,13 +21,16 @@ ENTRY_POINT_GROUP = "charonia.backends"
 """Entry points of packages that bring backends: `name = "module:factory"`; `factory()` returns a `Backend`."""
 
 _OWN = {
+    "armnn_tflite": "charonia.server.backends.tflite.backend:TfliteBackend",  # Triton's name
     "identity": "charonia.server.backends.identity:IdentityBackend",
     "onnxruntime": "charonia.server.backends.onnxruntime.backend:OnnxRuntimeBackend",
+    "openvino": "charonia.server.backends.openvino.backend:OpenVinoBackend",
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
+    "tflite": "charonia.server.backends.tflite.backend:TfliteBackend",
 }
 
-_EXTRAS = {"torch": "torch"}
+_EXTRAS = {"ai_edge_litert": "tflite", "openvino": "openvino", "torch": "torch"}
 """Extra of this package that installs a library, by the library's name."""
 
 

@@ -33,6 +33,8 @@ SHARED_MEMORY_MIN = 64 * 1024 * 1024
 PACKAGES = (
     ("torch", "PyTorch models", "torch"),
     ("safetensors", "weights of PyTorch modules", "torch"),
+    ("openvino", "OpenVINO models", "openvino"),
+    ("ai-edge-litert", "TensorFlow Lite models", "tflite"),
     ("nvidia-ml-py", "metrics of GPUs", "gpu"),
     ("tritonclient", "the demo", "demo"),
     ("matplotlib", "plots of reports", "plots"),
