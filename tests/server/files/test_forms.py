@@ -40,6 +40,8 @@ def test_what_is_served_has_a_backend() -> None:
         ("a", ["MLmodel"], b"", "an MLflow model"),
         ("a.gguf", None, b"GGUF", "a GGUF model, for llama.cpp"),
         ("a.tflite", None, b"", "a TensorFlow Lite model"),
+        ("a.xml", None, b"<?xml", "an OpenVINO model"),
+        ("a.pdmodel", None, b"", "a PaddlePaddle model"),
         ("a.keras", None, b"", "a Keras model"),
         ("a.pkl", None, b"", "a pickled Python object"),
         ("a.ubj", None, b"", "an XGBoost model"),
