@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,7 +37,8 @@ ensemble_scheduling {
   step [
     { model_name: "pixels" input_map { key: "IMAGE" value: "IMAGE" } output_map { key: "PIXELS" value: "pixels" } },
     { model_name: "features" input_map { key: "pixels" value: "pixels" } output_map { key: "means" value: "means" } },
-    { model_name: "forest" input_map { key: "input__0" value: "means" } output_map { key: "output__0" value: "scores" } }
+    { model_name: "forest" input_map { key: "input__0" value: "means" }
+      output_map { key: "output__0" value: "scores" } }
   ]
 }
 """
@@ -80,7 +80,7 @@ def test_a_picture_goes_through_image_openvino_and_fil(server: Server) -> None:
 
     colours = np.array([(40 * i, 100, 255 - 30 * i) for i in range(4)], np.float32) / np.float32(255)
     expected = forests.of_xgboost("multi").scores(np.concatenate([colours, colours], axis=1))
-    np.testing.assert_allclose(scores, expected, rtol=1e-5)
+    np.testing.assert_allclose(scores.astype(np.float32), expected, rtol=1e-5)
 
 
 def test_the_steps_read_what_the_steps_before_them_wrote(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
