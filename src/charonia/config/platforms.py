@@ -37,6 +37,9 @@ FORMATS = (
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
     ModelFormat("model.pt2", "pytorch", "torch_aoti"),
     ModelFormat("model.py", "python", ""),
+    ModelFormat("model.skops", "sklearn", ""),
+    ModelFormat("model.joblib", "sklearn", ""),
+    ModelFormat("model.pkl", "sklearn", ""),
 )
 """The formats, in the order in which a version's files are searched for them."""
 

@@ -25,9 +25,14 @@ _OWN = {
     "onnxruntime": "charonia.server.backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
+    "sklearn": "charonia.server.backends.sklearn.backend:SklearnBackend",
 }
 
-_EXTRAS = {"torch": "torch"}
+_EXTRAS = {
+    "torch": "torch",
+    "sklearn": "sklearn",
+    "skops": "sklearn",
+}
 """Extra of this package that installs a library, by the library's name."""
 
 

@@ -11,7 +11,7 @@ from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import unsupported
 from charonia.core.tensor import Array
-from charonia.server.backends.sklearn.features import features_of
+from charonia.server.backends.sklearn.features import prepare
 from charonia.server.backends.sklearn.files import Trust, read_estimator
 from charonia.server.backends.sklearn.methods import METHODS, array_of, as_datatype, datatype_of, outputs_of
 from charonia.server.convert.options import ConvertOptions
@@ -37,7 +37,7 @@ class EstimatorOriginal:
     def __init__(self, path: Path, options: ConvertOptions) -> None:
         trust = Trust(options.trust, options.trusted_types, TRUST_HINT, TYPES_HINT)
         self._estimator, self.warnings = read_estimator(path, trust)
-        self._features = features_of(self._estimator)
+        self._features = prepare(self._estimator)
         self._signature = options.inputs or tuple(
             SignatureTensor(t.name, DataType.FP32 if t.datatype is DataType.FP64 else t.datatype, t.shape)
             for t in self._features.signature()

@@ -98,6 +98,9 @@ SERVED = tuple(
         ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt"),
         ("a PyTorch program", (".pt2",), "model.pt2"),
         ("a Python file", (".py",), "model.py"),
+        ("an estimator", (".skops",), "model.skops"),
+        ("an estimator", (".joblib",), "model.joblib"),
+        ("an estimator", (".pkl", ".pickle"), "model.pkl"),
     )
 )
 """The forms that are served."""
@@ -178,21 +181,6 @@ class {class_name}:
             'keras.saving.load_model({path_text}).export("{name}.onnx", format="onnx")\n'
             "EOF\n"
             "charonia serve {name}.onnx"
-        ),
-    ),
-    Form(
-        "a pickled Python object",
-        (".pkl", ".pickle", ".joblib"),
-        lines=_service(
-            '"joblib", "scikit-learn"',
-            """
-import charonia
-import joblib
-
-model = joblib.load({path_text})
-rows = [[0.0] * model.n_features_in_] * 2  # or two rows of your data
-charonia.serve(model, example=rows, name="{name}")
-""",
         ),
     ),
     Form(

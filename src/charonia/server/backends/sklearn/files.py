@@ -15,7 +15,6 @@ from typing import Any
 
 import joblib
 import sklearn
-import skops.io
 from sklearn.exceptions import InconsistentVersionWarning, NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
@@ -105,13 +104,15 @@ def _is_skops(path: Path) -> bool:
 
 
 def _read_skops(path: Path, trust: Trust) -> Any:
+    import skops.io  # it imports all of scikit-learn, which pickles can do without
+
     unknown = skops.io.get_untrusted_types(file=path)
     refused = [] if trust.is_full else sorted(set(unknown) - set(trust.types))
     if refused:
         names = ",".join(refused)
         raise unsupported(
             f"{path.name} makes objects of types that are not trusted: {', '.join(refused)}",
-            hint=trust.types_hint.format(types=names),
+            hint=trust.types_hint.replace("{types}", names),
         )
     return skops.io.load(path, trusted=sorted(unknown))
 
