@@ -31,7 +31,6 @@ _OWN = {
 _EXTRAS = {
     "torch": "torch",
     "sklearn": "sklearn",
-    "skops": "sklearn",
 }
 """Extra of this package that installs a library, by the library's name."""
 

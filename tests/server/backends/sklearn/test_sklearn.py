@@ -12,6 +12,7 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+import sklearn
 import skops.io
 import threadpoolctl
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -385,7 +386,22 @@ def test_a_class_that_is_not_installed_is_named(folder: Path) -> None:
     assert "it needs the package that has 'missing_id'" in error.hint
 
 
-def test_a_file_of_another_version_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_skops_of_another_version_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(folder, LOGISTIC)
+    config, _ = completed(folder)
+    with zipfile.ZipFile(folder / "1" / "model.skops") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(folder / "1" / "model.skops", "w") as archive:
+        for name, text in content.items():
+            archive.writestr(name, text.replace(sklearn.__version__.encode(), b"1.2.0"))
+
+    with caplog.at_level(logging.WARNING):
+        answer(folder, config, {"X": ROWS[:1]})
+
+    assert "model.skops was written with scikit-learn 1.2.0, and this is" in caplog.text
+
+
+def test_a_pickle_of_another_version_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = LOGISTIC.__getstate__()
     joblib.dump(_Old({**state, "_sklearn_version": "1.2.0"}), folder / "1" / "model.joblib")
     config, _ = completed(folder, TRUSTED)

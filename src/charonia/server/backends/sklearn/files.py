@@ -19,6 +19,7 @@ from sklearn.exceptions import InconsistentVersionWarning, NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.install_hint import extra_hint
 
 ERROR_CHARS_MAX = 500
 """Longest text of a library's error that is repeated."""
@@ -104,7 +105,12 @@ def _is_skops(path: Path) -> bool:
 
 
 def _read_skops(path: Path, trust: Trust) -> Any:
-    import skops.io  # it imports all of scikit-learn, which pickles can do without
+    try:
+        import skops.io  # it imports all of scikit-learn, which pickles can do without
+    except ModuleNotFoundError as error:
+        raise unsupported(
+            f"{path.name} needs the package '{error.name}', which is not installed", hint=extra_hint("sklearn")
+        ) from error
 
     unknown = skops.io.get_untrusted_types(file=path)
     refused = [] if trust.is_full else sorted(set(unknown) - set(trust.types))
