@@ -99,7 +99,7 @@ INTERNAL = {
     | {"server.backends.python.channel_end", "server.backends.python.tensors", "server.backends.python.worker"}
     # What runs the models that a front end has itself.
     | {"server.backends.registry", "server.ensembles", "server.execution", "server.lifecycle"}
-    | {"server.metrics.model_metrics"},
+    | {"server.metrics.model_metrics", "server.metrics.traffic"},
     # Before there is a server: it writes the repository that the server then reads.
     "server.files": {"core", "config", "server.backends"},
     "server.doctor": {"__version__", "install_hint", "core", "config", "server.options", "server.backends.registry"}

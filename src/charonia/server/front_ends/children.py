@@ -66,11 +66,16 @@ def process_spec(folder: Path, name: str, role: ProcessRole, *further: str) -> P
 
 def process_specs(folder: Path, front_ends: int) -> list[ProcessSpec]:
     """Return the engine and the front ends of a server whose options are in `folder`."""
-    names = [f"front_end_{i}" for i in range(1, front_ends + 1)]
+    names = [front_end_name(number) for number in range(1, front_ends + 1)]
     return [
         process_spec(folder, ENGINE, ProcessRole.ENGINE),
         *(process_spec(folder, name, ProcessRole.FRONT_END) for name in names),
     ]
+
+
+def front_end_name(number: int) -> str:
+    """Return the name of a front end, by its number from 1 on."""
+    return f"front_end_{number}"
 
 
 def number_of(name: str) -> int:
