@@ -122,4 +122,50 @@ FORESTS = [
     for batch in (1, 64, 1024)
 ]
 
-CASES = [*ONNX, *FORESTS]
+
+def _estimator(name: str) -> Callable[[Path], object]:
+    """Return what writes a classifier of 32 features."""
+
+    def write(folder: Path) -> None:
+        import joblib
+        from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+        from sklearn.svm import SVC
+
+        rows = np.random.default_rng(0).random((4000, 32))
+        estimators = {
+            "logistic regression": make_pipeline(StandardScaler(), LogisticRegression()),
+            "support vectors": make_pipeline(StandardScaler(), SVC()),
+            "gradient boosting": GradientBoostingClassifier(),
+            "forest of 300 trees": RandomForestClassifier(300),
+        }
+        estimator = estimators[name].fit(rows, rows[:, 0] + rows[:, 1] * rows[:, 2] > 0.75)
+        joblib.dump(estimator, folder / "model.joblib")
+
+    return write
+
+
+def _predict(folder: Path, threads: int) -> Call:
+    import joblib
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(threads)
+    return joblib.load(folder / "model.joblib").predict  # type: ignore[no-any-return]
+
+
+_ESTIMATOR_CONFIG = """
+parameters { key: "TRUSTED" value { string_value: "true" } }
+input { name: "X" data_type: TYPE_FP32 dims: 32 }
+output { name: "label" data_type: TYPE_BOOL dims: 1 reshape { } }
+max_batch_size: 64
+"""
+
+ESTIMATORS = [
+    Case("sklearn", name, _estimator(name), _predict, (32,), batch, _ESTIMATOR_CONFIG)
+    for name in ("logistic regression", "support vectors", "gradient boosting", "forest of 300 trees")
+    for batch in (1, 64)
+]
+
+CASES = [*ONNX, *FORESTS, *ESTIMATORS]

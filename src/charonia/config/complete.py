@@ -191,7 +191,7 @@ def _from_folder_name(
 def _file_hint(file_names: Collection[str]) -> str:
     """Return a hint for a version whose files do not identify a backend."""
     own = [entry for entry in FORMATS if entry.backend not in FOREIGN_BACKENDS]
-    known = ", ".join(entry.filename for entry in own)
+    known = ", ".join(dict.fromkeys(entry.filename for entry in own))
     if not file_names:
         return f"the version's folder is empty; the model belongs there, as one of {known}"
     suffixes = {entry.suffix for entry in own}

@@ -42,10 +42,17 @@ FORMATS = (
     ModelFormat("model.txt", "fil", ""),
     ModelFormat("checkpoint.tl", "fil", ""),
     ModelFormat("xgboost.model", "fil", ""),
+    ModelFormat("model.tflite", "tflite", ""),
+    ModelFormat("model.pdmodel", "openvino", ""),
+    ModelFormat("model.onnx", "openvino", ""),
+    ModelFormat("model.tflite", "openvino", ""),
+    ModelFormat("model.skops", "sklearn", ""),
+    ModelFormat("model.joblib", "sklearn", ""),
+    ModelFormat("model.pkl", "sklearn", ""),
 )
-"""The formats, in the order in which a version's files are searched for them."""
+"""The formats, in the order in which a version's files are searched for them; the first backend of a file is used."""
 
-FOREIGN_BACKENDS = frozenset({"tensorflow", "tensorrt", "openvino"})
+FOREIGN_BACKENDS = frozenset({"tensorflow", "tensorrt"})
 """Backends in this table that this server does not include."""
 
 BACKEND_OF_PLATFORM = {entry.platform: entry.backend for entry in FORMATS if entry.platform}
