@@ -72,6 +72,57 @@ ONNX = [
 ]
 
 
+def _trained(trees: int, depth: int) -> Callable[[Path], object]:
+    """Return what writes a binary classifier of 32 features, of XGBoost."""
+
+    def write(folder: Path) -> None:
+        import xgboost
+
+        data, labels = _rows_and_labels()
+        options = {"objective": "binary:logistic", "max_depth": depth}
+        xgboost.train(options, xgboost.DMatrix(data, labels), trees).save_model(folder / "xgboost.ubj")
+
+    return write
+
+
+def _trained_by_lightgbm(trees: int, depth: int) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        import lightgbm
+
+        data, labels = _rows_and_labels()
+        options = {"objective": "binary", "num_leaves": 2**depth, "verbose": -1}
+        lightgbm.train(options, lightgbm.Dataset(data, labels), trees).save_model(folder / "model.txt")
+
+    return write
+
+
+def _rows_and_labels() -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    rows = np.random.default_rng(0).random((4000, 32), np.float32)
+    return rows, rows[:, 0] + rows[:, 1] * rows[:, 2] > 0.75
+
+
+def _xgboost(folder: Path, threads: int) -> Call:
+    import xgboost
+
+    booster = xgboost.Booster({"nthread": threads}, model_file=folder / "xgboost.ubj")
+    return booster.inplace_predict
+
+
+def _lightgbm(folder: Path, threads: int) -> Call:
+    import lightgbm
+
+    booster = lightgbm.Booster(model_file=folder / "model.txt")
+    return lambda batch: booster.predict(batch, num_threads=threads)
+
+
+FORESTS = [
+    Case("fil", f"{library} {trees} trees", write(trees, depth), call, (32,), batch)
+    for library, write, call in (("xgboost", _trained, _xgboost), ("lightgbm", _trained_by_lightgbm, _lightgbm))
+    for trees, depth in ((50, 4), (500, 8))
+    for batch in (1, 64, 1024)
+]
+
+
 def _estimator(name: str) -> Callable[[Path], object]:
     """Return what writes a classifier of 32 features."""
 
@@ -117,4 +168,4 @@ ESTIMATORS = [
     for batch in (1, 64)
 ]
 
-CASES = [*ONNX, *ESTIMATORS]
+CASES = [*ONNX, *FORESTS, *ESTIMATORS]

@@ -1,4 +1,4 @@
-"""Writes a small Keras model to the path that is given: a program of its own, since TensorFlow takes seconds to import."""
+"""Writes a small Keras model to a given path: a program of its own, since TensorFlow takes seconds to import."""
 
 import sys
 

@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 WATCHED_MAX = 1000
 """Files beside a service file that are watched."""
 
+_WEIGHTS = {".xml": ".bin", ".pdmodel": ".pdiparams"}
+"""Suffix of the weights beside a model's file, by that file's suffix."""
+
 Describe = Callable[[Path, ModelConfig], Awaitable[Mapping[str, ModelConfig]]]
 """Returns the models that a Python file defines, by name, given what their configurations begin with."""
 
@@ -192,7 +195,9 @@ def _check_free(name: str, names: Sequence[str]) -> None:
 
 
 def _has_weights_beside(path: Path) -> bool:
-    """Return whether a file is an ONNX model whose weights are in files of their own."""
+    """Return whether the weights of a model are in files of their own."""
+    if path.suffix.lower() in _WEIGHTS:
+        return path.with_suffix(_WEIGHTS[path.suffix.lower()]).is_file()
     if path.suffix.lower() != ".onnx":
         return False
     try:
