@@ -15,11 +15,12 @@ import pytest
 import skops.io
 import torch
 from sklearn.cluster import KMeans
+from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import GradientBoostingRegressor, IsolationForest, RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.semi_supervised import LabelSpreading
 from sklearn.svm import SVC
 from tests.support.kept import kept_folder
@@ -87,6 +88,18 @@ def test_a_pipeline_of_texts_is_tried_with_the_words_that_it_knows(capsys: pytes
     assert run(["texts.skops"]) == 0
 
     assert answers("texts.onnx", {"X": np.array([["The DOG sat"]], object)})["label"].tolist() == ["pet"]
+
+
+def test_columns_that_are_selected_by_name_stay_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    pd = pytest.importorskip("pandas")
+    rows = pd.DataFrame({"age": [20.0, 30.0, 40.0, 50.0], "city": ["Rome", "Oslo", "Rome", "Oslo"]})
+    columns = ColumnTransformer([("city", OneHotEncoder(), ["city"]), ("age", StandardScaler(), ["age"])])
+    skops.io.dump(make_pipeline(columns, LogisticRegression()).fit(rows, [0, 0, 1, 1]), "m.skops")
+
+    assert run(["m.skops", "--trust"]) == 0
+
+    feed = {"age": np.array([[25.0], [45.0]], np.float32), "city": np.array([["Rome"], ["Oslo"]], object)}
+    assert answers("m.onnx", feed)["label"].tolist() == [0, 1]
 
 
 def test_a_model_goes_to_a_repository_under_its_name() -> None:

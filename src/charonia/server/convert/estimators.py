@@ -45,8 +45,9 @@ class EstimatorOriginal:
             for t in self._features.signature()
         )
         self._outputs: dict[str, str] = {}
+        package = type(self._estimator).__module__.partition(".")[0].replace("sklearn", "scikit-learn")
         steps = ", ".join(type(step).__name__ for _, step in getattr(self._estimator, "steps", ()))
-        self.title = f"{type(self._estimator).__name__}{f' ({steps})' if steps else ''} of {versioned('scikit-learn')}"
+        self.title = f"{type(self._estimator).__name__}{f' ({steps})' if steps else ''} of {versioned(package)}"
         self.converter = versioned("skl2onnx")
         is_known = bool(self._features.texts)
         self.texts = {t.name: self._features.known_texts(t.name) for t in self._signature if is_known}
