@@ -172,6 +172,7 @@ ESTIMATORS = [
     for batch in (1, 64)
 ]
 
+
 def _openvino(folder: Path, threads: int) -> Call:
     import openvino
 
