@@ -40,7 +40,7 @@ FORMATS = (
 )
 """The formats, in the order in which a version's files are searched for them."""
 
-FOREIGN_BACKENDS = frozenset({"tensorflow", "tensorrt", "openvino"})
+FOREIGN_BACKENDS = frozenset({"tensorflow", "openvino"})
 """Backends in this table that this server does not include."""
 
 BACKEND_OF_PLATFORM = {entry.platform: entry.backend for entry in FORMATS if entry.platform}

@@ -25,6 +25,7 @@ _OWN = {
     "onnxruntime": "charonia.server.backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
+    "tensorrt": "charonia.server.backends.tensorrt.backend:TensorRtBackend",
 }
 
 _EXTRAS = {"torch": "torch"}

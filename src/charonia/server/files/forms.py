@@ -97,6 +97,7 @@ SERVED = tuple(
         ("an ONNX model", (".onnx",), "model.onnx"),
         ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt"),
         ("a PyTorch program", (".pt2",), "model.pt2"),
+        ("a TensorRT plan", (".plan", ".engine", ".trt"), "model.plan"),
         ("a Python file", (".py",), "model.py"),
     )
 )
@@ -246,7 +247,6 @@ charonia.serve(model, example=rows, name="{name}")
     ),
     Form("weights without their model", (".safetensors", ".msgpack", ".npz"), lines="weights"),
     CHECKPOINT,
-    Form("a TensorRT engine", (".plan", ".engine", ".trt"), lines="source"),
     Form("an OpenVINO model", (".xml",), start=b"<", lines="source"),
     Form("a Core ML model", (".mlmodel", ".mlpackage"), lines="source"),
     Form("a PaddlePaddle model", (".pdmodel", ".pdiparams"), lines="paddle"),
