@@ -39,6 +39,8 @@ class StreamingCuda(PretendedCuda):
         memory_bytes: Memory of each GPU.
         launches: How often a graph was launched.
         pinned: Number of pinned blocks.
+        is_old: Whether it is older than TensorRT needs.
+        priorities: Priorities of the streams.
     """
 
     def __init__(self, folder: Path, gpus: Sequence[bytes]) -> None:
@@ -46,6 +48,7 @@ class StreamingCuda(PretendedCuda):
         self.memory_bytes = 1 << 30
         self.launches = 0
         self.pinned = 0
+        self.is_old = False
         self.priorities: list[int] = []
         self._buffers: dict[int, Any] = {}
         self._device: dict[int, int] = {}  # size by address
@@ -76,8 +79,8 @@ class StreamingCuda(PretendedCuda):
             each()
 
     def left(self) -> int:
-        """Return the number of streams and graphs that are not released."""
-        return len(self.streams) + len(self._graphs)
+        """Return the number of streams, graphs and allocations on the GPU that are not released."""
+        return len(self.streams) + len(self._graphs) + len(self._device)
 
     def _new(self) -> int:
         self._next += 1
@@ -278,6 +281,9 @@ class Runtime:
 
     def __init__(self, logger: ILogger) -> None:
         assert logger.is_made
+        if _cuda().is_old:
+            logger.log(ILogger.Severity.ERROR, "CUDA initialization failure with error: 35")
+            raise TypeError("pybind11::init(): factory function returned nullptr")
         self.logger = logger
         self.num_DLA_cores = 0
         self.engine_host_code_allowed = False

@@ -1,4 +1,4 @@
-"""Blocks of memory that are kept for the next batch: pinned memory of the host, or memory of a GPU."""
+"""Blocks of pinned memory, which are kept for the next batch."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class Block:
     """Memory, at least as large as requested.
 
     Attributes:
-        memory: The bytes: a buffer, where the host can reach them.
+        memory: The bytes: an object with the buffer protocol.
         size: Number of bytes.
     """
 

@@ -222,6 +222,15 @@ class TestRuns:
 
         assert (found["y"].shape, found["n"].tolist()) == ((2, 5), [2, 5])
 
+    def test_scalars_and_empty_tensors_are_passed(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        scalar = {"x": ("INPUT", "FLOAT", ()), "y": ("OUTPUT", "FLOAT", ())}
+        bench = Bench(tmp_path, plan_bytes(tensors=scalar, profiles=[{"x": ((), (), ())}]))
+        config = bench.complete()
+        assert answers(bench.instance(config), request(x=np.array([3.0], "<f4")))[0]["y"].tolist() == [7.0]
+
+        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=[{"x": ((0, 0), (1, 1), (4, 4))}]))
+        assert answers(bench.instance(replace(wide(), max_batch_size=4)), request(x=rows(2, 0)))[0]["y"].shape == (2, 0)
+
     def test_an_output_whose_shape_depends_on_data_has_the_shape_of_the_run(
         self, cuda: StreamingCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -266,13 +275,12 @@ class TestRuns:
         assert 1 << 20 < instance.bytes < (1 << 20) + (1 << 16)
         instance.close()
         assert cuda.left() == 0
-        again = bench.instance(config)  # in the memory that is free again
-        assert answers(again, request(x=rows(1, 2)))[0]["y"].shape == (1, 2)
 
     def test_a_gpu_without_memory_is_named(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         cuda.memory_bytes = 1 << 12
         refused = Bench(tmp_path, plan_bytes(memory=[1 << 20])).refusal()
 
+        assert cuda.left() == 0
         assert (refused.code, "GPU 0 has no 1048576 bytes of memory left" in str(refused)) == (Code.UNAVAILABLE, True)
 
     def test_a_gpu_that_fails_is_an_error_of_the_request(
@@ -401,6 +409,13 @@ class TestRefusals:
 
         assert "needs the package 'tensorrt', which is not installed" in refused.message
         assert "[tensorrt]" in refused.hint
+
+    def test_a_driver_that_is_too_old_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        cuda.is_old = True
+        refused = Bench(tmp_path, plan_bytes()).refusal()
+
+        assert "TensorRT does not start: CUDA initialization failure with error: 35" in refused.message
+        assert "driver new enough" in refused.hint
 
     def test_a_package_that_is_too_old_is_refused(
         self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

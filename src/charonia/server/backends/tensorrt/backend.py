@@ -16,7 +16,7 @@ from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
 from charonia.server.backends.block_pool import BlockPool
 from charonia.server.backends.model_file import model_file
 from charonia.server.backends.python.worker.cuda_driver import CudaError, driver
-from charonia.server.backends.tensorrt.gpu import GpuStream, capability, gpu_pool, pinned
+from charonia.server.backends.tensorrt.gpu import GpuStream, capability, pinned_pool
 from charonia.server.backends.tensorrt.instance import PlanInstance
 from charonia.server.backends.tensorrt.options import PlanOptions, group_of, profiles_of, read_options, without_effect
 from charonia.server.backends.tensorrt.plan import LoadedPlan, check_gpu, library, read_plan
@@ -61,13 +61,13 @@ class TensorRtModel:
         config: ModelConfig,
         options: PlanOptions,
         pools: dict[int, BlockPool],
-        host: BlockPool,
+        account: PinnedMemory,
     ) -> None:
         self._files = files
         self._config = config
         self._options = options
         self._pools = pools
-        self._host = host
+        self._account = account
         self._plans: dict[tuple[int, int | None], asyncio.Task[LoadedPlan]] = {}
         self._memory: list[MemoryUsage] = []
 
@@ -84,19 +84,24 @@ class TensorRtModel:
             arguments = (self._files, self._config, self._options, device, dla_core)
             opening = asyncio.create_task(asyncio.to_thread(open_plan, *arguments))
             self._plans[device, dla_core] = opening
+            opening.add_done_callback(lambda done: self._count(done, device))
         plan = await asyncio.shield(opening)
         instance = await asyncio.to_thread(self._make, plan, placement, profiles_of(group))
-        self._memory.append(MemoryUsage("GPU", device, plan.size + instance.bytes, placement.name))
+        self._memory.append(MemoryUsage("GPU", device, instance.bytes, placement.name))
         return instance
 
     def memory(self) -> list[MemoryUsage]:
-        """Return the memory of each instance on its GPU; the weights count for the first one on it."""
+        """Return the size of each plan on a GPU, and the memory of each instance besides."""
         return list(self._memory)
 
     async def aclose(self) -> None:
         """Release the engines."""
         self._plans.clear()
         await asyncio.to_thread(release_freed_memory)
+
+    def _count(self, opened: asyncio.Task[LoadedPlan], device: int) -> None:
+        if not opened.cancelled() and opened.exception() is None:
+            self._memory.append(MemoryUsage("GPU", device, opened.result().size))
 
     def _make(self, plan: LoadedPlan, placement: Placement, numbers: Sequence[int]) -> PlanInstance:
         config, device = self._config, placement.device_id
@@ -108,11 +113,15 @@ class TensorRtModel:
             problems.append(Problem("max_batch_size", f"{message}, got {config.max_batch_size}"))
         if problems:
             raise_problems(config.name, problems)
-        pool = self._pools.setdefault(device, gpu_pool(device))
+        pool = self._pools.setdefault(device, pinned_pool(device, self._account))
         try:
-            gpu = GpuStream(device, pool, self._host, self._options.priority)
+            gpu = GpuStream(device, pool, self._options.priority)
             with gpu.current():
-                return PlanInstance(plan, config, gpu, profiles, has_graphs=self._options.has_graphs)
+                try:
+                    return PlanInstance(plan, config, gpu, profiles, has_graphs=self._options.has_graphs)
+                except BaseException:
+                    gpu.close([])
+                    raise
         except CudaError as error:
             raise unsupported(f"instance '{placement.name}' cannot use GPU {device}: {error}") from error
 
@@ -123,8 +132,8 @@ class TensorRtBackend:
     name = "tensorrt"
 
     def __init__(self) -> None:
-        self._pools: dict[int, BlockPool] = {}  # by GPU
-        self._host: BlockPool | None = None
+        self._pools: dict[int, BlockPool] = {}  # pinned memory, by GPU
+        self._account: PinnedMemory | None = None
 
     def uses_gpus(self) -> bool:
         """Whether there are GPUs: a plan runs nowhere else."""
@@ -168,12 +177,12 @@ class TensorRtBackend:
             model_file(files, config, DEFAULT_FILE)
         for sentence in without_effect(config, settings.values):
             _log.warning(sentence)
-        if self._host is None:
-            self._host = BlockPool(settings.pinned or PinnedMemory(), pinned)
-        return TensorRtModel(files, seen_by_model(config), options, self._pools, self._host)
+        if self._account is None:
+            self._account = settings.pinned or PinnedMemory()
+        return TensorRtModel(files, seen_by_model(config), options, self._pools, self._account)
 
     async def aclose(self) -> None:
-        """Release the memory that no instance uses."""
+        """Release the pinned memory that no answer uses."""
         self._pools.clear()
 
 

@@ -8,7 +8,7 @@ from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.install_hint import extra_hint, package_hint
 from charonia.server.backends.python.worker.cuda_driver import CudaError, driver
 from charonia.server.backends.tensorrt.options import Shape
-from charonia.server.backends.tensorrt.plan import Range, library, make_logger
+from charonia.server.backends.tensorrt.plan import Range, library, make_logger, started
 
 BATCHES = (1, 8, 32)
 """Smallest, best and largest batch of a plan whose shapes nothing else says."""
@@ -85,7 +85,7 @@ def build(model: Path, output: Path, *, precision: str, shapes: Mapping[str, Ran
 
 
 def _built(trt: Any, logger: Any, model: Path, precision: str, shapes: Mapping[str, Range]) -> Any:
-    builder = trt.Builder(logger)
+    builder = started(trt.Builder, logger)
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(model)):

@@ -4,7 +4,6 @@ Source: CUDA driver API, "Memory Management", "Stream Management" and "Graph Man
 """
 
 import ctypes
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -16,7 +15,7 @@ import numpy as np
 from charonia.core.dtypes import DataType
 from charonia.core.errors import unavailable
 from charonia.core.tensor import Array
-from charonia.server.backends.block_pool import Block, BlockPool
+from charonia.server.backends.block_pool import BlockPool
 from charonia.server.backends.python.worker.cuda_driver import CudaError, Driver, driver
 from charonia.server.metrics.devices import PinnedMemory
 
@@ -32,9 +31,10 @@ class GpuMemory:
 
     Attributes:
         address: Its address on the GPU.
+        size: Number of bytes.
     """
 
-    __slots__ = ("__weakref__", "address")
+    __slots__ = ("__weakref__", "address", "size")
 
     def __init__(self, device: int, size: int) -> None:
         """Allocate it. Raises RuntimeError when the GPU has no more."""
@@ -42,18 +42,18 @@ class GpuMemory:
         context = found.context(device)
         _allocate(found, context, "cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         self.address = address.value
+        self.size = size
         weakref.finalize(self, _free, found, context, "cuMemFree_v2", address).atexit = False
 
 
-def gpu_pool(device: int) -> BlockPool:
-    """Return a pool of memory of a GPU; the GPU itself is the limit."""
-    return BlockPool(PinnedMemory(sys.maxsize), lambda size: GpuMemory(device, size))
+def pinned_pool(device: int, account: PinnedMemory) -> BlockPool:
+    """Return a pool of pinned memory, for copies to and from a GPU."""
+    return BlockPool(account, lambda size: _pinned(device, size))
 
 
-def pinned(size: int) -> Any:
-    """Return new pinned memory. Raises RuntimeError when the system has no more to pin."""
+def _pinned(device: int, size: int) -> Any:
     found, address = driver(), ctypes.c_void_p()
-    context = found.context(0)
+    context = found.context(device)
     _allocate(found, context, "cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), _PORTABLE)
     memory = (ctypes.c_char * size).from_address(address.value or 0)
     weakref.finalize(memory, _free, found, context, "cuMemFreeHost", address).atexit = False
@@ -89,17 +89,15 @@ class GpuStream:
 
     Args:
         device: Number of the GPU.
-        memory: Memory of this GPU.
-        host: Pinned memory.
+        host: Pinned memory for it.
         priority: CUDA's priority of the stream.
 
     Attributes:
         stream: The stream.
     """
 
-    def __init__(self, device: int, memory: BlockPool, host: BlockPool, priority: int = 0) -> None:
+    def __init__(self, device: int, host: BlockPool, priority: int = 0) -> None:
         self._device = device
-        self._memory = memory
         self._host = host
         self._driver = driver()
         self._context = self._driver.context(device)
@@ -113,34 +111,32 @@ class GpuStream:
         """Make the GPU that of this thread."""
         return self._driver.current(self._context)
 
-    def take(self, size: int) -> Block:
+    def take(self, size: int) -> GpuMemory:
         """Return memory of the GPU, filled with zeros.
 
         Raises:
             ServingError: UNAVAILABLE when there is not enough.
         """
-        block = self._memory.take(size)
-        if block is None:
-            raise unavailable(f"GPU {self._device} has no {size} bytes of memory left")
+        try:
+            memory = GpuMemory(self._device, max(size, 1))
+        except RuntimeError as error:
+            raise unavailable(f"GPU {self._device} has no {size} bytes of memory left: {error}") from error
         self._driver.call(
-            *("cuMemsetD8Async", ctypes.c_uint64(block.memory.address), ctypes.c_uint8(0)),
-            *(ctypes.c_size_t(block.size), ctypes.c_void_p(self.stream)),
+            *("cuMemsetD8Async", ctypes.c_uint64(memory.address), ctypes.c_uint8(0)),
+            *(ctypes.c_size_t(memory.size), ctypes.c_void_p(self.stream)),
         )
-        return block
-
-    def give_back(self, block: Block) -> None:
-        """Take memory back that nothing uses any more."""
-        self._memory.give_back(block)
+        return memory
 
     def put(self, array: Array, address: int) -> None:
         """Begin to copy an array to the GPU, through pinned memory where there is some."""
-        size, source = array.nbytes, np.ascontiguousarray(array)
+        size = array.nbytes
         block = self._host.take(size) if size else None
-        if block is not None:
-            staged = block.array(size)
-            weakref.finalize(staged, self._host.give_back, block)
-            np.copyto(staged.view(array.dtype).reshape(array.shape), source)
-            source = staged
+        if block is None:
+            source = np.ascontiguousarray(array)
+        else:
+            source = block.array(size)
+            weakref.finalize(source, self._host.give_back, block)
+            np.copyto(source.view(array.dtype).reshape(array.shape), array)
         self._busy.append(source)
         self._copy("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), _host(source), size)
 
@@ -192,7 +188,8 @@ class GpuStream:
             self._driver.call("cuStreamDestroy_v2", ctypes.c_void_p(self.stream))
 
     def _copy(self, function: str, target: object, source: object, size: int) -> None:
-        self._driver.call(function, target, source, ctypes.c_size_t(size), ctypes.c_void_p(self.stream))
+        if size:
+            self._driver.call(function, target, source, ctypes.c_size_t(size), ctypes.c_void_p(self.stream))
 
 
 def _host(array: Array) -> ctypes.c_void_p:

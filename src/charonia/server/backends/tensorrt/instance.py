@@ -67,8 +67,8 @@ class PlanInstance(ArrayInstance):
         self._on_gpu = {tensor.name: tensor for tensor in plan.tensors if not tensor.is_shape}
         self._values = {t.name: np.zeros(t.shape, t.datatype.numpy) for t in plan.tensors if t.is_shape}
         self._contexts = [self._open(profile) for profile in profiles]
-        self._blocks = {name: gpu.take(size) for name, size in self._sizes().items()}
-        self.bytes = self._activations.size + sum(block.size for block in self._blocks.values())
+        self._places = {name: gpu.take(size) for name, size in self._sizes().items()}
+        self.bytes = self._activations.size + sum(place.size for place in self._places.values())
         has_unknown = [self._give_places(context) for context in self._contexts]
         if has_graphs and (self._values or any(has_unknown)):
             _log.warning("model '%s': no CUDA graphs are captured, as shapes depend on values", config.name)
@@ -82,8 +82,8 @@ class PlanInstance(ArrayInstance):
             graphs = [graph.handle for context in self._contexts for graph in context.graphs]
             self._contexts.clear()
             self._gpu.close(graphs)
-        for block in (self._activations, *self._blocks.values()):
-            self._gpu.give_back(block)
+        self._places.clear()
+        del self._activations
 
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
         """Run the plan: by a CUDA graph that serves the shapes, else in the context whose profile fits best."""
@@ -96,7 +96,7 @@ class PlanInstance(ArrayInstance):
                     gpu.wait()
         except CudaError as error:
             raise internal(f"the GPU failed: {error}") from error
-        rows = next(iter(feed.values())).shape[0]
+        rows = next(iter(feed.values())).shape[0] if self.is_batched else 0
         return [self._values_of(name, rows) if output is None else output for name, output in outputs]
 
     # Inside.
@@ -125,7 +125,7 @@ class PlanInstance(ArrayInstance):
         if name in self._values:
             return None
         shape = found[name] if rows is None else (*rows, *found[name][1:])
-        return self._gpu.get(self._blocks[name].memory.address, shape, self._on_gpu[name].datatype)
+        return self._gpu.get(self._places[name].address, shape, self._on_gpu[name].datatype)
 
     def _context_for(self, shapes: Mapping[str, Shape], values: Mapping[str, Shape]) -> _Context:
         distances = [(context.profile.distance(shapes, values), context) for context in self._contexts]
@@ -156,7 +156,7 @@ class PlanInstance(ArrayInstance):
         """Begin to copy an input to its place; what a graph takes beyond the value is filled with zeros."""
         if value.shape != shape:
             value = np.pad(value, [(0, to - size) for size, to in zip(value.shape, shape, strict=True)])
-        self._gpu.put(value, self._blocks[name].memory.address)
+        self._gpu.put(value, self._places[name].address)
 
     def _open(self, profile: Profile) -> _Context:
         plan, gpu = self._plan, self._gpu
@@ -168,7 +168,7 @@ class PlanInstance(ArrayInstance):
         except RuntimeError as error:
             raise invalid(f"TensorRT does not accept {profile}: {plan.logger.reasons()}") from error
         gpu.wait()
-        native.set_device_memory(self._activations.memory.address, self._activations.size)
+        native.set_device_memory(self._activations.address, self._activations.size)
         for name, values in self._values.items():
             native.set_tensor_address(name, values.ctypes.data)
         return _Context(profile, native)
@@ -193,10 +193,10 @@ class PlanInstance(ArrayInstance):
     def _give_places(self, context: _Context) -> bool:
         """Tell TensorRT where inputs and outputs are; return whether it tells the shape of an output only later."""
         native, has_unknown = context.native, False
-        for name, block in self._blocks.items():
-            native.set_tensor_address(name, block.memory.address)
+        for name, place in self._places.items():
+            native.set_tensor_address(name, place.address)
             if not self._on_gpu[name].is_input and -1 in tuple(native.get_tensor_shape(name)):
-                has_unknown = native.set_output_allocator(name, self._plan.make_allocator(block, context.told))
+                has_unknown = native.set_output_allocator(name, self._plan.make_allocator(place, context.told))
         return has_unknown
 
     def _set_shapes(self, context: _Context, shapes: Mapping[str, Shape], values: Mapping[str, Shape]) -> None:

@@ -16,8 +16,8 @@ from charonia.config.complete import Signature, SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid, unsupported
 from charonia.install_hint import extra_hint
-from charonia.server.backends.block_pool import Block
 from charonia.server.backends.python.worker.cuda_driver import CudaError, driver
+from charonia.server.backends.tensorrt.gpu import GpuMemory
 from charonia.server.backends.tensorrt.options import PlanOptions, Shape
 
 _log = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ class LoadedPlan:
             tuple(seen(tensor) for tensor in self.tensors if not tensor.is_input),
         )
 
-    def make_allocator(self, block: Block, told: dict[str, Shape]) -> Any:
+    def make_allocator(self, place: GpuMemory, told: dict[str, Shape]) -> Any:
         """Return what gives TensorRT the place of an output, and notes the shape that it tells in a run."""
         base = self.trt.IOutputAllocator
 
@@ -249,7 +249,7 @@ class LoadedPlan:
                 base.__init__(self)
 
             def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int | None:
-                return int(block.memory.address) if size <= block.size else None
+                return place.address if size <= place.size else None
 
             def notify_shape(self, tensor_name: str, shape: Any) -> None:
                 told[tensor_name] = tuple(shape)
@@ -278,9 +278,7 @@ def read_plan(path: Path, options: PlanOptions, dla_core: int | None) -> LoadedP
         raise invalid(f"cannot load {path.name}", hint=f"the file is {pointer if content else 'empty'}")
     logger = make_logger(trt)
     _load_plugins(trt, logger, options.plugins)
-    runtime = trt.Runtime(logger)
-    if runtime is None:
-        raise unsupported(f"TensorRT does not start: {logger.reasons()}")
+    runtime = started(trt.Runtime, logger)
     if dla_core is not None:
         if dla_core >= runtime.num_DLA_cores:
             raise unsupported(
@@ -301,6 +299,20 @@ def read_plan(path: Path, options: PlanOptions, dla_core: int | None) -> LoadedP
     tensors = tuple(_tensor(trt, engine, engine.get_tensor_name(i)) for i in range(engine.num_io_tensors))
     profiles = tuple(_profile(engine, tensors, index) for index in range(engine.num_optimization_profiles))
     return LoadedPlan(trt, engine, logger, tensors, profiles, len(content))
+
+
+def started(make: Any, logger: Any) -> Any:
+    """Return a `Runtime` or a `Builder`.
+
+    Raises:
+        ServingError: UNSUPPORTED when TensorRT does not start.
+    """
+    try:
+        return make(logger)
+    except TypeError as error:  # as the binding says it
+        raise unsupported(
+            f"TensorRT does not start: {logger.reasons()}", hint="is the driver new enough for its CUDA? `nvidia-smi`"
+        ) from error
 
 
 def built_with(content: bytes) -> str:
