@@ -40,6 +40,8 @@ class StreamingCuda(PretendedCuda):
         launches: How often a graph was launched.
         pinned: Number of pinned blocks.
         is_old: Whether it is older than TensorRT needs.
+        dla_cores: Number of DLA cores of each GPU.
+        profiles: The profile of each run that was put on a stream.
         priorities: Priorities of the streams.
     """
 
@@ -49,6 +51,8 @@ class StreamingCuda(PretendedCuda):
         self.launches = 0
         self.pinned = 0
         self.is_old = False
+        self.dla_cores = 0
+        self.profiles: list[int] = []
         self.priorities: list[int] = []
         self._buffers: dict[int, Any] = {}
         self._device: dict[int, int] = {}  # size by address
@@ -285,7 +289,8 @@ class Runtime:
             logger.log(ILogger.Severity.ERROR, "CUDA initialization failure with error: 35")
             raise TypeError("pybind11::init(): factory function returned nullptr")
         self.logger = logger
-        self.num_DLA_cores = 0
+        self.num_DLA_cores = _cuda().dla_cores
+        self.DLA_core = -1
         self.engine_host_code_allowed = False
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
@@ -295,7 +300,7 @@ class Runtime:
             self.logger.log(ILogger.Severity.ERROR, f"IRuntime::deserializeCudaEngine: {reason}")
             return None
         self.logger.log(ILogger.Severity.INFO, "Loaded engine size: 0 MiB")
-        return ICudaEngine(json.loads(serialized_engine[28:]), self.logger)
+        return ICudaEngine(json.loads(serialized_engine[28:]) | {"dla_core": self.DLA_core}, self.logger)
 
     def _refusal(self, data: bytes) -> str:
         serialization = "Error Code 1: Serialization (Serialization assertion"
@@ -626,6 +631,7 @@ class IExecutionContext:
                 array = np.ascontiguousarray(array, self._numpy(name))
                 ctypes.memmove(places[name], array.ctypes.data, array.nbytes)
 
+        cuda.profiles.append(self._profile)
         return cuda.enqueue(stream_handle, compute) == 0
 
     def _computed(self, shapes: Any, values: Any, places: Mapping[str, int]) -> Mapping[str, Array]:

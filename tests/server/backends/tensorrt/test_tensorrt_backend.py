@@ -43,7 +43,7 @@ CONFIG = ModelConfig(
     output=(ModelOutput("y", FP32, dims=(4,)),),
 )
 WIDE = {"x": ("INPUT", "FLOAT", (-1, -1)), "y": ("OUTPUT", "FLOAT", (-1, -1))}
-TWO_PROFILES = [{"x": ((1, 1), (1, 4), (4, 8))}, {"x": ((1, 8), (8, 16), (16, 32))}]
+TWO_PROFILES = [{"x": ((1, 1), (1, 4), (4, 8))}, {"x": ((1, 8), (4, 8), (16, 32))}]
 VALUES = {
     "x": ("INPUT", "FLOAT", (-1, 4)),
     "size": ("INPUT", "INT64", (2,), "shape"),
@@ -177,8 +177,9 @@ class TestRuns:
         bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
         instance = bench.instance(wide(instance_group=(InstanceGroup("m", profile=("1", "0")),)))
 
-        for shape in ((1, 1), (4, 8), (3, 8), (16, 32), (2, 32)):
-            assert answers(instance, request(x=rows(*shape)))[0]["y"].shape == shape
+        for shape, profile in (((1, 1), 0), ((4, 8), 1), ((3, 7), 0), ((1, 5), 0), ((2, 8), 1), ((16, 32), 1)):
+            assert answers(instance, request(x=rows(*shape)))[0]["y"].tolist() == (2 * rows(*shape) + 1).tolist()
+            assert cuda.profiles[-1] == profile
 
     def test_shapes_that_no_profile_takes_fail_alone_with_the_ranges(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
@@ -292,6 +293,20 @@ class TestRuns:
         with pytest.raises(ServingError, match="the GPU failed: cuStreamSynchronize failed with CUDA error 719"):
             instance.execute([request(x=rows(1, 4))])
 
+    def test_memory_is_that_of_each_plan_on_a_gpu_and_of_each_instance(
+        self, cuda: StreamingCuda, tmp_path: Path
+    ) -> None:
+        bench = Bench(tmp_path, plan_bytes())
+
+        async def main() -> None:
+            model = await bench.backend.load(bench.files, CONFIG, bench.settings)
+            made = [await model.create_instance(Placement(f"m_{n}", InstanceKind.KIND_GPU)) for n in range(2)]
+            found = {usage.instance: usage.byte_size for usage in model.memory()}
+            assert found == {"": len(plan_bytes()), "m_0": made[0].bytes, "m_1": made[1].bytes}
+            assert made[0].bytes >= 1024 + 2 * 8 * 4 * 4
+
+        asyncio.run(main())
+
     def test_the_priority_of_the_model_is_that_of_its_streams(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         optimization = Optimization(priority=ModelPriority.PRIORITY_MAX)
         Bench(tmp_path, plan_bytes()).instance(replace(CONFIG, optimization=optimization))
@@ -384,6 +399,14 @@ class TestRefusals:
         config = replace(CONFIG, instance_group=(InstanceGroup("m", secondary_devices=(SecondaryDevice(),)),))
 
         assert "needs DLA core 0, this GPU has 0" in str(Bench(tmp_path, plan_bytes()).refusal(config))
+
+    def test_a_dla_core_that_is_there_runs_the_plan(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        cuda.dla_cores = 2
+        group = InstanceGroup("m", secondary_devices=(SecondaryDevice(device_id=1),))
+        instance = Bench(tmp_path, plan_bytes()).instance(replace(CONFIG, instance_group=(group,)))
+
+        assert instance._plan.engine.content["dla_core"] == 1
+        assert answers(instance, request(x=rows(1, 4)))[0]["y"].shape == (1, 4)
 
     def test_a_plugin_library_that_is_not_there_is_named(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         refused = Bench(tmp_path, plan_bytes(), plugins="/no/such.so").refusal()
