@@ -39,8 +39,8 @@ def open_plan(
     Raises:
         ServingError: There is no such GPU, or the plan cannot be loaded on it.
     """
-    library()
     check_gpu(device)
+    library()
     if config.cc_model_filenames:
         name = config.cc_model_filenames.get(capability(device), config.default_model_filename)
         config = replace(config, default_model_filename=name)
