@@ -300,6 +300,7 @@ class Runtime:
             self.logger.log(ILogger.Severity.ERROR, f"IRuntime::deserializeCudaEngine: {reason}")
             return None
         self.logger.log(ILogger.Severity.INFO, "Loaded engine size: 0 MiB")
+        self.logger.log(ILogger.Severity.WARNING, "Using default stream")
         return ICudaEngine(json.loads(serialized_engine[28:]) | {"dla_core": self.DLA_core}, self.logger)
 
     def _refusal(self, data: bytes) -> str:

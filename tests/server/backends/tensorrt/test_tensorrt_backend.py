@@ -352,6 +352,7 @@ class TestRefusals:
             (b"", "cannot load", "the file is empty"),
             (b"version https://git-lfs.github.com/spec/v1\n", "cannot load", "Git LFS pointer"),
             (b"\x08\x09\x12\x07pytorch", "Magic tag does not match", "is the file a plan?"),
+            (b"\x08\x09\x12\x07pytorch", "its header is not one of a plan, installed is", "is the file a plan?"),
             (plan_bytes()[:60], "Invalid size", "the file may be incomplete"),
             (b"\x09\0\0\0{'a': 1}  " + plan_bytes(), "Magic tag", "behind metadata of Ultralytics"),
             (plan_bytes(version="10.3.0.26"), "built with TensorRT 10.3.0.26, installed is 10.9.0.34", "one release"),
@@ -439,6 +440,27 @@ class TestRefusals:
 
         assert "TensorRT does not start: CUDA initialization failure with error: 35" in refused.message
         assert "driver new enough" in refused.hint
+
+    def test_the_oldest_package_is_accepted(
+        self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.modules["tensorrt"], "__version__", "10.3.0")
+
+        assert answers(Bench(tmp_path, plan_bytes()).instance(), request(x=rows(1, 4)))[0]["y"].shape == (1, 4)
+
+    def test_warnings_of_tensorrt_are_in_the_log_and_details_are_not(
+        self, cuda: StreamingCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        Bench(tmp_path, plan_bytes()).instance()
+
+        warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert warned == ["Using default stream"]
+
+    def test_a_missing_file_is_known_before_the_gpu_is_asked(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes(), "other.plan")
+
+        with pytest.raises(ServingError, match=r"has no file 1/model\.plan"):
+            asyncio.run(bench.backend.load(bench.files, CONFIG, bench.settings))
 
     def test_a_package_that_is_too_old_is_refused(
         self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
