@@ -71,4 +71,101 @@ ONNX = [
     ),
 ]
 
-CASES = [*ONNX]
+
+def _trained(trees: int, depth: int) -> Callable[[Path], object]:
+    """Return what writes a binary classifier of 32 features, of XGBoost."""
+
+    def write(folder: Path) -> None:
+        import xgboost
+
+        data, labels = _rows_and_labels()
+        options = {"objective": "binary:logistic", "max_depth": depth}
+        xgboost.train(options, xgboost.DMatrix(data, labels), trees).save_model(folder / "xgboost.ubj")
+
+    return write
+
+
+def _trained_by_lightgbm(trees: int, depth: int) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        import lightgbm
+
+        data, labels = _rows_and_labels()
+        options = {"objective": "binary", "num_leaves": 2**depth, "verbose": -1}
+        lightgbm.train(options, lightgbm.Dataset(data, labels), trees).save_model(folder / "model.txt")
+
+    return write
+
+
+def _rows_and_labels() -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    rows = np.random.default_rng(0).random((4000, 32), np.float32)
+    return rows, rows[:, 0] + rows[:, 1] * rows[:, 2] > 0.75
+
+
+def _xgboost(folder: Path, threads: int) -> Call:
+    import xgboost
+
+    booster = xgboost.Booster({"nthread": threads}, model_file=folder / "xgboost.ubj")
+    return booster.inplace_predict
+
+
+def _lightgbm(folder: Path, threads: int) -> Call:
+    import lightgbm
+
+    booster = lightgbm.Booster(model_file=folder / "model.txt")
+    return lambda batch: booster.predict(batch, num_threads=threads)
+
+
+FORESTS = [
+    Case("fil", f"{library} {trees} trees", write(trees, depth), call, (32,), batch)
+    for library, write, call in (("xgboost", _trained, _xgboost), ("lightgbm", _trained_by_lightgbm, _lightgbm))
+    for trees, depth in ((50, 4), (500, 8))
+    for batch in (1, 64, 1024)
+]
+
+
+def _estimator(name: str) -> Callable[[Path], object]:
+    """Return what writes a classifier of 32 features."""
+
+    def write(folder: Path) -> None:
+        import joblib
+        from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+        from sklearn.svm import SVC
+
+        rows = np.random.default_rng(0).random((4000, 32))
+        estimators = {
+            "logistic regression": make_pipeline(StandardScaler(), LogisticRegression()),
+            "support vectors": make_pipeline(StandardScaler(), SVC()),
+            "gradient boosting": GradientBoostingClassifier(),
+            "forest of 300 trees": RandomForestClassifier(300),
+        }
+        estimator = estimators[name].fit(rows, rows[:, 0] + rows[:, 1] * rows[:, 2] > 0.75)
+        joblib.dump(estimator, folder / "model.joblib")
+
+    return write
+
+
+def _predict(folder: Path, threads: int) -> Call:
+    import joblib
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(threads)
+    return joblib.load(folder / "model.joblib").predict  # type: ignore[no-any-return]
+
+
+_ESTIMATOR_CONFIG = """
+parameters { key: "TRUSTED" value { string_value: "true" } }
+input { name: "X" data_type: TYPE_FP32 dims: 32 }
+output { name: "label" data_type: TYPE_BOOL dims: 1 reshape { } }
+max_batch_size: 64
+"""
+
+ESTIMATORS = [
+    Case("sklearn", name, _estimator(name), _predict, (32,), batch, _ESTIMATOR_CONFIG)
+    for name in ("logistic regression", "support vectors", "gradient boosting", "forest of 300 trees")
+    for batch in (1, 64)
+]
+
+CASES = [*ONNX, *FORESTS, *ESTIMATORS]

@@ -1,6 +1,7 @@
 """Real models of each library as ONNX, through the command."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import joblib
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import skops.io
@@ -20,10 +22,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading
 from sklearn.svm import SVC
+from tests.support.kept import kept_folder
 
 from charonia.cli.convert import run
 from charonia.core.tensor import Array
+from charonia.server.convert.original import rename, unknown_operators
 
+KERAS_MODEL = Path(__file__).parents[2] / "support" / "keras_model.py"
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
 CLASSES = np.where(ROWS[:, 0] + ROWS[:, 1] * ROWS[:, 2] > 0, "yes", "no")
 TEXTS = ["the cat sat", "a dog ran", "shares fell", "the market rose"] * 3
@@ -239,14 +244,15 @@ def test_the_packages_that_are_missing_are_named(
     assert "[convert,tensorflow]" in shown
 
 
-def test_a_keras_model_is_converted_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    # One test, since TensorFlow is imported twice: to write the model, and to convert it.
-    script = """
-import keras
-layers = [keras.layers.Input((4,), name="x"), keras.layers.Dense(3, name="y")]
-keras.Sequential(layers).save("net.keras")
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+@pytest.mark.timeout(300)
+def test_a_keras_model_is_converted_in_a_process_of_its_own(
+    pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(folder: Path) -> None:
+        subprocess.run([sys.executable, KERAS_MODEL, folder / "net.keras"], check=True, capture_output=True)
+
+    kept = kept_folder(pytestconfig, "keras", make, sources=[KERAS_MODEL], packages=["keras"])
+    shutil.copy(kept / "net.keras", "net.keras")
 
     assert run(["net.keras"]) == 0
 
@@ -257,3 +263,34 @@ keras.Sequential(layers).save("net.keras")
     assert {name: array.shape for name, array in answers("net.onnx", {"x": np.ones((2, 4), np.float32)}).items()} == {
         "output_0": (2, 3)
     }
+
+
+def test_operators_that_onnx_does_not_have_are_found_by_name() -> None:
+    nodes = [onnx.helper.make_node(name, ["x"], ["y"]) for name in ("Relu", "StringLower", "RaggedGather")]
+    nodes.append(onnx.helper.make_node("Mine", ["x"], ["y"], domain="mine"))
+
+    found = unknown_operators(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], [])))
+
+    assert found == ["RaggedGather", "StringLower"]
+
+
+def test_a_tensor_that_has_the_new_name_of_another_gives_way() -> None:
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["label"]), onnx.helper.make_node("Neg", ["label"], ["output_label"])]
+    floats = onnx.TensorProto.FLOAT
+    x, label = (onnx.helper.make_tensor_value_info(name, floats, [1]) for name in ("x", "output_label"))
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [label]), ir_version=8)
+
+    rename(model, {"x": "X", "output_label": "label"})
+
+    onnx.checker.check_model(model)
+    onnx.save(model, "m.onnx")
+    assert answers("m.onnx", {"X": np.array([2.0], np.float32)})["label"].tolist() == [-2.0]
+
+
+def test_a_process_that_ends_is_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("charonia.server.convert.tensorflow.WORKER", "charonia.there_is_no_such_module")
+    Path("net.tflite").touch()
+
+    assert run(["net.tflite"]) == 1
+
+    assert "its process ended with status 1: " in capsys.readouterr().err

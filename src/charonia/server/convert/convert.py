@@ -90,7 +90,7 @@ def _written(target: Target, model: Path, output: Path, options: ConvertOptions)
 
 def _output(options: ConvertOptions, path: Path, filename: str) -> Path:
     """Return where the converted model belongs."""
-    name = options.name or model_name(path.stem if path.is_file() else path.name)
+    name = options.name or model_name(path.name)
     if options.repository:
         return Path(options.repository, name, "1", filename)
     return Path(options.output or f"{name}{Path(filename).suffix}")

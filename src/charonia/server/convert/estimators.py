@@ -1,5 +1,6 @@
 """Estimators of scikit-learn as ONNX, by skl2onnx."""
 
+import shlex
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import unsupported
 from charonia.core.tensor import Array
-from charonia.server.backends.sklearn.features import features_of
+from charonia.server.backends.sklearn.features import prepare
 from charonia.server.backends.sklearn.files import Trust, read_estimator
 from charonia.server.backends.sklearn.methods import METHODS, array_of, as_datatype, datatype_of, outputs_of
 from charonia.server.convert.options import ConvertOptions
@@ -35,9 +36,10 @@ class EstimatorOriginal:
     scale = 100.0
 
     def __init__(self, path: Path, options: ConvertOptions) -> None:
+        self._path = path
         trust = Trust(options.trust, options.trusted_types, TRUST_HINT, TYPES_HINT)
         self._estimator, self.warnings = read_estimator(path, trust)
-        self._features = features_of(self._estimator)
+        self._features = prepare(self._estimator)
         self._signature = options.inputs or tuple(
             SignatureTensor(t.name, DataType.FP32 if t.datatype is DataType.FP64 else t.datatype, t.shape)
             for t in self._features.signature()
@@ -71,7 +73,7 @@ class EstimatorOriginal:
                 except NameError:  # it has no such option
                     model = make(options)
         except Exception as error:  # the converters raise what they like
-            raise _refused(self.converter, error) from error
+            raise self._refused(error) from error
         values = list(model.graph.output)
         self._outputs = dict(zip((value.name for value in values), self._named(), strict=False))
         for value in values[len(self._outputs) :]:
@@ -90,6 +92,13 @@ class EstimatorOriginal:
 
     def close(self) -> None:
         """Do nothing."""
+
+    def _refused(self, error: Exception) -> Exception:
+        hint = f"serve the estimator itself: charonia serve {shlex.quote(str(self._path))}"
+        if type(error).__name__ in _NAMES_WITHOUT_CONVERTER:
+            kind = next((word for word in str(error).split("'") if "." in word and " " not in word), "")
+            return unsupported(f"{self.converter} has no conversion for {kind or 'a step of it'}", hint=hint)
+        return failed(self.converter, error, hint=hint)
 
     def _named(self) -> list[str]:
         """Return the names of the outputs that skl2onnx makes, in its order; those that follow are left out.
@@ -115,15 +124,3 @@ def _type_of(tensor: SignatureTensor) -> Any:
     shape = tensor.shape if len(tensor.shape) > 1 else (*tensor.shape, 1)
     kind = kinds.get(tensor.datatype, data_types.FloatTensorType)
     return kind([None if dim == -1 else dim for dim in shape])
-
-
-def _refused(converter: str, error: Exception) -> Exception:
-    if type(error).__name__ in _NAMES_WITHOUT_CONVERTER:
-        words = str(error).split("'")
-        name = words[1].removeprefix("<class ").rstrip(">") if len(words) > 1 else ""
-        kind = next((word for word in words if "." in word and " " not in word), name)
-        return unsupported(
-            f"{converter} has no conversion for {kind}",
-            hint="serve the estimator itself: charonia serve MODEL.skops",
-        )
-    return failed(converter, error, hint="the estimator itself can be served: charonia serve MODEL.skops")

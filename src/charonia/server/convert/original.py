@@ -98,3 +98,10 @@ def _rename_graph(graph: Any, names: Mapping[str, str]) -> None:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 _rename_graph(inner, names)
+
+
+def unknown_operators(model: Any) -> list[str]:
+    """Return the operators of an ONNX model that ONNX does not have."""
+    import onnx
+
+    return sorted({node.op_type for node in model.graph.node if not node.domain and not onnx.defs.has(node.op_type)})

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ class PyTorchOriginal:
     texts: Mapping[str, Sequence[str]] = {}
 
     def __init__(self, path: Path, options: ConvertOptions) -> None:
+        self._path = path
         require("convert", "onnx", "onnxscript")
         kind = file_kind(path)
         if kind not in (FileKind.TORCHSCRIPT, FileKind.EXPORTED):
@@ -78,7 +80,7 @@ class PyTorchOriginal:
         except ServingError:
             raise
         except Exception as error:  # the exporter's errors have no common base class
-            raise _refused(self.converter, error) from error
+            raise _refused(self.converter, self._path, error) from error
         finally:
             for name, level in loggers.items():
                 logging.getLogger(name).setLevel(level)
@@ -155,13 +157,13 @@ def _free(tensor: SignatureTensor) -> dict[int, str]:
     }
 
 
-def _refused(converter: str, error: Exception) -> ServingError:
+def _refused(converter: str, path: Path, error: Exception) -> ServingError:
     text = f"{error} {error.__cause__ or ''}"
     for pattern in _OPERATORS:
         operators = sorted(set(pattern.findall(text)))
         if operators:
             return unsupported(
                 f"{converter} has no conversion for {', '.join(operators)}",
-                hint="serve the model itself: charonia serve MODEL.pt2",
+                hint=f"serve the model itself: charonia serve {shlex.quote(str(path))}",
             )
     return failed(converter, plain_text(error))

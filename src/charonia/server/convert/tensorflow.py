@@ -5,7 +5,6 @@ import, and may end its process.
 """
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -14,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from charonia.core.errors import ServingError, unsupported
+from charonia.core.errors import unsupported
 from charonia.core.tensor import Array
 from charonia.server.convert.options import ConvertOptions
-from charonia.server.convert.original import failed, rename, require, versioned
+from charonia.server.convert.original import failed, rename, require, unknown_operators, versioned
 
-_OPERATOR = re.compile(r"Tensorflow op \[[^\]]*?: (\w+)\] is not supported|Unsupported ops: Counter\(\{([^}]*)\}\)")
 WORKER = "charonia.server.convert.tensorflow_worker"
 
 
@@ -59,10 +57,16 @@ class TensorFlowOriginal:
                 encoding="utf-8",
             )
         names = self._ask({**self._request, "output": str(path.absolute()), "opset": opset})
-        if names:
-            import onnx
+        import onnx
 
-            model = onnx.load(str(path))
+        model = onnx.load(str(path), load_external_data=False)
+        unknown = unknown_operators(model)
+        if unknown:  # tf2onnx leaves them as they are
+            raise unsupported(
+                f"{self.converter} has no conversion for {', '.join(unknown)}",
+                hint="keep what uses it out of the signature, or serve the SavedModel itself",
+            )
+        if names:
             rename(model, {str(old): str(new) for old, new in names.items()})
             onnx.save(model, str(path))
 
@@ -102,20 +106,8 @@ class TensorFlowOriginal:
             raise failed(self.converter, f"its process ended with status {status}: {self._last_lines()}")
         answer: dict[str, object] = json.loads(line)
         if "error" in answer:
-            raise self._refused(str(answer["error"]), str(answer.get("hint", "")))
+            raise failed(self.converter, str(answer["error"]), hint=str(answer.get("hint", "")))
         return answer
-
-    def _refused(self, error: str, hint: str) -> ServingError:
-        log = self._log_path.read_text(encoding="utf-8", errors="replace")
-        found = {part for match in _OPERATOR.findall(f"{log}\n{error}") for part in match if part}
-        operators = sorted({name.strip(" '\"") for part in found for name in re.sub(r":\s*\d+", "", part).split(",")})
-        if operators:
-            return unsupported(
-                f"{self.converter} has no conversion for the operator{'s' if len(operators) > 1 else ''} "
-                f"{', '.join(operators)}",
-                hint="serve the SavedModel itself, or keep the operator out of the signature",
-            )
-        return failed(self.converter, error, hint=hint)
 
     def _last_lines(self) -> str:
         return " ".join(self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:])

@@ -1,7 +1,7 @@
 """What an estimator takes: a matrix, a column of texts, or a table with a column for each input."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from sklearn.pipeline import Pipeline
 
 from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import DataType
-from charonia.core.errors import invalid, unsupported
+from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.core.tensor import Array
 from charonia.install_hint import package_hint
 
@@ -17,6 +17,9 @@ MATRIX = "X"
 """Name of the input of an estimator that takes one: the name of the argument in scikit-learn."""
 
 EXAMPLE_TEXT = "text"
+
+NUMBERS = ("float64", "float32")
+"""The dtypes of a matrix of numbers, in the order in which they are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Features:
     texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needs_names: bool = False
     is_text: bool = False
-    numbers: str = "float64"
+    numbers: str = NUMBERS[0]
 
     def signature(self) -> tuple[SignatureTensor, ...]:
         """Return the inputs of the model."""
@@ -75,8 +78,9 @@ class Features:
         Raises:
             ServingError: A text is not UTF-8, or a table is needed and pandas is not installed.
         """
-        if self.names and feed.keys() == set(self.names) and (len(feed) > 1 or self.needs_names):
-            return _frame({name: _decoded(name, feed[name].reshape(len(feed[name]), -1)[:, 0]) for name in self.names})
+        if len(feed) > 1 or (self.needs_names and feed.keys() == set(self.names)):
+            columns = {name: _decoded(name, feed[name].reshape(len(feed[name]), -1)[:, 0]) for name in self.names}
+            return _frame(columns) if self.needs_names else np.column_stack(list(columns.values()))
         [(name, array)] = feed.items()
         if self.is_text:
             return _decoded(name, array.reshape(-1)).tolist()
@@ -86,6 +90,39 @@ class Features:
         if array.ndim != 2 or array.shape[1] != len(self.names):
             raise invalid(f"input '{name}': expected {len(self.names)} columns, got shape {list(array.shape)}")
         return _frame({column: array[:, index] for index, column in enumerate(self.names)})
+
+
+def prepare(estimator: Any) -> Features:
+    """Return what a fitted estimator takes, and have it take that without warnings.
+
+    An estimator that was fitted with a table, but needs no names, forgets them: it would miss them in each matrix.
+    """
+    features = features_of(estimator)
+    if not features.needs_names:
+        for part in parts_of(estimator):
+            vars(part).pop("feature_names_in_", None)
+    for numbers in NUMBERS:
+        candidate = replace(features, numbers=numbers)
+        try:
+            method = estimator.predict if hasattr(estimator, "predict") else estimator.transform
+            method(candidate.table(candidate.example(2)))
+        except ServingError:
+            raise
+        except Exception:  # the error of the first dtype is the one that requests will show
+            continue
+        return candidate
+    return features
+
+
+def parts_of(value: Any) -> Iterator[Any]:
+    """Yield an estimator and those that it consists of."""
+    if hasattr(value, "get_params") and not isinstance(value, type):
+        yield value
+        for attribute in list(vars(value).values()):
+            yield from parts_of(attribute)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from parts_of(each)
 
 
 def features_of(estimator: Any) -> Features:

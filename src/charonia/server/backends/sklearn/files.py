@@ -15,11 +15,11 @@ from typing import Any
 
 import joblib
 import sklearn
-import skops.io
 from sklearn.exceptions import InconsistentVersionWarning, NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.install_hint import extra_hint
 
 ERROR_CHARS_MAX = 500
 """Longest text of a library's error that is repeated."""
@@ -105,13 +105,20 @@ def _is_skops(path: Path) -> bool:
 
 
 def _read_skops(path: Path, trust: Trust) -> Any:
+    try:
+        import skops.io  # it imports all of scikit-learn, which pickles can do without
+    except ModuleNotFoundError as error:
+        raise unsupported(
+            f"{path.name} needs the package '{error.name}', which is not installed", hint=extra_hint("sklearn")
+        ) from error
+
     unknown = skops.io.get_untrusted_types(file=path)
     refused = [] if trust.is_full else sorted(set(unknown) - set(trust.types))
     if refused:
         names = ",".join(refused)
         raise unsupported(
             f"{path.name} makes objects of types that are not trusted: {', '.join(refused)}",
-            hint=trust.types_hint.format(types=names),
+            hint=trust.types_hint.replace("{types}", names),
         )
     return skops.io.load(path, trusted=sorted(unknown))
 
