@@ -118,7 +118,7 @@ def test_a_backend_that_nothing_tells_is_an_error(name: str, files: list[str]) -
     [
         (
             [],
-            "the version's folder is empty; the model belongs there, as one of model.plan, model.onnx, model.xml, model.pt",
+            "the version's folder is empty; the model belongs there, as one of model.plan, model.onnx, model.xml",
         ),
         (
             ["Model.ONNX"],
