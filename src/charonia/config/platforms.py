@@ -52,7 +52,7 @@ FORMATS = (
 )
 """The formats, in the order in which a version's files are searched for them; the first backend of a file is used."""
 
-FOREIGN_BACKENDS = frozenset({"tensorflow", "tensorrt"})
+FOREIGN_BACKENDS = frozenset({"tensorflow"})
 """Backends in this table that this server does not include."""
 
 BACKEND_OF_PLATFORM = {entry.platform: entry.backend for entry in FORMATS if entry.platform}

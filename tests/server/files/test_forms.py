@@ -54,7 +54,7 @@ def test_what_is_served_has_a_backend() -> None:
         ("a.tl", None, b"", "a checkpoint of treelite"),
         ("a.safetensors", None, b"", "weights without their model"),
         ("a.ckpt", None, b"", "a checkpoint of PyTorch"),
-        ("a.plan", None, b"", "a TensorRT engine"),
+        ("a.plan", None, b"", "a TensorRT plan"),
         ("a.xyz", None, b"", ""),
         ("a", ["resnet", "bert"], b"", ""),
         ("a.onnx", ["1"], b"", ""),

@@ -30,6 +30,7 @@ _OWN = {
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
     "sklearn": "charonia.server.backends.sklearn.backend:SklearnBackend",
+    "tensorrt": "charonia.server.backends.tensorrt.backend:TensorRtBackend",
     "tflite": "charonia.server.backends.tflite.backend:TfliteBackend",
 }
 

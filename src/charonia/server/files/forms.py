@@ -100,6 +100,7 @@ SERVED = tuple(
         ("a PaddlePaddle model", (".pdmodel",), "model.pdmodel", b""),
         ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt", b""),
         ("a PyTorch program", (".pt2",), "model.pt2", b""),
+        ("a TensorRT plan", (".plan", ".engine", ".trt"), "model.plan", b""),
         ("a Python file", (".py",), "model.py", b""),
         ("an XGBoost model", (".ubj", ".xgb", ".bst"), "xgboost.ubj", b""),
         ("an XGBoost model", (".json",), "xgboost.json", b'{"learner"'),
@@ -207,7 +208,6 @@ charonia.serve(model, example=rows, name="{name}")
     ),
     Form("weights without their model", (".safetensors", ".msgpack", ".npz"), lines="weights"),
     CHECKPOINT,
-    Form("a TensorRT engine", (".plan", ".engine", ".trt"), lines="source"),
     Form("a Core ML model", (".mlmodel", ".mlpackage"), lines="source"),
     Form("a TensorFlow graph", (".pb", ".graphdef"), lines="graph"),
 )
