@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -270,6 +272,33 @@ def test_inputs_that_do_not_fit_together_are_an_error_of_that_request(tmp_path: 
             infer(instance, a=ones, b=np.ones((1, size + 1), np.float32))
         assert f"the inputs were a [1, {size}], b [1, {size + 1}]" in caught.value.hint
         assert infer(instance, a=ones, b=ones)["y"].tolist() == [[2] * size]
+
+
+FIRST_RUNS = """
+import threading
+import numpy as np
+import charonia.server.backends.openvino.network
+import openvino
+
+x = openvino.opset13.parameter([-1, -1], np.float32, name="x")
+compiled = openvino.Core().compile_model(openvino.Model([openvino.opset13.relu(x)], [x], "m"), "CPU")
+
+def work():
+    request = compiled.create_infer_request()
+    for size in range(1, 100):
+        request.infer({"x": np.ones((1, size), np.float32)})
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_first_runs_of_several_threads_do_not_wait_for_one_another_for_ever() -> None:
+    # Without what the module does first, every other start hangs.
+    subprocess.run([sys.executable, "-c", FIRST_RUNS], timeout=60, check=True)
 
 
 def test_answers_are_written_where_no_later_run_writes(tmp_path: Path) -> None:
