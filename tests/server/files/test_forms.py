@@ -43,6 +43,8 @@ def test_what_is_served_has_a_backend() -> None:
         ("a.xml", None, b"<?xml", "an OpenVINO model"),
         ("a.pdmodel", None, b"", "a PaddlePaddle model"),
         ("a.keras", None, b"", "a Keras model"),
+        ("a.h5", None, b"", "a Keras model of an earlier version"),
+        ("a.graphdef", None, b"", "a TensorFlow graph"),
         ("a.pkl", None, b"", "a pickled Python object"),
         ("a.ubj", None, b"", "an XGBoost model"),
         ("a.txt", None, b"tree\nversion=v4", "a LightGBM model"),

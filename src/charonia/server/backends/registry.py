@@ -29,10 +29,18 @@ _OWN = {
     "openvino": "charonia.server.backends.openvino.backend:OpenVinoBackend",
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
+    "tensorflow": "charonia.server.backends.tensorflow.backend:TensorFlowBackend",
     "tflite": "charonia.server.backends.tflite.backend:TfliteBackend",
 }
 
-_EXTRAS = {"PIL": "image", "ai_edge_litert": "tflite", "openvino": "openvino", "torch": "torch", "treelite": "fil"}
+_EXTRAS = {
+    "PIL": "image",
+    "ai_edge_litert": "tflite",
+    "openvino": "openvino",
+    "tensorflow": "tensorflow",
+    "torch": "torch",
+    "treelite": "fil",
+}
 """Extra of this package that installs a library, by the library's name."""
 
 
