@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.support import models
+from tests.support import models, tflite_models
 
 Call = Callable[[NDArray[np.float32]], object]
 
@@ -42,12 +42,16 @@ class Case:
         return [random.random((1, *self.row), np.float32) for _ in range(self.batch)]
 
 
-def _recognition_model() -> bytes:
-    """Return PP-OCRv4's text recognition model from the package that ships it."""
+def ocr_model(name: str) -> bytes:
+    """Return a model of PP-OCRv4 from the package that ships it."""
     found = find_spec("rapidocr_onnxruntime")
     if found is None or found.origin is None:
         raise SystemExit("rapidocr-onnxruntime is not installed: pip install 'charonia[demo]'")
-    return (Path(found.origin).parent / "models" / "ch_PP-OCRv4_rec_infer.onnx").read_bytes()
+    return (Path(found.origin).parent / "models" / f"{name}.onnx").read_bytes()
+
+
+def _recognition_model() -> bytes:
+    return ocr_model("ch_PP-OCRv4_rec_infer")
 
 
 def _onnx(content: Callable[[], bytes]) -> Callable[[Path], object]:
@@ -125,6 +129,97 @@ FORESTS = [
 ]
 
 
+def _estimator(name: str) -> Callable[[Path], object]:
+    """Return what writes a classifier of 32 features."""
+
+    def write(folder: Path) -> None:
+        import joblib
+        from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+        from sklearn.svm import SVC
+
+        rows = np.random.default_rng(0).random((4000, 32))
+        estimators = {
+            "logistic regression": make_pipeline(StandardScaler(), LogisticRegression()),
+            "support vectors": make_pipeline(StandardScaler(), SVC()),
+            "gradient boosting": GradientBoostingClassifier(),
+            "forest of 300 trees": RandomForestClassifier(300),
+        }
+        estimator = estimators[name].fit(rows, rows[:, 0] + rows[:, 1] * rows[:, 2] > 0.75)
+        joblib.dump(estimator, folder / "model.joblib")
+
+    return write
+
+
+def _predict(folder: Path, threads: int) -> Call:
+    import joblib
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(threads)
+    return joblib.load(folder / "model.joblib").predict  # type: ignore[no-any-return]
+
+
+_ESTIMATOR_CONFIG = """
+parameters { key: "TRUSTED" value { string_value: "true" } }
+input { name: "X" data_type: TYPE_FP32 dims: 32 }
+output { name: "label" data_type: TYPE_BOOL dims: 1 reshape { } }
+max_batch_size: 64
+"""
+
+ESTIMATORS = [
+    Case("sklearn", name, _estimator(name), _predict, (32,), batch, _ESTIMATOR_CONFIG)
+    for name in ("logistic regression", "support vectors", "gradient boosting", "forest of 300 trees")
+    for batch in (1, 64)
+]
+
+
+def _openvino(folder: Path, threads: int) -> Call:
+    import openvino
+
+    properties = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    return openvino.Core().compile_model(folder / "model.onnx", "CPU", properties)  # type: ignore[no-any-return]
+
+
+OPENVINO = [
+    Case("openvino", case.model, case.write, _openvino, case.row, case.batch, 'default_model_filename: "model.onnx"')
+    for case in ONNX
+]
+
+
+def _tflite(content: Callable[[], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / "model.tflite").write_bytes(content())
+
+
+def _litert(folder: Path, threads: int) -> Call:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(folder / "model.tflite"), num_threads=threads)
+    given, result = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+    shapes: list[tuple[int, ...]] = [()]
+
+    def run(batch: NDArray[np.float32]) -> object:
+        if shapes[0] != batch.shape:
+            interpreter.resize_tensor_input(given, batch.shape)
+            interpreter.allocate_tensors()
+            shapes[0] = batch.shape
+        interpreter.set_tensor(given, batch)
+        interpreter.invoke()
+        return interpreter.get_tensor(result)
+
+    return run
+
+
+TFLITE = [
+    *(Case("tflite", "mlp", _tflite(tflite_models.mlp), _litert, (16,), batch) for batch in (1, 8, 64)),
+    *(
+        Case("tflite", "convolutions", _tflite(tflite_models.convolutions), _litert, (96, 96, 3), batch)
+        for batch in (1, 4)
+    ),
+]
+
+
 def _keras(network: str) -> Callable[[Path], object]:
     """Return what writes a network, in another process: once it was used, TensorFlow takes no number of threads."""
 
@@ -160,4 +255,4 @@ TENSORFLOW = [
     *(Case("tensorflow", "resnet50", _keras("resnet50"), _tensorflow, (224, 224, 3), batch) for batch in (1, 8)),
 ]
 
-CASES = [*ONNX, *FORESTS, *TENSORFLOW]
+CASES = [*ONNX, *OPENVINO, *TFLITE, *FORESTS, *ESTIMATORS, *TENSORFLOW]

@@ -118,6 +118,22 @@ def mlp_expected(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return result
 
 
+def convolutions(depth: int = 8, channels: int = 64) -> bytes:
+    """Return x: FP32 [-1, 96, 96, 3] -> y: FP32 [-1, 96, 96, channels]: a large model, of 3 x 3 convolutions."""
+    random = np.random.default_rng(0)
+    tensors = [Tensor("x", (-1, 96, 96, 3)), Tensor("bias", (channels,), value=np.zeros(channels, np.float32))]
+    nodes: list[tuple[int, Sequence[str], Sequence[str]]] = []
+    name = "x"
+    for layer in range(depth):
+        kernel = random.normal(0, 0.05, (channels, 3, 3, 3 if layer == 0 else channels)).astype(np.float32)
+        tensors.append(Tensor(f"kernel{layer}", kernel.shape, value=kernel))
+        result = "y" if layer == depth - 1 else f"hidden{layer}"
+        tensors.append(Tensor(result, (-1, 96, 96, channels)))
+        nodes.append((OPERATORS.CONV_2D, [name, f"kernel{layer}", "bias"], [result]))
+        name = result
+    return write(Graph(tensors, nodes, ["x"], ["y"]))
+
+
 def binary(
     operator: int = OPERATORS.ADD, shape: Sequence[int] = (-1, -1), *, signature: str = "", dtype: str = "float32"
 ) -> Graph:
@@ -140,7 +156,7 @@ def _tensor(tensor: Tensor, buffers: list[Any]) -> Any:
     made.buffer = 0
     if tensor.value is not None:
         content = schema.BufferT()
-        content.data = list(tensor.value.tobytes())
+        content.data = np.frombuffer(tensor.value.tobytes(), np.uint8)
         made.buffer = len(buffers)
         buffers.append(content)
     if tensor.scale:
@@ -166,6 +182,10 @@ def _operator(node: tuple[int, Sequence[str], Sequence[str]], index: Mapping[str
     if operator == OPERATORS.FULLY_CONNECTED:
         made.builtinOptionsType = schema.BuiltinOptions.FullyConnectedOptions
         made.builtinOptions = schema.FullyConnectedOptionsT()
+    elif operator == OPERATORS.CONV_2D:
+        made.builtinOptionsType = schema.BuiltinOptions.Conv2DOptions
+        made.builtinOptions = schema.Conv2DOptionsT()
+        made.builtinOptions.strideH = made.builtinOptions.strideW = 1
     elif operator == OPERATORS.ADD:
         made.builtinOptionsType = schema.BuiltinOptions.AddOptions
         made.builtinOptions = schema.AddOptionsT()

@@ -47,6 +47,9 @@ FORMATS = (
     ModelFormat("model.pdmodel", "openvino", ""),
     ModelFormat("model.onnx", "openvino", ""),
     ModelFormat("model.tflite", "openvino", ""),
+    ModelFormat("model.skops", "sklearn", ""),
+    ModelFormat("model.joblib", "sklearn", ""),
+    ModelFormat("model.pkl", "sklearn", ""),
 )
 """The formats, in the order in which a version's files are searched for them; the first backend of a file is used."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import openvino
 import pytest
-from tests.support import models, tflite_models
+from tests.support import models, paddle_models, tflite_models
 from tests.support.models import write_model
 from tests.support.onnx_writer import GraphWriter
 
@@ -160,6 +160,15 @@ def test_a_tensorflow_lite_file_is_served(tmp_path: Path) -> None:
     [own] = infer(load(files, config), **{config.input[0].name: x}).values()
 
     assert_close(own, tflite_models.mlp_expected(x))
+
+
+def test_a_paddlepaddle_file_is_served(tmp_path: Path) -> None:
+    files = content_of(tmp_path, paddle_models.relu(4), "model.pdmodel")
+    config = complete(files, ModelConfig(name="m", default_model_filename="model.pdmodel")).config
+
+    outputs = infer(load(files, config), x=np.array([[-1, 2, -3, 4]], np.float32))
+
+    assert outputs["y"].tolist() == [[0, 2, 0, 4]]
 
 
 @pytest.mark.parametrize("padding", ["NO", "YES"])

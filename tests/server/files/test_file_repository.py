@@ -180,7 +180,7 @@ def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
     assert refusal(file(tmp_path / "a.xyz")).message == (
         f"'{tmp_path / 'a.xyz'}' is no model that is known here: expected a folder of models, or a file that ends with "
         "one of .onnx, .xml, .tflite, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, .keras, .py, .ubj, .xgb, .bst, "
-        ".tl"
+        ".tl, .skops, .joblib, .pkl, .pickle"
     )
 
 

@@ -29,6 +29,7 @@ _OWN = {
     "openvino": "charonia.server.backends.openvino.backend:OpenVinoBackend",
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
+    "sklearn": "charonia.server.backends.sklearn.backend:SklearnBackend",
     "tensorflow": "charonia.server.backends.tensorflow.backend:TensorFlowBackend",
     "tflite": "charonia.server.backends.tflite.backend:TfliteBackend",
 }
@@ -37,6 +38,7 @@ _EXTRAS = {
     "PIL": "image",
     "ai_edge_litert": "tflite",
     "openvino": "openvino",
+    "sklearn": "sklearn",
     "tensorflow": "tensorflow",
     "torch": "torch",
     "treelite": "fil",

@@ -101,6 +101,9 @@ SERVED = (
             ("an XGBoost model", (".json",), "xgboost.json", b'{"learner"'),
             ("a LightGBM model", (".txt",), "model.txt", b"tree\n"),
             ("a checkpoint of treelite", (".tl",), "checkpoint.tl", b""),
+            ("an estimator", (".skops",), "model.skops", b""),
+            ("an estimator", (".joblib",), "model.joblib", b""),
+            ("an estimator", (".pkl", ".pickle"), "model.pkl", b""),
         )
     ),
     Form("a TensorFlow SavedModel", members=("saved_model.pb*",), filename="model.savedmodel"),
@@ -177,21 +180,6 @@ class {class_name}:
             'keras.saving.load_model({path_text}, compile=False).save("{name}.keras")\n'
             "EOF\n"
             "charonia serve {name}.keras"
-        ),
-    ),
-    Form(
-        "a pickled Python object",
-        (".pkl", ".pickle", ".joblib"),
-        lines=_service(
-            '"joblib", "scikit-learn"',
-            """
-import charonia
-import joblib
-
-model = joblib.load({path_text})
-rows = [[0.0] * model.n_features_in_] * 2  # or two rows of your data
-charonia.serve(model, example=rows, name="{name}")
-""",
         ),
     ),
     Form(

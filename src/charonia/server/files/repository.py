@@ -15,6 +15,7 @@ from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
+from charonia.server.backends.sklearn.options import TRUSTED
 from charonia.server.files.forms import model_name
 from charonia.server.files.given import GivenFiles
 from charonia.server.files.options import FileOptions
@@ -80,7 +81,8 @@ class FileRepository:
             name = options.name or model_name(path.name)
             self._claim(name)
             backend = next(known.backend for known in FORMATS if known.filename == form.filename)
-            config = replace(self._start, name=name, backend=backend, parameters={TRY_EXAMPLE: "true"})
+            parameters = {TRY_EXAMPLE: "true", **({TRUSTED: "true"} if options.trust and backend == "sklearn" else {})}
+            config = replace(self._start, name=name, backend=backend, parameters=parameters)
             # Under its own name, which is the one in messages.
             version = _add(replace(config, default_model_filename=path.name), self._folder / name)
             if _has_weights_beside(path):

@@ -24,7 +24,7 @@ from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
 from charonia.server.backends.fil import backend
 from charonia.server.backends.fil.backend import BATCH_SIZE, FilBackend
 from charonia.server.backends.fil.instance import CONTRIBUTIONS, INPUT, SCORES, FilInstance
-from charonia.server.backends.fil.predictors import TreelitePredictor
+from charonia.server.backends.fil.predictors import LightGBMPredictor, TreelitePredictor
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 
 FP32 = DataType.FP32
@@ -437,9 +437,44 @@ def test_without_the_library_treelite_runs_alone(
     instance = opened(files, config_of({SCORES: (1,)}))
 
     np.testing.assert_allclose(scores_of(instance, rows(3)), forest.scores(rows(3)), rtol=1e-5)
-    assert "treelite alone, as xgboost cannot load it: No module named 'xgboost'" in caplog.text
+    assert "treelite alone, as xgboost cannot run it: No module named 'xgboost'" in caplog.text
     error = refusal(files, config_of({SCORES: (1,)}, predictor="library"))
     assert "[fil]" in error.hint
+
+
+def test_a_library_that_fails_on_its_own_file_leaves_it_to_treelite(
+    forests: dict[tuple[str, str], MadeForest],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(library: LightGBMPredictor, data: Rows) -> Rows:
+        raise ValueError("too many leaves")
+
+    monkeypatch.setattr(LightGBMPredictor, "scores", fail)
+    forest = forests["lightgbm", "regression"]
+    files = files_of(tmp_path, forest)
+
+    instance = opened(files, config_of({SCORES: (1,)}))
+
+    np.testing.assert_allclose(scores_of(instance, rows(3)), forest.scores(rows(3)), rtol=1e-5)
+    assert "treelite alone, as lightgbm cannot run it: too many leaves" in caplog.text
+    assert "cannot run 'model.txt'" in refusal(files, config_of({SCORES: (1,)}, predictor="library")).message
+
+
+def test_the_memory_is_known_when_the_file_is_gone(forests: dict[tuple[str, str], MadeForest], tmp_path: Path) -> None:
+    files = files_of(tmp_path, forests["lightgbm", "regression"])
+    [file] = files.version_dir.iterdir()
+    size = file.stat().st_size
+
+    async def used() -> tuple[int, list[int]]:
+        model = await FilBackend().load(files, config_of({SCORES: (1,)}), BackendSettings())
+        before = len(model.memory())
+        await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU))
+        file.unlink()
+        return before, [usage.byte_size for usage in model.memory()]
+
+    assert asyncio.run(used()) == (0, [size])
 
 
 def test_the_choice_and_parameters_without_effect_are_logged(

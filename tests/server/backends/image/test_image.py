@@ -218,6 +218,15 @@ def test_every_layout_datatype_and_color(layout: str, datatype: DataType, color:
     np.testing.assert_array_equal(pixels(model, encoded(image))[0], expected)
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_half_precision_is_rounded_once(layout: str) -> None:
+    whole = pixels(instance(layout=layout, **CLASSIFIER), photo())
+
+    half = pixels(instance(DataType.FP16, layout=layout, **CLASSIFIER), photo())
+
+    np.testing.assert_array_equal(half, whole.astype(np.float16))
+
+
 @pytest.mark.parametrize(("scale", "value"), [("1", 255), ("2", 510), ("0.5", 127.5), ("1/255", 1), ("2/51", 10)])
 def test_a_scale_is_a_factor(scale: str, value: float) -> None:
     white = encoded(Image.new("RGB", (4, 4), "white"))

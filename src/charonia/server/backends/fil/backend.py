@@ -44,6 +44,7 @@ class FilModel:
         self._config = config
         self._plan = plan
         self._opening: asyncio.Task[OpenForest] | None = None
+        self._memory: list[MemoryUsage] = []
 
     async def create_instance(self, placement: Placement) -> FilInstance:
         """Make one more instance.
@@ -58,8 +59,8 @@ class FilModel:
         return FilInstance(forest, self._config, self._plan, threads, placement.cores)
 
     def memory(self) -> list[MemoryUsage]:
-        """Return the size of the file."""
-        return [MemoryUsage("CPU", 0, self._path.stat().st_size)] if self._opening is not None else []
+        """Return the size of the file, once it has been read."""
+        return list(self._memory)
 
     async def aclose(self) -> None:
         """Release the forest, and return its memory to the system."""
@@ -73,17 +74,18 @@ class FilModel:
         if problems:
             raise_problems(config.name, problems)
         explains = any(tensor.name == CONTRIBUTIONS for tensor in config.output)
-        library = self._library(forest, must=explains or plan.predictor == LIBRARY)
         rows = sample_rows(forest.features)
+        library = self._library(forest, rows[:1], must=explains or plan.predictor == LIBRARY)
         choice = choose(self._candidates(forest, library, rows[:64]), rows, config.max_batch_size)
         _log.info("model '%s': %s", config.name, choice)
         if explains and library is not None:
             library.contributions(rows[:1])
         release_freed_memory()
+        self._memory = [MemoryUsage("CPU", 0, self._path.stat().st_size)]
         return OpenForest(choice, library if explains else None)
 
-    def _library(self, forest: Forest, *, must: bool) -> Library | None:
-        """Load the library's own model, where there is one; with `must`, its lack is an error."""
+    def _library(self, forest: Forest, rows: Rows, *, must: bool) -> Library | None:
+        """Load the library's own model, where there is one, and run rows; with `must`, its lack is an error."""
         name = self._config.name
         if not must and self._plan.predictor == TREELITE:
             return None
@@ -96,16 +98,18 @@ class FilModel:
                 )
             return None
         try:
-            return library_of(self._path, self._type, forest)
+            library = library_of(self._path, self._type, forest)
+            library.scores(rows)
         except Exception as error:  # the libraries' errors have no common base class
             is_missing = isinstance(error, ModuleNotFoundError)
             if must:
-                message = f"model '{name}': {LIBRARIES[self._type]} cannot load '{self._path.name}': {reason_of(error)}"
+                message = f"model '{name}': {LIBRARIES[self._type]} cannot run '{self._path.name}': {reason_of(error)}"
                 raise unsupported(message, hint=extra_hint("fil") if is_missing else "") from error
             _log.warning(
-                "model '%s': treelite alone, as %s cannot load it: %s", name, LIBRARIES[self._type], reason_of(error)
+                "model '%s': treelite alone, as %s cannot run it: %s", name, LIBRARIES[self._type], reason_of(error)
             )
             return None
+        return library
 
     def _candidates(self, forest: Forest, library: Library | None, rows: Rows) -> list[Predictor]:
         """Return the predictors that may run the model; where they disagree, only the library is right."""

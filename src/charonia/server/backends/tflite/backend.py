@@ -45,7 +45,7 @@ class TfliteModel:
             ServingError: LiteRT refuses.
         """
         threads = self._threads or placement.threads
-        native = await asyncio.to_thread(interpreter_of, self._program, threads)
+        native = await asyncio.to_thread(interpreter_of, self._program, threads, self._config.max_batch_size)
         self._count += 1
         return TfliteInstance(native, self._program, self._config)
 

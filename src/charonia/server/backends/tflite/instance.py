@@ -24,7 +24,7 @@ class TfliteInstance(ArrayInstance):
     def __init__(self, native: Any, program: TfliteProgram, config: ModelConfig) -> None:
         super().__init__(config)
         self._native = native
-        self._content = program.content  # the interpreter reads it where it is
+        self._program = program  # the interpreter reads the content of its file
         self._subgraph = program.subgraph
         self._inputs = {port.name: port.index for port in program.inputs}
         self._outputs = {port.name: port.index for port in program.outputs}

@@ -111,16 +111,30 @@ def read_program(path: Path, config: ModelConfig, signature: str) -> TfliteProgr
     return _opened(program, native) if config.max_batch_size > 0 else program
 
 
-def interpreter_of(program: TfliteProgram, threads: int) -> Any:
-    """Return the native interpreter of an instance; it keeps the content of the file alive.
+def interpreter_of(program: TfliteProgram, threads: int, batch: int) -> Any:
+    """Return the native interpreter of an instance, which reads the content of the file where it is.
+
+    If no dimension but the batch is variable, its memory is laid out now, as LiteRT holds the GIL meanwhile.
+
+    Args:
+        program: The model, which must live as long.
+        threads: Threads of the instance.
+        batch: The largest batch, 0 for a model without batching.
 
     Raises:
         ServingError: INVALID_ARG when LiteRT refuses.
     """
+    lead = (batch,) if batch else ()
+    shapes = {port.index: (*lead, *port.shape[len(lead) :]) for port in program.inputs}
     try:
-        return Interpreter(model_content=program.content, num_threads=threads)._interpreter
+        native = Interpreter(model_content=program.content, num_threads=threads)._interpreter
+        if all(-1 not in shape for shape in shapes.values()):
+            for index, shape in shapes.items():
+                native.ResizeInputTensor(index, np.array(shape, np.int32), False, program.subgraph)
+            native.AllocateTensors(program.subgraph)
     except (ValueError, RuntimeError) as error:
         raise plain_error("LiteRT cannot load the model", error, Code.INVALID_ARG) from error
+    return native
 
 
 def plain_error(what: str, error: Exception, code: Code) -> ServingError:
