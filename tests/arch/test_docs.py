@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support.fake_engine import FakeEngine
 
+from charonia.cli.convert import LINE as CONVERT
 from charonia.cli.perf_options import LINE as PERF
 from charonia.cli.perf_options import OLD_NAMES, REFUSED
 from charonia.cli.tune_options import PROFILE as TUNE
@@ -112,6 +113,17 @@ def test_every_option_of_tune_is_documented_with_its_default() -> None:
         missing += [name] * (not any(row.startswith(start) and end in row for row in page.splitlines()))
 
     assert missing == []
+
+
+def test_every_option_of_convert_is_documented_with_its_default() -> None:
+    page = (DOCS / "convert.md").read_text(encoding="utf-8")
+    rows = [
+        (f"| `{option.name}{' ' if option.metavar else ''}{option.metavar}`", f" | {CONVERT.default_text(option)} | ")
+        for option in CONVERT.options()
+        if option.name.startswith("--")
+    ]
+
+    assert [start for start, end in rows if not any(r.startswith(start) and end in r for r in page.splitlines())] == []
 
 
 def test_the_files_that_the_architecture_page_names_exist() -> None:

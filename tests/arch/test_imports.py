@@ -99,9 +99,18 @@ INTERNAL = {
     | {"server.backends.python.channel_end", "server.backends.python.tensors", "server.backends.python.worker"}
     # What runs the models that a front end has itself.
     | {"server.backends.registry", "server.ensembles", "server.execution", "server.lifecycle"}
-    | {"server.metrics.model_metrics"},
+    | {"server.metrics.model_metrics", "server.metrics.traffic"},
     # Before there is a server: it writes the repository that the server then reads.
     "server.files": {"core", "config", "server.backends"},
+    # A command of its own: the forms that it reads are those of backends.
+    "server.convert": {
+        "core",
+        "config",
+        "install_hint",
+        "wire.example_inputs",
+        "server.backends",
+        "server.files.forms",
+    },
     "server.doctor": {"__version__", "install_hint", "core", "config", "server.options", "server.backends.registry"}
     | {"server.lifecycle", "server.machine"},
     "server": {"__version__", "core", "config", "wire", "server"},

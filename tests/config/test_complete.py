@@ -116,8 +116,8 @@ def test_a_backend_that_nothing_tells_is_an_error(name: str, files: list[str]) -
 @pytest.mark.parametrize(
     ("files", "hint"),
     [
-        ([], "the version's folder is empty; the model belongs there, as one of model.onnx, model.pt"),
-        (["Model.ONNX"], "the version's folder holds Model.ONNX; expected one of model.onnx, model.pt"),
+        ([], "the version's folder is empty; the model belongs there, as one of model.onnx, model.xml, model.pt"),
+        (["Model.ONNX"], "the version's folder holds Model.ONNX; expected one of model.onnx, model.xml, model.pt"),
         (["b.onnx", "a.onnx", "c"], "the version's folder holds a.onnx, b.onnx: `default_model_filename` says which"),
     ],
 )

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import tritonclient.grpc as grpcclient
 from tests.process.test_upgrade import ADDRESSES
 from tests.support import models
 from tests.support.fork_server import run_command
@@ -139,6 +142,35 @@ def test_statistics_and_metrics_count_every_request_that_has_its_answer(server: 
         assert status == 400
         assert "shape" in answer["error"]
         assert client.counts("onnx") == (sent, 1)
+
+
+def traffic(server: ServeProcess) -> dict[tuple[str, str, str], int]:
+    """Return what each process has taken in, by metric, process and protocol."""
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as page:
+        found = re.findall(
+            r'^charonia_(\w+)\{process="(\w+)",protocol="(\w+)"\} (\d+)$', page.read().decode(), re.MULTILINE
+        )
+    return {(metric, process, protocol): int(value) for metric, process, protocol, value in found}
+
+
+def test_metrics_show_what_each_front_end_has_taken_in(server: ServeProcess) -> None:
+    before = traffic(server)
+    with Client(server) as client:
+        client.infer_over_all("onnx")
+        with grpcclient.InferenceServerClient(server.grpc) as grpc:
+            assert grpc.is_server_live()
+            after = traffic(server)
+
+    more = Counter[tuple[str, str]]()
+    for (metric, _, protocol), value in after.items():
+        more[metric, protocol] += value
+    for (metric, _, protocol), value in before.items():
+        more[metric, protocol] -= value
+    metrics = ("connections_open", "connections_accepted_total", "requests_received_total")
+    assert more == {(m, p): n for p, n in (("http", CONNECTIONS), ("grpc", 1)) for m in metrics}
+    processes = {process for _, process, _ in after}
+    assert processes == {"server"} or processes == {"front_end_1", "front_end_2"}
+    assert all(after["requests_received_total", process, "http"] for process in processes)
 
 
 def test_models_are_loaded_and_unloaded_for_all_connections_at_once(server: ServeProcess, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ COMMANDS = {
     "upgrade": "Put a new engine behind the front ends of a running server, without losing a request.",
     "explain": "Show what a model did in the last minute, what limits it, and what to change.",
     "config": "Print the complete configuration of a model and what was inferred.",
+    "convert": "Convert an estimator, a TensorFlow or a PyTorch model to ONNX, and check it against the original.",
     "key": "Make an API key for a server that asks for one.",
     "doctor": "Show what this machine offers to models, and what a repository needs.",
     "demo": "Serve models that packages ship and send them real inputs.",

@@ -63,6 +63,7 @@ FILES = (
         *("--workers", "models.files.workers", integer(0, WORKERS_MAX), "N"),
         "Instances of each model in the files, processes for those of Python; 0 for one, or what a file says",
     ),
+    flag("--trust", "models.files.trust", True, "Read estimators that can run code: pickles, unknown types of skops"),
     Option(
         *("--reload", "", reloading, ""),
         "Load a model again when its file changes: --model-control-mode=poll --repository-poll-secs=1",

@@ -104,7 +104,7 @@ def derive_backend(
         source = config.default_model_filename or _file(entry, file_names)
         notes.append(f"backend: {entry.backend}, from the file '{source}'")
     filename = config.default_model_filename
-    if not filename:
+    if not filename and entry.backend != "fil":  # whose model_type names the file
         filename = _file(entry, file_names)
         if filename != entry.filename:
             notes.append(f"default_model_filename: '{filename}', the only {entry.suffix} file of the version")
@@ -191,7 +191,7 @@ def _from_folder_name(
 def _file_hint(file_names: Collection[str]) -> str:
     """Return a hint for a version whose files do not identify a backend."""
     own = [entry for entry in FORMATS if entry.backend not in FOREIGN_BACKENDS]
-    known = ", ".join(entry.filename for entry in own)
+    known = ", ".join(dict.fromkeys(entry.filename for entry in own))
     if not file_names:
         return f"the version's folder is empty; the model belongs there, as one of {known}"
     suffixes = {entry.suffix for entry in own}

@@ -24,8 +24,8 @@ class ModelFormat(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """The file name's suffix: ".onnx"."""
-        return self.filename.removeprefix("model")
+        """The suffix that marks such a file: ".onnx"; the whole name where files of any kind have the suffix."""
+        return self.filename if self.backend == "fil" else self.filename.removeprefix("model")
 
 
 FORMATS = (
@@ -37,10 +37,22 @@ FORMATS = (
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
     ModelFormat("model.pt2", "pytorch", "torch_aoti"),
     ModelFormat("model.py", "python", ""),
+    ModelFormat("xgboost.json", "fil", ""),
+    ModelFormat("xgboost.ubj", "fil", ""),
+    ModelFormat("model.txt", "fil", ""),
+    ModelFormat("checkpoint.tl", "fil", ""),
+    ModelFormat("xgboost.model", "fil", ""),
+    ModelFormat("model.tflite", "tflite", ""),
+    ModelFormat("model.pdmodel", "openvino", ""),
+    ModelFormat("model.onnx", "openvino", ""),
+    ModelFormat("model.tflite", "openvino", ""),
+    ModelFormat("model.skops", "sklearn", ""),
+    ModelFormat("model.joblib", "sklearn", ""),
+    ModelFormat("model.pkl", "sklearn", ""),
 )
-"""The formats, in the order in which a version's files are searched for them."""
+"""The formats, in the order in which a version's files are searched for them; the first backend of a file is used."""
 
-FOREIGN_BACKENDS = frozenset({"tensorflow", "tensorrt", "openvino"})
+FOREIGN_BACKENDS = frozenset({"tensorflow", "tensorrt"})
 """Backends in this table that this server does not include."""
 
 BACKEND_OF_PLATFORM = {entry.platform: entry.backend for entry in FORMATS if entry.platform}

@@ -13,6 +13,9 @@ WILDCARD = -1
 
 _IMAGE_DIMS = 3
 
+_WITH_SCALARS = ("onnxruntime", "openvino", "tflite", "armnn_tflite")
+"""Backends of libraries that have tensors without dimensions."""
+
 
 def tensor_problems(config: ModelConfig) -> list[Problem]:
     """Return all problems of `input`, `output`, `batch_input` and `batch_output`."""
@@ -68,8 +71,8 @@ def _io_problems(config: ModelConfig, tensor: ModelInput | ModelOutput, kind: st
     if tensor.reshape is not None:
         shape = tensor.reshape.shape
         unfit += dim_problems(shape, f"{path}.reshape.shape", subject, word="reshape dimensions")
-        # ONNX Runtime has tensors without dimensions; other backends expect an array.
-        if not shape and config.max_batch_size == 0 and config.backend != "onnxruntime":
+        # Some libraries have tensors without dimensions; other backends expect an array.
+        if not shape and config.max_batch_size == 0 and config.backend not in _WITH_SCALARS:
             message = f"{subject} cannot have empty reshape for non-batching model as scalar tensors are not supported"
             yield Problem(f"{path}.reshape", f"{message} for {model}")
         elif not unfit and tensor.dims:

@@ -41,6 +41,7 @@ from charonia.server.machine.memory import BUDGET_SHARE, usable_memory
 from charonia.server.metrics.devices import PinnedMemory, gpu_families, memory_families, pinned_families
 from charonia.server.metrics.metric_families import Family
 from charonia.server.metrics.prometheus import PageView, render
+from charonia.server.metrics.traffic import Traffic, traffic_families
 from charonia.server.options import ControlMode, MetricsOptions, ModelOptions, ServerOptions
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.rate_limiter.overview import families, view_json
@@ -104,8 +105,8 @@ class FrontEnds(Protocol):
         """Accept no more connections, and no more requests on open ones."""
         ...
 
-    async def collect(self) -> None:
-        """Count what front ends in other processes have counted until now."""
+    async def collect(self) -> list[Traffic]:
+        """Take in what other processes have counted; return what the endpoints of each process have taken in."""
         ...
 
     def where(self, runner: Runner) -> WhereRun | None:
@@ -194,6 +195,7 @@ class InferenceServer:
         self.front_ends: FrontEnds = front_ends if front_ends is not None else Endpoints(options)
         self.metrics: MetricsFrontend | None = None
         self._gpus: GpuSampler | None = None
+        self._traffic: list[Traffic] = []
         self._poller: asyncio.Task[None] | None = None
         loaded, find = self._lifecycle.table.loaded, self.engine.find
         self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where)
@@ -313,7 +315,7 @@ class InferenceServer:
                     self._families(),
                     _page_view(options.metrics),
                 ),
-                self.front_ends.collect,
+                self._collect,
             )
             await self.metrics.start(
                 options.metrics_address, options.metrics.port, descriptors=options.metrics.descriptors
@@ -341,12 +343,17 @@ class InferenceServer:
             explain=explain,
         )
 
+    async def _collect(self) -> None:
+        """Bring up to date what is counted elsewhere."""
+        self._traffic = await self.front_ends.collect()
+
     def _families(self) -> list[Family]:
         """Return the metrics of resources that models share."""
         shared = families(self._limits.view()) if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
         shared += self._device_families()
         shared += process_families(read_record(), time.monotonic_ns(), process_usage)
+        shared += traffic_families(self._traffic)
         return shared + (self._demand.families() if self._demand is not None else [])
 
     def _device_families(self) -> list[Family]:

@@ -15,6 +15,7 @@ from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
+from charonia.server.metrics.traffic import Traffic
 from charonia.server.options import ControlMode, EndpointTls, ServerOptions
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
@@ -110,8 +111,14 @@ class Endpoints:
         """Leave the listening sockets to another process, and serve until clients have left, up to a limit."""
         await asyncio.gather(*(front_end.hand_on(timeout_s) for front_end in self._front_ends()))
 
-    async def collect(self) -> None:
-        """Do nothing: everything is counted in this process."""
+    async def collect(self, process: str = "server") -> list[Traffic]:
+        """Return what the endpoints have taken in; the process has this name."""
+        named = (("http", self.http), ("grpc", self.grpc))
+        return [
+            Traffic(process, protocol, end.open_count, end.accepted_count, end.request_count)
+            for protocol, end in named
+            if end is not None
+        ]
 
     def where(self, runner: object) -> None:
         """Return None: everything runs in this process."""

@@ -59,7 +59,9 @@ def make(
 ) -> OnnxRuntimeInstance:
     async def load() -> OnnxRuntimeInstance:
         model = await OnnxRuntimeBackend().load(files, config, settings or BackendSettings())
-        return await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
+        instance = await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
+        assert isinstance(instance, OnnxRuntimeInstance)
+        return instance
 
     return asyncio.run(load())
 

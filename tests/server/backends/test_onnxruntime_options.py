@@ -13,6 +13,7 @@ from charonia.server.backends.onnxruntime.options import (
     TENSORRT,
     SessionPlan,
     choose_providers,
+    for_openvino,
     read_plan,
     unknown_parameters,
 )
@@ -158,6 +159,24 @@ def test_openvino_is_for_the_cpu() -> None:
     with pytest.raises(ServingError, match="needs ONNX Runtime's OpenVINOExecutionProvider") as caught:
         choose_providers(config, SessionPlan(), ON_CPU, [CPU])
     assert caught.value.code is Code.UNSUPPORTED
+    assert "install openvino" in caught.value.hint
+
+
+def test_the_openvino_backend_runs_what_onnx_runtime_has_no_provider_for() -> None:
+    given = {"num_of_threads": "2", "NUM_STREAMS": "1"}
+    config = replace(
+        accelerated(cpu=(Accelerator("openvino", given),)),
+        parameters={"intra_op_thread_count": "3", "enable_mem_arena": "0", "front_end": "no"},
+    )
+
+    routed = for_openvino(config, [CPU])
+
+    assert routed == replace(config, parameters={"front_end": "no", "INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "1"})
+    assert for_openvino(config, ALL) is None
+    assert for_openvino(CONFIG, [CPU]) is None
+    with pytest.raises(ServingError, match="accelerator 'openvino' has no parameter 'speed'") as caught:
+        for_openvino(accelerated(cpu=(Accelerator("openvino", {"speed": "1"}),)), [CPU])
+    assert "num_of_threads" in caught.value.hint
 
 
 @pytest.mark.parametrize(

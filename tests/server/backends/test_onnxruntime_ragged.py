@@ -67,7 +67,9 @@ def make(folder: Path, content: bytes, config: ModelConfig) -> OnnxRuntimeInstan
     async def load() -> OnnxRuntimeInstance:
         files = ModelFiles(model_dir, 1, model_dir / "1")
         model = await OnnxRuntimeBackend().load(files, config, BackendSettings())
-        return await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU))
+        instance = await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU))
+        assert isinstance(instance, OnnxRuntimeInstance)
+        return instance
 
     return asyncio.run(load())
 

@@ -13,7 +13,7 @@ from charonia.server.backends import registry
 from charonia.server.options import ServerOptions
 
 
-@pytest.mark.parametrize("name", ["identity", "onnxruntime", "python"])
+@pytest.mark.parametrize("name", ["identity", "image", "onnxruntime", "python"])
 def test_a_backend_is_found_by_its_name(name: str) -> None:
     assert registry.installed_backends()[name]().name == name
 

@@ -169,7 +169,8 @@ def test_a_hugging_face_folder_gets_the_task_of_its_configuration(tmp_path: Path
 def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
     assert refusal(file(tmp_path / "a.xyz")).message == (
         f"'{tmp_path / 'a.xyz'}' is no model that is known here: expected a folder of models, or a file that ends with "
-        "one of .onnx, .pt, .pth, .jit, .torchscript, .pt2, .py"
+        "one of .onnx, .xml, .tflite, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, .py, .ubj, .xgb, .bst, .tl, "
+        ".skops, .joblib, .pkl, .pickle"
     )
 
 

@@ -28,15 +28,18 @@ from charonia.server.facade import Services
 from charonia.server.front_ends import engine_port, reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.held_requests import size_of
+from charonia.server.front_ends.records import plain
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.front_ends.remote_services import SharedRegions, services_of
 from charonia.server.lifecycle.in_front import Offer
+from charonia.server.metrics.traffic import Traffic
 from charonia.server.shared_memory.registry import Memory, RegionRegistry
 from charonia.server.tracing.options import TraceOptions
 from charonia.server.tracing.requests import EventNames, begin
 from charonia.server.tracing.service import TracingService
 from charonia.wire.shared_memory import SystemRegion
 
+TRAFFIC = Traffic("front_end_1", "http", 1, 2, 3)
 NAMES = EventNames("RECV_START", "RECV_END", "SEND_START", "SEND_END")
 
 
@@ -54,6 +57,8 @@ class FrontEndInMemory:
         self.told: list[tuple[str, list[object]]] = []
         self.ends: list[str] = []
         self.refusal: ServingError | None = None
+        self.traffic = [TRAFFIC]
+        self.delay_s = 0.0
         self.engine = RemoteEngine(take=self._take, ended=self.ends.append)
         self.regions = SharedRegions(2**20, self.engine)
         self._port = port
@@ -74,6 +79,9 @@ class FrontEndInMemory:
             raise self.refusal
         if "register" in change or change == "regions":
             await self.regions.take(change, arguments)
+        if change == "traffic":
+            await asyncio.sleep(self.delay_s)
+            return plain(self.traffic)
         return None
 
 
@@ -730,3 +738,29 @@ def test_a_front_end_without_models_of_its_own_has_counted_nothing(tmp_path: Pat
         assert "counts" not in [change for change, _ in bench.front_ends[0].told]
 
     run(scenario, tmp_path)
+
+
+def test_what_front_ends_have_taken_in_is_shown_by_front_end(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        found = [Traffic("front_end_2", "http", 1, 3, 9), Traffic("front_end_1", "grpc", 0, 2, 5)]
+        for front_end, traffic in zip(bench.front_ends, found, strict=True):
+            front_end.traffic = [traffic]
+
+        assert await bench.port.collect() == found[::-1]
+
+    run(scenario, tmp_path, front_ends=2)
+
+
+def test_a_front_end_that_does_not_say_what_it_has_taken_in_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_port, "COLLECT_S_MAX", 0.05)
+
+    async def scenario(bench: Bench) -> None:
+        slow, refusing, _ = bench.front_ends
+        slow.delay_s = 5.0
+        refusing.refusal = invalid("no")
+
+        assert await bench.port.collect() == [TRAFFIC]
+
+    run(scenario, tmp_path, front_ends=3)

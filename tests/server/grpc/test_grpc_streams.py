@@ -605,3 +605,21 @@ def test_a_key_that_is_given_twice_must_be_the_same(play: Any) -> None:
             assert (await client.call("ModelInfer", infer_message(), *headers)).status == status
 
     play(scenario)
+
+
+def test_connections_calls_and_messages_of_streams_are_counted(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        stream = Stream(bench.client())
+        stream.send(infer_message(id="a"), infer_message(id="b"), end=True)
+        await stream.client.settle()
+        client = bench.client()
+        await client.call("ModelInfer", infer_message())
+        await client.call("NoSuchMethod", b"")
+
+        frontend = bench.frontend
+        assert (frontend.open_count, frontend.accepted_count, frontend.request_count) == (2, 2, 5)
+
+        await frontend.close()
+        assert (frontend.open_count, frontend.accepted_count) == (0, 2)
+
+    play(scenario)

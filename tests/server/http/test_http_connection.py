@@ -919,3 +919,16 @@ def test_requests_that_wait_are_not_begun_for_a_client_that_does_not_read() -> N
     bench.client.feed()
     bench.client.run_round()
     assert len(bench.engine.tickets) > 1
+
+
+def test_connections_and_requests_are_counted() -> None:
+    bench = Bench()
+    other = bench.connect()
+
+    bench.client.send(LIVE + infer("a") + b"nonsense\r\n\r\n")
+    other.send(LIVE)
+    frontend = bench.frontend
+    assert (frontend.open_count, frontend.accepted_count, frontend.request_count) == (2, 2, 4)
+
+    other.connection.connection_lost(None)
+    assert (frontend.open_count, frontend.accepted_count, frontend.request_count) == (1, 2, 4)

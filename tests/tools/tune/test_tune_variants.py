@@ -80,6 +80,14 @@ def test_whole_fields_are_replaced_by_what_yaml_gave() -> None:
     assert made.parameters == {"execution_mode": "1"}
 
 
+def test_another_backend_takes_the_platform_of_the_first_along() -> None:
+    own = replace(BATCHING, platform="onnxruntime_onnx", default_model_filename="model.onnx")
+
+    made = apply_change(model(own), ModelChange("m", fields=(("backend", '"openvino"'),)))
+
+    assert made == replace(own, backend="openvino", platform="")
+
+
 def test_a_field_that_is_no_such_value_is_refused() -> None:
     with pytest.raises(ServingError, match="model_config_parameters"):
         apply_change(model(), ModelChange("m", fields=(("instance_group", '[{"count": "many"}]'),)))

@@ -1,10 +1,12 @@
-"""Finds a model's file in a version's folder."""
+"""Finds a model's file in a version's folder, and says what can be seen from outside."""
 
 from pathlib import Path, PurePosixPath
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
 from charonia.server.backends.api import ModelFiles
+
+_LFS_POINTER = b"version https://git-lfs"
 
 
 def model_file(files: ModelFiles, config: ModelConfig, default: str) -> Path:
@@ -33,3 +35,20 @@ def model_file(files: ModelFiles, config: ModelConfig, default: str) -> Path:
         f"model '{config.name}' version {files.version} has no file {candidates[0].relative_to(files.model_dir)}",
         hint=held if path.is_dir() else f"{held}; `default_model_filename` names another file",
     )
+
+
+def broken_file_hint(path: Path) -> str:
+    """Return a hint for a file that a library does not load, "" for none. Blocks on disk I/O."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_LFS_POINTER))
+    except OSError:
+        return ""
+    if not start:
+        return "the file is empty"
+    return "the file is a Git LFS pointer: `git lfs pull` fetches the model" if start == _LFS_POINTER else ""
+
+
+def weights_bytes(path: Path) -> int:
+    """Return the total size of a model's file and those beside it, which hold external data. Blocks on disk I/O."""
+    return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())

@@ -21,13 +21,26 @@ ENTRY_POINT_GROUP = "charonia.backends"
 """Entry points of packages that bring backends: `name = "module:factory"`; `factory()` returns a `Backend`."""
 
 _OWN = {
+    "armnn_tflite": "charonia.server.backends.tflite.backend:TfliteBackend",  # Triton's name
+    "fil": "charonia.server.backends.fil.backend:FilBackend",
     "identity": "charonia.server.backends.identity:IdentityBackend",
+    "image": "charonia.server.backends.image.backend:ImageBackend",
     "onnxruntime": "charonia.server.backends.onnxruntime.backend:OnnxRuntimeBackend",
+    "openvino": "charonia.server.backends.openvino.backend:OpenVinoBackend",
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
+    "sklearn": "charonia.server.backends.sklearn.backend:SklearnBackend",
+    "tflite": "charonia.server.backends.tflite.backend:TfliteBackend",
 }
 
-_EXTRAS = {"torch": "torch"}
+_EXTRAS = {
+    "PIL": "image",
+    "ai_edge_litert": "tflite",
+    "openvino": "openvino",
+    "sklearn": "sklearn",
+    "torch": "torch",
+    "treelite": "fil",
+}
 """Extra of this package that installs a library, by the library's name."""
 
 

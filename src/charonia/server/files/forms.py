@@ -92,12 +92,22 @@ def _converted(options: str) -> str:
 
 
 SERVED = tuple(
-    Form(title, suffixes, filename=filename)
-    for title, suffixes, filename in (
-        ("an ONNX model", (".onnx",), "model.onnx"),
-        ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt"),
-        ("a PyTorch program", (".pt2",), "model.pt2"),
-        ("a Python file", (".py",), "model.py"),
+    Form(title, suffixes, filename=filename, start=start)
+    for title, suffixes, filename, start in (
+        ("an ONNX model", (".onnx",), "model.onnx", b""),
+        ("an OpenVINO model", (".xml",), "model.xml", b""),
+        ("a TensorFlow Lite model", (".tflite",), "model.tflite", b""),
+        ("a PaddlePaddle model", (".pdmodel",), "model.pdmodel", b""),
+        ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt", b""),
+        ("a PyTorch program", (".pt2",), "model.pt2", b""),
+        ("a Python file", (".py",), "model.py", b""),
+        ("an XGBoost model", (".ubj", ".xgb", ".bst"), "xgboost.ubj", b""),
+        ("an XGBoost model", (".json",), "xgboost.json", b'{"learner"'),
+        ("a LightGBM model", (".txt",), "model.txt", b"tree\n"),
+        ("a checkpoint of treelite", (".tl",), "checkpoint.tl", b""),
+        ("an estimator", (".skops",), "model.skops", b""),
+        ("an estimator", (".joblib",), "model.joblib", b""),
+        ("an estimator", (".pkl", ".pickle"), "model.pkl", b""),
     )
 )
 """The forms that are served."""
@@ -167,7 +177,6 @@ class {class_name}:
 """,
         ),
     ),
-    Form("a TensorFlow Lite model", (".tflite",), lines=_converted("--tflite")),
     Form(
         "a Keras model",
         (".keras", ".h5"),
@@ -178,54 +187,6 @@ class {class_name}:
             'keras.saving.load_model({path_text}).export("{name}.onnx", format="onnx")\n'
             "EOF\n"
             "charonia serve {name}.onnx"
-        ),
-    ),
-    Form(
-        "a pickled Python object",
-        (".pkl", ".pickle", ".joblib"),
-        lines=_service(
-            '"joblib", "scikit-learn"',
-            """
-import charonia
-import joblib
-
-model = joblib.load({path_text})
-rows = [[0.0] * model.n_features_in_] * 2  # or two rows of your data
-charonia.serve(model, example=rows, name="{name}")
-""",
-        ),
-    ),
-    Form(
-        "an XGBoost model",
-        (".ubj", ".xgb", ".bst"),
-        lines=_service(
-            '"xgboost"',
-            """
-import charonia
-import numpy as np
-import xgboost
-
-booster = xgboost.Booster(model_file={path_text})
-rows = np.zeros((2, booster.num_features()), np.float32)
-charonia.serve(booster.inplace_predict, example=rows, name="{name}")
-""",
-        ),
-    ),
-    Form(
-        "a LightGBM model",
-        (".txt",),
-        start=b"tree\n",
-        lines=_service(
-            '"lightgbm"',
-            """
-import charonia
-import lightgbm
-import numpy as np
-
-booster = lightgbm.Booster(model_file={path_text})
-rows = np.zeros((2, booster.num_feature()), np.float32)
-charonia.serve(booster, example=rows, name="{name}")
-""",
         ),
     ),
     Form(
@@ -247,9 +208,7 @@ charonia.serve(model, example=rows, name="{name}")
     Form("weights without their model", (".safetensors", ".msgpack", ".npz"), lines="weights"),
     CHECKPOINT,
     Form("a TensorRT engine", (".plan", ".engine", ".trt"), lines="source"),
-    Form("an OpenVINO model", (".xml",), start=b"<", lines="source"),
     Form("a Core ML model", (".mlmodel", ".mlpackage"), lines="source"),
-    Form("a PaddlePaddle model", (".pdmodel", ".pdiparams"), lines="paddle"),
     Form("a TensorFlow graph", (".pb", ".graphdef"), lines="graph"),
 )
 """The forms that are recognised only."""
@@ -265,12 +224,6 @@ _SHARED = {
         '"torch"', "", "torch.load({path_text}, map_location=device)", '  # perhaps with ["state_dict"] behind it'
     ),
     "source": "charonia serve {name}.onnx    # the ONNX model that it was made from",
-    "paddle": (
-        "pip install paddle2onnx\n"
-        "paddle2onnx --model_dir {folder} --model_filename {stem}.pdmodel --params_filename {stem}.pdiparams "
-        "--save_file {name}.onnx\n"
-        "charonia serve {name}.onnx"
-    ),
     "graph": (
         "pip install tf2onnx tensorflow\n"
         "python -m tf2onnx.convert --graphdef {path} --output {name}.onnx --inputs INPUT:0 --outputs OUTPUT:0\n"
@@ -328,8 +281,6 @@ def advice(form: Form, path: str, config: str = "") -> str:
     values = {
         "path": shlex.quote(path),
         "path_text": json.dumps(path, ensure_ascii=False),
-        "folder": shlex.quote(str(PurePosixPath(path).parent)),
-        "stem": PurePosixPath(path).stem,
         "name": name,
         "class_name": "".join(word.capitalize() for word in re.split(r"\W|_", name) if word) or "Model",
         "task": task,
@@ -355,8 +306,8 @@ def model_name(path: str) -> str:
 
 
 def suffixes() -> str:
-    """Return the suffixes of files that are served, for messages."""
-    return ", ".join(suffix for form in SERVED for suffix in form.suffixes)
+    """Return the suffixes that mark files that are served, for messages."""
+    return ", ".join(suffix for form in SERVED if not form.start for suffix in form.suffixes)
 
 
 def is_model_folder(entries: Sequence[str]) -> bool:

@@ -15,11 +15,13 @@ class FileOptions:
         name: Name of the model of the only file, "" for that of the file.
         max_batch_size: Largest batch, 0 for what the model says.
         workers: Instances of each model, 0 for what the model says.
+        trust: Whether estimators may run code while they are read.
     """
 
     name: str = ""
     max_batch_size: int = 0
     workers: int = 0
+    trust: bool = False
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong."""
@@ -29,5 +31,10 @@ class FileOptions:
     @property
     def given(self) -> tuple[str, ...]:
         """The options that are set."""
-        every = (("--name", self.name), ("--max-batch-size", self.max_batch_size), ("--workers", self.workers))
+        every = (
+            ("--name", self.name),
+            ("--max-batch-size", self.max_batch_size),
+            ("--workers", self.workers),
+            ("--trust", self.trust),
+        )
         return tuple(name for name, value in every if value)

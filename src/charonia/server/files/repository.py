@@ -15,6 +15,7 @@ from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
+from charonia.server.backends.sklearn.options import TRUSTED
 from charonia.server.files.forms import model_name
 from charonia.server.files.given import GivenFiles
 from charonia.server.files.options import FileOptions
@@ -23,6 +24,9 @@ _log = logging.getLogger(__name__)
 
 WATCHED_MAX = 1000
 """Files beside a service file that are watched."""
+
+_WEIGHTS = {".xml": ".bin", ".pdmodel": ".pdiparams"}
+"""Suffix of the weights beside a model's file, by that file's suffix."""
 
 Describe = Callable[[Path, ModelConfig], Awaitable[Mapping[str, ModelConfig]]]
 """Returns the models that a Python file defines, by name, given what their configurations begin with."""
@@ -77,7 +81,8 @@ class FileRepository:
             name = options.name or model_name(path.name)
             self._claim(name)
             backend = next(known.backend for known in FORMATS if known.filename == form.filename)
-            config = replace(self._start, name=name, backend=backend, parameters={TRY_EXAMPLE: "true"})
+            parameters = {TRY_EXAMPLE: "true", **({TRUSTED: "true"} if options.trust and backend == "sklearn" else {})}
+            config = replace(self._start, name=name, backend=backend, parameters=parameters)
             # Under its own name, which is the one in messages.
             version = _add(replace(config, default_model_filename=path.name), self._folder / name)
             if _has_weights_beside(path):
@@ -190,7 +195,9 @@ def _check_free(name: str, names: Sequence[str]) -> None:
 
 
 def _has_weights_beside(path: Path) -> bool:
-    """Return whether a file is an ONNX model whose weights are in files of their own."""
+    """Return whether the weights of a model are in files of their own."""
+    if path.suffix.lower() in _WEIGHTS:
+        return path.with_suffix(_WEIGHTS[path.suffix.lower()]).is_file()
     if path.suffix.lower() != ".onnx":
         return False
     try:

@@ -77,7 +77,7 @@ def process_specs(folder: Path, engine: Sockets, front_ends: Iterable[Sockets]) 
     return [
         process_spec(folder, ENGINE, ProcessRole.ENGINE, engine),
         *(
-            process_spec(folder, f"front_end_{number}", ProcessRole.FRONT_END, sockets)
+            process_spec(folder, front_end_name(number), ProcessRole.FRONT_END, sockets)
             for number, sockets in enumerate(front_ends, 1)
         ),
     ]
@@ -96,6 +96,11 @@ def with_descriptors(options: ServerOptions, words: Iterable[str]) -> ServerOpti
         grpc=replace(options.grpc, descriptors=found.get("grpc", ())),
         metrics=replace(options.metrics, descriptors=found.get("metrics", ())),
     )
+
+
+def front_end_name(number: int) -> str:
+    """Return the name of a front end, by its number from 1 on."""
+    return f"front_end_{number}"
 
 
 def number_of(name: str) -> int:

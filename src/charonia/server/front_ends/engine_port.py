@@ -35,6 +35,7 @@ from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer, WhereRun
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.metrics.model_metrics import Increase
+from charonia.server.metrics.traffic import Traffic
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire.log_settings import LogOptions
 from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
@@ -127,9 +128,10 @@ class EnginePort:
             answers = await asyncio.gather(*(peer.ask("drain", timeout_s) for peer in self._peers))
         return all(answer is not False for answer in answers)
 
-    async def collect(self) -> None:
+    async def collect(self) -> list[Traffic]:
         """Take in what front ends have counted until now; one that is too slow is left out."""
-        await asyncio.gather(*(peer.collect() for peer in self._peers if peer.is_offered))
+        found = await asyncio.gather(*(peer.collect() for peer in self._peers if peer.is_welcome))
+        return sorted((each for traffic in found for each in traffic), key=lambda each: each.process)
 
     def where(self, runner: Runner) -> WhereRun:
         """Return where the requests of a version run."""
@@ -304,7 +306,7 @@ class EnginePort:
         """Collect what front ends count, and follow what the engine has measured."""
         while True:
             await asyncio.sleep(COLLECT_S)
-            await self.collect()
+            await asyncio.gather(*(peer.collect() for peer in self._peers if peer.is_offered))
             if self.engine.offers.now() != self._offered:
                 self._changed()
 
@@ -368,11 +370,12 @@ class _Peer:
                 raise
         return None
 
-    async def collect(self) -> None:
-        """Let the front end send what it has counted, and return when it has, or is too slow."""
+    async def collect(self) -> list[Traffic]:
+        """Let the front end send what it has counted; return what it has taken in, nothing if it is too slow."""
         with suppress(TimeoutError, ServingError):
             async with asyncio.timeout(COLLECT_S_MAX):
-                await self._link.ask("counts")
+                return record(list[Traffic], await self._link.ask("counts") or [])
+        return []
 
     async def publish(self, state: EngineState) -> None:
         """Send a state as far as it is new; return when the front end has it."""

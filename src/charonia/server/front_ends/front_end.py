@@ -17,11 +17,11 @@ from charonia.server.endpoints import Endpoints
 from charonia.server.execution.busy_poll import make_busy_poll
 from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import LogControl
-from charonia.server.front_ends.children import number_of
+from charonia.server.front_ends.children import front_end_name, number_of
 from charonia.server.front_ends.engines import Engines
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.local_models import LocalModels, software_of
-from charonia.server.front_ends.records import record
+from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.front_ends.remote_services import SharedLog, SharedRegions, services_of
 from charonia.server.guard.record_file import read_finish
@@ -180,6 +180,8 @@ class FrontEnd:
                 self._stop()
             case "drain":
                 return await self._drain(float(str(arguments[0])))
+            case "traffic":
+                return plain(await self.endpoints.collect(front_end_name(self._number)))
             case "meet" | "move" | "pause" | "sequence" | "part":
                 await self._upgrade(change, arguments)
             case "log" if self._log is not None:

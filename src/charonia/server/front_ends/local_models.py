@@ -52,7 +52,8 @@ def software_of(options: ServerOptions) -> str:
 
     These are the packages, as they are on the disk now, and the options with which models are loaded and run.
     """
-    origins = [spec.origin for name in ("charonia", "onnxruntime") if (spec := find_spec(name)) and spec.origin]
+    names = ("charonia", "onnxruntime", "openvino", "ai_edge_litert")
+    origins = [spec.origin for name in names if (spec := find_spec(name)) and spec.origin]
     packages = [(origin, os.stat(origin).st_mtime_ns) for origin in origins if os.path.exists(origin)]
     backends = sorted((name, sorted(settings.items())) for name, settings in options.backends.items())
     return repr((packages, backends, options.busy_poll_us, options.metrics.summary_latencies))

@@ -281,7 +281,7 @@ class RemoteEngine:
         if question == "counts":
             if self.local is not None:
                 self.local.report(self._link.send)
-            return None
+            return await self._take("traffic", [])
         return await self._take(question, arguments)
 
     def _lost(self, reason: str) -> None:

@@ -101,6 +101,7 @@ class CallTable:
         http2 = self._http2
         http2.last_stream_id = max(http2.last_stream_id, stream_id)
         gate = self.service.services.grpc_gate
+        self.service.request_count += 1
         try:
             # Most clients send the same headers with every call.
             if headers != self._last_headers:

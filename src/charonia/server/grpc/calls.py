@@ -40,6 +40,7 @@ class Service(Protocol):
     services: Services
     tracer: Tracing | None
     loop: asyncio.AbstractEventLoop
+    request_count: int
 
 
 class Table(Protocol):

@@ -29,6 +29,8 @@ class GrpcFrontend:
         loop: The event loop.
         offenders: Addresses whose connections were closed for abuse.
         port: Listening port, once started.
+        accepted_count: Connections accepted.
+        request_count: Calls received, and messages of streams.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class GrpcFrontend:
         self.loop = asyncio.get_running_loop()
         self.offenders = Offenders(self.limits.offence_kept_s)
         self.port = 0
+        self.accepted_count = 0
+        self.request_count = 0
         self._methods = method_table()
         self._connections: set[GrpcConnection] = set()
         self._is_empty = asyncio.Event()
@@ -107,9 +111,15 @@ class GrpcFrontend:
         # Transports call `connection_lost` in later iterations of the loop.
         await self._is_empty.wait()
 
+    @property
+    def open_count(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
+
     def opened(self, connection: GrpcConnection) -> None:
         """A connection has been accepted."""
         self._connections.add(connection)
+        self.accepted_count += 1
         self._is_empty.clear()
 
     def closed(self, connection: GrpcConnection) -> None:

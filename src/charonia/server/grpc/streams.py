@@ -139,6 +139,7 @@ class StreamCall(GrpcCall):
                 # The rest of a partial message may need the whole window.
                 self._consume(self._unconsumed_bytes)
                 return False
+            self.table.service.request_count += 1
             conversation.start(message)
         self._consume(self._unconsumed_bytes - self._reader.pending_bytes)
         return not self.is_over

@@ -52,6 +52,7 @@ class ConnectionOwner(Protocol):
         singular: Header fields that a request must not give twice with different values.
         turns: Turns of the connections on which more has arrived than they handle at once.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
+        request_count: Requests received.
     """
 
     limits: HttpLimits
@@ -64,6 +65,7 @@ class ConnectionOwner(Protocol):
     singular: Set[bytes]
     turns: Turns
     lend: Lend | None
+    request_count: int
 
     def opened(self, connection: "HttpConnection") -> bool:
         """Register a connection; return False when there are too many."""
@@ -216,6 +218,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if not exchanges and self._transport is not None:
                 self._transport.write(event.value)
             return
+        host.request_count += 1
         exchange = Exchange(self, event)
         if host.is_traced:
             exchange.begun_ns = self._begun_ns

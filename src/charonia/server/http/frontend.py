@@ -52,6 +52,8 @@ class HttpEndpoint:
         turns: Of the connections on which more has arrived than they handle at once.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
         port: Listening port, once started.
+        accepted_count: Connections accepted.
+        request_count: Requests received.
     """
 
     def __init__(
@@ -89,6 +91,8 @@ class HttpEndpoint:
         self.turns = Turns(_call_soon)
         self.lend: Lend | None = None
         self.port = 0
+        self.accepted_count = 0
+        self.request_count = 0
         self._access_log = access_log
         self._connections: set[HttpConnection] = set()
         self._servers: list[asyncio.AbstractServer] = []
@@ -148,11 +152,17 @@ class HttpEndpoint:
             connection.abort()
         await asyncio.sleep(0)
 
+    @property
+    def open_count(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
+
     # The connections' calls.
 
     def opened(self, connection: HttpConnection) -> bool:
         """Register a connection; return False when there are too many."""
         self._connections.add(connection)
+        self.accepted_count += 1
         return len(self._connections) <= self.limits.connections_max
 
     def closed(self, connection: HttpConnection) -> None:

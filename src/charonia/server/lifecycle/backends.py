@@ -11,6 +11,7 @@ from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.metrics.custom import CustomMetrics
 from charonia.server.metrics.devices import PinnedMemory, device_metric_names
 from charonia.server.metrics.prometheus import metric_names
+from charonia.server.metrics.traffic import traffic_metric_names
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.response_cache.api import ResponseCache
 from charonia.server.scheduling.api import Scheduler
@@ -60,7 +61,7 @@ class Backends:
         self.limits = limits
         self.cache = cache
         self.pinned = pinned or PinnedMemory()
-        self.metrics = CustomMetrics(reserved=(*metric_names(), *device_metric_names()))
+        self.metrics = CustomMetrics(reserved=(*metric_names(), *device_metric_names(), *traffic_metric_names()))
         self._made: dict[str, Backend] = {}
         self._making = asyncio.Lock()
 

@@ -16,7 +16,7 @@ from charonia.config.parameters import CUSTOM_BATCHING, FRONT_END, PYTHON_STRATE
 from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
 
-BACKENDS = ("identity", "onnxruntime")
+BACKENDS = ("identity", "onnxruntime", "openvino", "tflite")
 """Backends whose models front ends load: they keep no state, and each process can afford another one."""
 
 BYTES_MAX = 64 * 2**20

@@ -37,7 +37,9 @@ _log = logging.getLogger(__name__)
 HASH_IN_LOOP_BYTES_MAX = 256 * 1024
 """Requests up to this size are hashed on the event loop, which takes no longer than handing them to a thread."""
 
-TENSOR_ONLY_BACKENDS = frozenset({"identity", "onnxruntime", "pytorch"})
+TENSOR_ONLY_BACKENDS = frozenset(
+    {"fil", "identity", "image", "onnxruntime", "openvino", "pytorch", "sklearn", "tensorflow", "tensorrt", "tflite"}
+)
 """Backends whose models receive tensors only, so that the parameters of a request are not part of its key."""
 
 _NS_PER_S = 1e9

@@ -216,6 +216,8 @@ def _with_fields(config: ModelConfig, fields: Sequence[tuple[str, str]]) -> Mode
                 key: inner if isinstance(inner, dict) else {"string_value": str(inner)} for key, inner in value.items()
             }
         document[name] = value
+        if name == "backend":  # the platform says the same of the backend that it was
+            document.pop("platform", None)
     try:
         return from_json(json.dumps(document))
     except ServingError as error:

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
@@ -14,14 +15,15 @@ from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.errors import unsupported
 from charonia.core.statistics import MemoryUsage
-from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.model_file import model_file
+from charonia.server.backends.api import BackendSettings, Completion, LoadedModel, ModelFiles, Placement
+from charonia.server.backends.model_file import model_file, weights_bytes
 from charonia.server.backends.onnxruntime.instance import OnnxRuntimeInstance
 from charonia.server.backends.onnxruntime.model_file import without_shape
 from charonia.server.backends.onnxruntime.options import (
     CUDA,
     SessionPlan,
     choose_providers,
+    for_openvino,
     idle_accelerators,
     read_plan,
     unknown_parameters,
@@ -43,6 +45,11 @@ from charonia.server.machine.memory import release_freed_memory
 from charonia.server.ragged.batch import configured_form, ragged_plan
 
 DEFAULT_FILE = "model.onnx"
+
+_ROUTED = (
+    "execution accelerator openvino: the openvino backend runs the model, as the installed ONNX Runtime has no such "
+    "provider"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +119,7 @@ class OnnxRuntimeModel:
             session = open_session(self._path, plan, threads=1, providers=providers, verbose=self._verbose)
         release_freed_memory()
         kind, device = ("CPU", 0) if on_cpu else ("GPU", placement.device_id)
-        self._memory.append(MemoryUsage(kind, device, _weights_bytes(self._path)))
+        self._memory.append(MemoryUsage(kind, device, weights_bytes(self._path)))
         return session
 
     def _threads(self, placement: Placement) -> int:
@@ -145,8 +152,9 @@ class OnnxRuntimeBackend:
         Raises:
             ServingError: The model cannot be read, or contradicts the configuration.
         """
+        routed = () if _for_openvino(config) is None else (_ROUTED,)
         if config.input and config.output:
-            return Completion(config)
+            return Completion(config, routed)
         plan = self._plan(files, config, settings)
         path = model_file(files, config, DEFAULT_FILE)
 
@@ -176,10 +184,12 @@ class OnnxRuntimeBackend:
             input=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.input),
             output=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.output),
         )
-        return Completion(merged, (*notes, *remarks))
+        return Completion(merged, (*notes, *remarks, *routed))
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> OnnxRuntimeModel:
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> LoadedModel:
         """Load a version; its first instance opens the session.
+
+        A model with the accelerator `openvino` is loaded by the openvino backend if ONNX Runtime lacks that provider.
 
         Raises:
             ServingError: A setting is wrong or not supported, or the file is missing.
@@ -193,6 +203,13 @@ class OnnxRuntimeBackend:
             )
         for sentence in (*unknown_parameters(config), *idle_accelerators(config)):
             _log.warning(sentence)
+        routed = _for_openvino(config)
+        if routed is not None:
+            from charonia.server.backends.openvino.backend import OpenVinoBackend  # only such models need the library
+
+            _log.info("model '%s': %s", config.name, _ROUTED)
+            named = replace(routed, default_model_filename=config.default_model_filename or DEFAULT_FILE)
+            return await OpenVinoBackend().load(files, named, settings)
         return OnnxRuntimeModel(path, seen_by_model(config), plan, verbose=settings.verbose)
 
     async def aclose(self) -> None:
@@ -206,6 +223,12 @@ class OnnxRuntimeBackend:
             start_global_pool(plan.intra_op_threads, plan.inter_op_threads)
             self._has_global_pool = True
         return replace(plan, op_libraries=tuple(_op_library(files, name) for name in plan.op_libraries))
+
+
+def _for_openvino(config: ModelConfig) -> ModelConfig | None:
+    """Return the configuration for the openvino backend of a model that it runs, None for others."""
+    routed = for_openvino(config, installed_providers())
+    return routed if routed is None or find_spec("openvino") is not None else None
 
 
 def signature_problems(
@@ -289,8 +312,3 @@ def _op_library(files: ModelFiles, name: str) -> str:
         if (folder / name).is_file():
             return os.fspath((folder / name).resolve())
     return name
-
-
-def _weights_bytes(path: Path) -> int:
-    """Return the total size of the model's file and those beside it, which hold external data."""
-    return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())

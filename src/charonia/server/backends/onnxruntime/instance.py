@@ -77,13 +77,13 @@ class OnnxRuntimeInstance(ArrayInstance):
             array = compute_input(computed.kind, self._shapes(requests, computed.source), computed.datatype)
             feed.update(dict.fromkeys(computed.names, array))
         for name in self._texts & feed.keys():
-            feed[name] = _to_text(name, feed[name])
+            feed[name] = to_text(name, feed[name])
         return feed
 
     def parts(self, name: str, array: Array, requests: Sequence[InferRequest]) -> list[Array]:
         """Return each request's part of an output, which may be as long as the request's part of an input."""
         if name in self._texts:
-            array = _to_bytes(array)
+            array = to_bytes(array)
         source = self._ragged.scattered.get(name)
         if source is not None:
             return scatter_like(name, array, self._shapes(requests, source))
@@ -121,7 +121,7 @@ def _to_numpy(value: onnxruntime.OrtValue) -> Array:
     return np.frombuffer(content, np.uint16).reshape(value.shape())
 
 
-def _to_text(name: str, array: Array) -> Array:
+def to_text(name: str, array: Array) -> Array:
     """Decode bytes to strings: ONNX Runtime's Python API takes only those."""
     texts = np.empty(array.shape, object)
     flat = texts.reshape(-1)
@@ -137,7 +137,8 @@ def _to_text(name: str, array: Array) -> Array:
     return texts
 
 
-def _to_bytes(array: Array) -> Array:
+def to_bytes(array: Array) -> Array:
+    """Encode strings as bytes, which a tensor of the protocol has."""
     encoded = np.empty(array.shape, object)
     encoded.reshape(-1)[:] = [str(element).encode() for element in array.reshape(-1).tolist()]
     return encoded

@@ -5,7 +5,7 @@ Pure. Which providers are installed is an argument.
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from charonia.config.kinds import InstanceKind
@@ -161,6 +161,14 @@ CUDA = "CUDAExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
+_OPENVINO_PARAMETERS = {
+    "device_type": "TARGET_DEVICE",
+    "num_of_threads": "INFERENCE_NUM_THREADS",
+    "num_streams": "NUM_STREAMS",
+    "cache_dir": "CACHE_DIR",
+}
+"""Parameters of the openvino backend by the provider's options."""
+
 _PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
 _TENSORRT_OPTIONS = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
@@ -194,9 +202,36 @@ def choose_providers(
                 f"has {', '.join(sorted(installed))}",
                 hint="install onnxruntime-gpu in place of onnxruntime, or use instances of KIND_CPU"
                 if on_gpu
-                else "install onnxruntime-openvino in place of onnxruntime, or remove the accelerator",
+                else "install openvino, and the model runs in the openvino backend; or remove the accelerator",
             )
     return [*chosen, (CPU, {})]
+
+
+def for_openvino(config: ModelConfig, installed: Collection[str]) -> ModelConfig | None:
+    """Return the configuration of a model that the openvino backend runs in place of ONNX Runtime, None for others.
+
+    It is one with the accelerator `openvino`, where the installed ONNX Runtime has no such provider.
+
+    Raises:
+        ServingError: INVALID_ARG for an unknown parameter of the accelerator.
+    """
+    accelerators = config.optimization.execution_accelerators if config.optimization is not None else None
+    given = accelerators.cpu_execution_accelerator if accelerators is not None else ()
+    named = next((accelerator for accelerator in given if accelerator.name == "openvino"), None)
+    on_gpu = any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group)
+    if named is None or OPENVINO in installed or on_gpu:
+        return None
+    parameters = {key: text for key, text in config.parameters.items() if key in SERVER_PARAMETERS}
+    if config.parameters.get("intra_op_thread_count", "0") != "0":
+        parameters["INFERENCE_NUM_THREADS"] = config.parameters["intra_op_thread_count"]
+    for key, text in named.parameters.items():
+        if key not in _OPENVINO_PARAMETERS and not key.isupper():
+            raise invalid(
+                f"model '{config.name}': accelerator 'openvino' has no parameter '{key}'",
+                hint=f"it has {', '.join(_OPENVINO_PARAMETERS)} and the parameters of the openvino backend",
+            )
+        parameters[_OPENVINO_PARAMETERS.get(key, key)] = text
+    return replace(config, parameters=parameters)
 
 
 def _on_gpu(model: str, accelerator: Accelerator, plan: SessionPlan, placement: Placement) -> Provider:

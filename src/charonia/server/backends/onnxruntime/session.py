@@ -14,6 +14,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
 from charonia.core.tensor import Array
 from charonia.install_hint import package_hint
+from charonia.server.backends.model_file import broken_file_hint
 from charonia.server.backends.onnxruntime.model_file import read_external
 from charonia.server.backends.onnxruntime.options import CPU, Provider, SessionPlan
 
@@ -47,7 +48,6 @@ Run = Callable[[Sequence[str], Mapping[str, Array], object], list[Array]]
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(r"\S*onnxruntime_src/\S+ |\w+\.cc:\d+ \w+ |\S+::\S+\([^)]*\) (?:const )?")
 _MESSAGE_CHARS_MAX = 1000
-_LFS_POINTER = b"version https://git-lfs"
 _LOAD_HINTS = {
     "Protobuf parsing failed": "the file is not an ONNX model, or is incomplete",
     "Missing model IR version": "the file is not an ONNX model",
@@ -196,16 +196,7 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
 
 def _load_hint(path: Path, problem: str) -> str:
     """Return a hint for a file that ONNX Runtime does not load, "" for none."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(_LFS_POINTER))
-    except OSError:
-        return ""
-    if not start:
-        return "the file is empty"
-    if start == _LFS_POINTER:
-        return "the file is a Git LFS pointer: `git lfs pull` fetches the model"
-    return next((hint for text, hint in _LOAD_HINTS.items() if text in problem), "")
+    return broken_file_hint(path) or next((hint for text, hint in _LOAD_HINTS.items() if text in problem), "")
 
 
 def signature_of(session: Session, model_name: str) -> tuple[Signature, list[str]]:

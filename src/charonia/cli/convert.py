@@ -1,0 +1,124 @@
+"""`charonia convert`: a model in another form, checked against the original.
+
+Exit status: 0 done, 1 the model cannot be converted or answers differently, 2 misuse.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from charonia.cli.command_line import CommandLine, Option, carry_out, flag
+from charonia.cli.values import integer, names, number
+from charonia.config.complete import SignatureTensor
+from charonia.core.dtypes import BY_WIRE
+from charonia.server.convert.options import ROWS_MAX, TARGET_NAMES, ConvertOptions
+
+_STEP_COLUMNS = 12
+
+
+def target(text: str) -> str:
+    """Read the name of a target."""
+    if text not in TARGET_NAMES:
+        raise ValueError(f"expected one of {', '.join(TARGET_NAMES)}, got '{text}'")
+    return text
+
+
+def tensor(text: str) -> SignatureTensor:
+    """Read NAME:TYPE:DIMS, as in x:FP32:-1,3,224,224; a name may contain colons."""
+    name, _, dims = text.rpartition(":")
+    name, _, kind = name.rpartition(":")
+    datatype = BY_WIRE.get(kind.upper())
+    try:
+        shape = tuple(int(dim) for dim in dims.split(",") if dim)
+    except ValueError:
+        shape = ()
+    if not name or datatype is None or not shape or any(dim < -1 or dim == 0 for dim in shape):
+        raise ValueError(f"expected NAME:TYPE:DIMS, such as x:FP32:-1,3,224,224, got '{text}'")
+    return SignatureTensor(name, datatype, shape)
+
+
+LINE = CommandLine(
+    command="charonia convert",
+    intro="""\
+usage: charonia convert [OPTIONS] MODEL
+
+Convert an estimator, a TensorFlow or a PyTorch model, and check that it answers like the original.
+""",
+    groups={
+        "Options": (
+            Option("MODEL", "model", str, "MODEL", "A file, or the folder of a SavedModel"),
+            Option("--to", "target", target, "FORM", f"Form to convert to: {', '.join(TARGET_NAMES)}"),
+            Option("--output -o", "output", str, "FILE", "File to write", default="MODEL's name, here"),
+            Option("--repository", "repository", str, "DIR", "Write NAME/1/model.onnx in this folder instead"),
+            Option("--name", "name", str, "NAME", "Name of the model in the repository", default="MODEL's name"),
+            flag("--trust", "trust", True, "Read files that can run code: pickles, Lambda layers"),
+            Option(
+                *("--trusted-types", "trusted_types", names, "TYPE,..."),
+                "Types that a file of skops may make, by full name",
+            ),
+        ),
+        "Conversion": (
+            Option(
+                *("--input", "inputs", tensor, "NAME:TYPE:DIMS"),
+                "An input, where the file does not say it; -1 for a dimension of any size; repeatable",
+                tuple,
+            ),
+            Option(
+                *("--signature", "signature", str, "NAME", "Signature of a SavedModel"),
+                default="serving_default, else the first",
+            ),
+            Option(
+                *("--opset", "opset", integer(1), "N", "Version of ONNX's operators"), default="what the converter has"
+            ),
+        ),
+        "Check": (
+            Option(
+                *("--samples", "samples", str, "FILE.npz", "An array for each input, by its name"),
+                default="random ones",
+            ),
+            Option("--rows", "rows", integer(2, ROWS_MAX), "N", "Rows of random samples"),
+            Option(
+                *("--tolerance", "tolerance", number(0), "X"),
+                "Greatest difference that is accepted, absolute plus relative",
+            ),
+        ),
+    },
+    record=ConvertOptions(),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    return carry_out(LINE, arguments, _convert)
+
+
+def _convert(given: ConvertOptions) -> int:
+    # Imported late, because it imports ONNX Runtime, which `--help` does not need.
+    from charonia.cli.convert_table import table
+    from charonia.server.convert.convert import convert
+
+    done = convert(given, _progress)
+    print(f"\n{table(done.differences)}\n")
+    if done.path is None:
+        apart = ", ".join(f"'{difference.name}'" for difference in done.differences if difference.beyond)
+        print(
+            f"charonia convert: nothing was written: {apart} differ by more than --tolerance {given.tolerance:g} "
+            "(hint: samples of your own say more than random ones: --samples FILE.npz)",
+            file=sys.stderr,
+        )
+        return 1
+    alike = [difference.name for difference in done.differences if difference.is_alike]
+    if len(alike) == len(done.differences) and alike:
+        print("! The original answers all samples alike, so the check says little: give --samples of your data.\n")
+    served = given.repository or done.path
+    print(f"wrote {done.path}, {_size(done.path)}\ncharonia serve {served}")
+    return 0
+
+
+def _progress(step: str, text: str) -> None:
+    print(f"{step:<{_STEP_COLUMNS}}{text}", flush=True)
+
+
+def _size(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"

@@ -1,0 +1,307 @@
+"""Completes configurations from estimators, and loads them."""
+
+import asyncio
+import logging
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+
+from charonia.config.complete import Signature, SignatureTensor, merge_signature
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.config.parameters import TRY_EXAMPLE
+from charonia.config.problems import Problem, raise_problems
+from charonia.config.sequence_tensors import seen_by_model
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, invalid
+from charonia.core.statistics import MemoryUsage
+from charonia.core.tensor import Array
+from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.model_file import model_file
+from charonia.server.backends.sklearn.features import MATRIX, Features, parts_of, prepare
+from charonia.server.backends.sklearn.files import Trust, plain_text, read_estimator
+from charonia.server.backends.sklearn.instance import SklearnInstance, Threads
+from charonia.server.backends.sklearn.methods import METHODS, array_of, datatype_of, outputs_of, provided
+from charonia.server.backends.sklearn.options import (
+    TRUSTED,
+    TRUSTED_TYPES,
+    EstimatorPlan,
+    read_plan,
+    unknown_parameters,
+)
+from charonia.server.machine.memory import release_freed_memory
+
+FILES = ("model.skops", "model.joblib", "model.pkl")
+"""File names that are tried where the configuration has none."""
+
+EXAMPLE_ROWS = 2
+
+_log = logging.getLogger(__name__)
+
+_FORESTS = (
+    *(ExtraTreesClassifier, ExtraTreesRegressor, GradientBoostingClassifier, GradientBoostingRegressor),
+    *(HistGradientBoostingClassifier, HistGradientBoostingRegressor, RandomForestClassifier, RandomForestRegressor),
+)
+
+
+class SklearnModel:
+    """A loaded version.
+
+    Args:
+        path: The model's file.
+        estimator: What it holds.
+        features: What the estimator takes.
+        config: The complete configuration.
+
+    Attributes:
+        estimator: The estimator, which all instances share.
+    """
+
+    def __init__(self, path: Path, estimator: Any, features: Features, config: ModelConfig) -> None:
+        self._path = path
+        self.estimator = estimator
+        self._features = features
+        self._config = config
+        self._libraries = Threads()
+        self._checked: asyncio.Task[None] | None = None
+
+    async def create_instance(self, placement: Placement) -> SklearnInstance:
+        """Make one more instance of the one estimator.
+
+        Raises:
+            ServingError: The estimator contradicts the configuration.
+        """
+        instance = SklearnInstance(self.estimator, self._features, self._config, self._libraries, placement.threads)
+        if self._checked is None:
+            self._checked = asyncio.create_task(asyncio.to_thread(self._check, instance))
+        await asyncio.shield(self._checked)
+        return instance
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return the size of the file: estimators do not tell theirs."""
+        return [MemoryUsage("CPU", 0, self._path.stat().st_size)] if self._path.is_file() else []
+
+    async def aclose(self) -> None:
+        """Release the estimator, and return its memory to the system."""
+        self.estimator = None
+        await asyncio.to_thread(release_freed_memory)
+
+    def _check(self, instance: SklearnInstance) -> None:
+        """Compare the configuration with what the estimator answers to an example."""
+        config = self._config
+        try:
+            answers = instance.answers(instance.names, _example(self._features, config))
+        except ServingError as error:
+            _log.info("model '%s': its outputs are not checked, as it refuses an example: %s", config.name, error)
+            return
+        problems = list(_output_problems(config, answers))
+        if problems:
+            raise_problems(config.name, problems)
+
+
+class SklearnBackend:
+    """The `sklearn` backend."""
+
+    name = "sklearn"
+
+    def uses_gpus(self) -> bool:
+        """Return False: scikit-learn computes on the CPU."""
+        return False
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Fill in inputs, outputs and batching from the estimator, unless inputs and outputs are given.
+
+        Raises:
+            ServingError: The file cannot be read or is not trusted, or the estimator contradicts the configuration.
+        """
+        if config.input and config.output:
+            return Completion(config)
+        plan = _plan(config)
+        path = _file(files, config)
+        signature, remarks = await asyncio.to_thread(_inspect, path, config, plan)
+        merged, notes = merge_signature(
+            config, signature, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
+        )
+        return Completion(merged, (*notes, *remarks))
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> SklearnModel:
+        """Load a version.
+
+        Raises:
+            ServingError: The file cannot be read or is not trusted, or the configuration asks for what it has not.
+        """
+        plan = _plan(config)
+        path = _file(files, config)
+        for sentence in unknown_parameters(config):
+            _log.warning(sentence)
+        estimator, found = await asyncio.to_thread(read_estimator, path, _trust(config, plan, path))
+        for sentence in found:
+            _log.warning("model '%s': %s", config.name, sentence)
+        config = seen_by_model(config)
+        _set_jobs(estimator, plan.jobs)
+        features = await asyncio.to_thread(prepare, estimator)
+        problems = [*_input_problems(config, features), *_name_problems(config, estimator)]
+        if problems:
+            raise_problems(config.name, problems)
+        return SklearnModel(path, estimator, features, config)
+
+    async def aclose(self) -> None:
+        """Do nothing: models share no resources."""
+
+
+def _plan(config: ModelConfig) -> EstimatorPlan:
+    plan, problems = read_plan(config)
+    if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
+        problems.append(Problem("instance_group", "scikit-learn computes on the CPU: set kind: KIND_CPU"))
+    if problems:
+        raise_problems(config.name, problems)
+    return plan
+
+
+def _file(files: ModelFiles, config: ModelConfig) -> Path:
+    found = (name for name in FILES if (files.version_dir / name).is_file())
+    return model_file(files, config, next(found, FILES[0]))
+
+
+def _trust(config: ModelConfig, plan: EstimatorPlan, path: Path) -> Trust:
+    """Return what a file may do, with hints that fit a repository, or a file that is served alone."""
+    if TRY_EXAMPLE in config.parameters:
+        pickles = types = f"charonia serve --trust {shlex.quote(str(path.resolve()))}"
+    else:
+        pickles = f'parameters {{ key: "{TRUSTED}" value {{ string_value: "true" }} }} in config.pbtxt'
+        types = pickles.replace(TRUSTED, TRUSTED_TYPES).replace('"true"', '"{types}"')
+    condition = "if you made the file or trust who did: "
+    return Trust(plan.is_trusted, plan.types, condition + pickles, condition + types)
+
+
+def _inspect(path: Path, config: ModelConfig, plan: EstimatorPlan) -> tuple[Signature, list[str]]:
+    """Return the inputs and outputs of an estimator, and remarks, by calling it with an example."""
+    estimator, _ = read_estimator(path, _trust(config, plan, path))
+    _set_jobs(estimator, plan.jobs)
+    features = prepare(estimator)
+    if not features.is_text and not features.needs_names and features.count is None:
+        raise invalid(
+            f"model '{config.name}': the {type(estimator).__name__} does not say how many features it takes",
+            hint="give input and output in config.pbtxt",
+        )
+    remarks = []
+    outputs = []
+    try:
+        rows = features.table(features.example(EXAMPLE_ROWS))
+        for name in outputs_of(estimator, rows):
+            result = getattr(estimator, METHODS[name])(rows)
+            if isinstance(result, list):
+                remarks.append(f"output '{name}': left out, as the estimator has several targets with classes")
+                continue
+            array = array_of(name, result)
+            outputs.append(SignatureTensor(name, datatype_of(array), (-1, *array.shape[1:])))
+    except ServingError:
+        raise
+    except Exception as error:  # estimators raise what they like
+        raise invalid(
+            f"model '{config.name}' cannot be completed: the estimator refuses an example: {plain_text(error)}",
+            hint="give input and output in config.pbtxt",
+        ) from error
+    if isinstance(estimator, _FORESTS):
+        remarks.append("a forest: the fil backend may answer faster, from treelite.sklearn.import_model(model)")
+    return Signature(features.signature(), tuple(outputs)), remarks
+
+
+def _set_jobs(estimator: Any, jobs: int) -> None:
+    """Set the threads of an estimator and its parts: files often say `n_jobs=-1`, a thread for each core."""
+    for part in parts_of(estimator):
+        if hasattr(part, "n_jobs"):
+            part.n_jobs = jobs
+
+
+def _dims(tensor: ModelInput | ModelOutput, config: ModelConfig) -> tuple[int, ...]:
+    """Return the shape of a tensor as the estimator sees it, with -1 for the rows of a batch."""
+    dims = tensor.reshape.shape if tensor.reshape is not None else tensor.dims
+    return (-1, *dims) if config.max_batch_size > 0 else dims
+
+
+def _example(features: Features, config: ModelConfig) -> dict[str, Array]:
+    """Return an example of the configured inputs: ones, and texts that the estimator knows."""
+    feed: dict[str, Array] = {}
+    for tensor in config.input:
+        first, *others = _dims(tensor, config)
+        shape = (EXAMPLE_ROWS if first == -1 else first, *(features.count or 1 if dim == -1 else dim for dim in others))
+        if tensor.data_type is DataType.BYTES:
+            feed[tensor.name] = np.full(shape, features.known_texts(tensor.name)[0].encode(), object)
+        elif tensor.data_type is not None:
+            feed[tensor.name] = np.ones(shape, tensor.data_type.numpy)
+    return feed
+
+
+def _input_problems(config: ModelConfig, features: Features) -> Iterator[Problem]:
+    """Yield what of the inputs the estimator does not take."""
+    names = [tensor.name for tensor in config.input]
+    if not names:
+        yield Problem("input", f"none is configured; the estimator takes '{MATRIX}'")
+        return
+    if set(names) == set(features.names) and (len(names) > 1 or features.needs_names):
+        for index, tensor in enumerate(config.input):
+            if (tensor.data_type is DataType.BYTES) != (tensor.name in features.texts):
+                kind = "texts: TYPE_STRING" if tensor.name in features.texts else "numbers"
+                yield Problem(f"input[{index}].data_type", f"the estimator takes column '{tensor.name}' as {kind}")
+            if len(_dims(tensor, config)) > 2:
+                yield Problem(f"input[{index}].dims", f"column '{tensor.name}': expected dims [ 1 ]")
+        return
+    if len(names) > 1:
+        known = f", or one for each column: {', '.join(features.names)}" if features.names else ""
+        yield Problem("input", f"expected one input, the matrix{known}; got {', '.join(names)}")
+        return
+    [tensor] = config.input
+    dims = _dims(tensor, config)
+    if features.is_text:
+        if tensor.data_type is not DataType.BYTES:
+            yield Problem("input[0].data_type", "the estimator takes texts: expected TYPE_STRING")
+        if any(dim not in (1, -1) for dim in dims):
+            yield Problem("input[0].dims", f"a row is one text: expected dims [ 1 ], got {list(tensor.dims)}")
+        return
+    if tensor.data_type is DataType.BYTES and not features.texts:
+        yield Problem("input[0].data_type", "the estimator takes numbers, got TYPE_STRING")
+    if len(dims) != 2 or (features.count is not None and dims[1] not in (-1, features.count)):
+        wanted = f"rows of {features.count if features.count is not None else 'n'} features"
+        yield Problem("input[0].dims", f"the estimator takes {wanted}, got dims {list(tensor.dims)}")
+
+
+def _name_problems(config: ModelConfig, estimator: Any) -> Iterator[Problem]:
+    """Yield the outputs that the estimator cannot answer."""
+    known = provided(estimator)
+    if not config.output:
+        yield Problem("output", f"none is configured; the estimator provides {', '.join(known)}")
+    for index, tensor in enumerate(config.output):
+        if tensor.name not in known:
+            message = f"unexpected inference output '{tensor.name}', the estimator provides: {', '.join(known)}"
+            yield Problem(f"output[{index}].name", message)
+
+
+def _output_problems(config: ModelConfig, answers: Mapping[str, Array]) -> Iterator[Problem]:
+    """Yield the outputs that are of another shape or kind than what the estimator answers."""
+    for index, tensor in enumerate(config.output):
+        array, datatype = answers[tensor.name], tensor.data_type or DataType.FP32
+        dims, own = _dims(tensor, config), datatype_of(array)
+        fits = len(dims) == array.ndim and all(
+            dim in (-1, size) for dim, size in zip(dims[1:], array.shape[1:], strict=True)
+        )
+        if not fits:
+            message = f"the estimator answers '{tensor.name}' with shape {[-1, *array.shape[1:]]}, got {list(dims)}"
+            yield Problem(f"output[{index}].dims", message)
+        is_text = DataType.BYTES in (datatype, own)
+        if (is_text and datatype is not own) or not np.can_cast(own.numpy, datatype.numpy, "same_kind"):
+            message = f"the estimator answers '{tensor.name}' as {own.config}, got {datatype.config}"
+            yield Problem(f"output[{index}].data_type", message)

@@ -1,0 +1,166 @@
+"""Reads estimators from files: those of skops, and pickles where the model is trusted.
+
+A pickle runs code when it is read. A file of skops names the types that it makes; those that skops does not know as
+harmless are made only where they are trusted by name. The trees of forests are among them: whoever writes such a file
+can have them read beyond their memory.
+"""
+
+import threading
+import warnings
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import joblib
+import sklearn
+from sklearn.exceptions import InconsistentVersionWarning, NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
+from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.install_hint import extra_hint
+
+ERROR_CHARS_MAX = 500
+"""Longest text of a library's error that is repeated."""
+
+_SCHEMA = "schema.json"
+"""Entry of a file of skops that no other zip archive has."""
+
+_reading = threading.Lock()
+"""Warnings are caught for the whole process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What a file may do while it is read, and how its owner says so.
+
+    Attributes:
+        is_full: Whether it may do anything: pickles are read, which run code, and files of skops make any type.
+        types: Types that a file of skops may make beyond those that skops trusts itself, by full name.
+        pickles_hint: How to allow pickles.
+        types_hint: How to allow types; `{types}` stands for their names.
+    """
+
+    is_full: bool
+    types: tuple[str, ...]
+    pickles_hint: str
+    types_hint: str
+
+
+def read_estimator(path: Path, trust: Trust) -> tuple[Any, list[str]]:
+    """Return the estimator in a file, and a sentence for each thing to warn of.
+
+    Raises:
+        ServingError: INVALID_ARG for a file that cannot be read or holds something else, UNSUPPORTED for one that is
+            not trusted.
+    """
+    is_skops = _is_skops(path)
+    if not is_skops and not trust.is_full:
+        raise unsupported(
+            f"{path.name} is a pickle, which can run any code when it is read: it is read only if it is trusted",
+            hint=trust.pickles_hint,
+        )
+    with _reading, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", InconsistentVersionWarning)
+        try:
+            estimator = _read_skops(path, trust) if is_skops else joblib.load(path)
+        except ServingError:
+            raise
+        except MemoryError:
+            raise
+        except Exception as error:  # what a file holds decides what it raises
+            raise _unreadable(path, error, list(_versions(path, caught))) from error
+    _check_estimator(path, estimator)
+    return estimator, list(_versions(path, caught))
+
+
+def plain_text(error: BaseException) -> str:
+    """Return the message of an error as one line."""
+    text = " ".join(str(error).split())[:ERROR_CHARS_MAX]
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def _is_skops(path: Path) -> bool:
+    """Return whether a file is one of skops.
+
+    Raises:
+        ServingError: INVALID_ARG for an archive of something else, or a file that only has skops' suffix.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except zipfile.BadZipFile as error:
+        if path.suffix == ".skops":
+            raise invalid(
+                f"cannot read {path.name}: {error}", hint="a file of skops is a zip archive; was it copied as a whole?"
+            ) from error
+        return False
+    if _SCHEMA not in names:
+        raise invalid(
+            f"{path.name} is no estimator: it is a zip archive of {', '.join(sorted(names)[:5]) or 'nothing'}"
+        )
+    return True
+
+
+def _read_skops(path: Path, trust: Trust) -> Any:
+    try:
+        import skops.io  # it imports all of scikit-learn, which pickles can do without
+    except ModuleNotFoundError as error:
+        raise unsupported(
+            f"{path.name} needs the package '{error.name}', which is not installed", hint=extra_hint("sklearn")
+        ) from error
+
+    unknown = skops.io.get_untrusted_types(file=path)
+    refused = [] if trust.is_full else sorted(set(unknown) - set(trust.types))
+    if refused:
+        names = ",".join(refused)
+        raise unsupported(
+            f"{path.name} makes objects of types that are not trusted: {', '.join(refused)}",
+            hint=trust.types_hint.replace("{types}", names),
+        )
+    return skops.io.load(path, trusted=sorted(unknown))
+
+
+def _versions(path: Path, caught: list[warnings.WarningMessage]) -> Iterator[str]:
+    """Yield a sentence if a file was written with another version of scikit-learn."""
+    found = {
+        message.message.original_sklearn_version
+        for message in caught
+        if isinstance(message.message, InconsistentVersionWarning)
+    }
+    if found:
+        versions = ", ".join(sorted(found))
+        yield (
+            f"{path.name} was written with scikit-learn {versions}, and this is {sklearn.__version__}: answers may "
+            f"differ; install scikit-learn=={min(found)}, or write it again"
+        )
+
+
+def _unreadable(path: Path, error: Exception, versions: list[str]) -> ServingError:
+    hint = versions[0] if versions else ""
+    if isinstance(error, ModuleNotFoundError):
+        hint = f"it needs the package that has '{error.name}': install it where the server runs"
+    elif isinstance(error, AttributeError) and "__main__" in str(error):
+        hint = (
+            "a function or class of the script that wrote it is missing: move it into a module that is installed here"
+        )
+    elif not hint:
+        hint = f"was it copied as a whole, and written by skops or joblib? scikit-learn here is {sklearn.__version__}"
+    return invalid(f"cannot read {path.name}: {plain_text(error)}", hint=hint)
+
+
+def _check_estimator(path: Path, estimator: Any) -> None:
+    kind = type(estimator).__name__
+    if not (hasattr(estimator, "predict") or hasattr(estimator, "transform")):
+        raise invalid(
+            f"{path.name} holds an object of type {kind}, expected an estimator with `predict` or `transform`",
+            hint="write the estimator or the pipeline itself",
+        )
+    try:
+        check_is_fitted(estimator)
+    except NotFittedError:
+        raise invalid(f"{path.name}: the {kind} has not been fitted", hint="call fit before you write it") from None
+    except TypeError:
+        pass  # an estimator of another package, which says so itself when it is called

@@ -1,0 +1,212 @@
+"""Reads TensorFlow Lite models, and makes their interpreters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+from charonia.config.complete import Signature, SignatureTensor
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.core.dtypes import BY_NUMPY, DataType
+from charonia.core.errors import Code, ServingError, invalid, unsupported
+from charonia.server.backends.model_file import broken_file_hint
+
+SERVING_DEFAULT = "serving_default"
+"""Name of the signature that converters write where nobody gives one."""
+
+_LOAD_HINTS = {
+    "valid Flatbuffer": "the file is not a TensorFlow Lite model, or is incomplete",
+    "unresolved custom op": "LiteRT lacks the operator: convert the model with built-in operators only",
+    "Select TensorFlow op": "LiteRT lacks the operator: convert the model with built-in operators only",
+}
+"""Hint by a part of LiteRT's message."""
+
+_MESSAGE_CHARS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """An input or output of a subgraph.
+
+    Attributes:
+        name: Its name: that in the signature, or the tensor's own where the configuration or the file has no other.
+        index: Index of the tensor.
+        datatype: Its datatype.
+        shape: Its shape, -1 for a variable dimension.
+        scale: Scale of a quantised tensor, 0 for others.
+        zero_point: Its zero point.
+    """
+
+    name: str
+    index: int
+    datatype: DataType
+    shape: tuple[int, ...]
+    scale: float
+    zero_point: int
+
+
+@dataclass(frozen=True, slots=True)
+class TfliteProgram:
+    """One signature of a model.
+
+    Attributes:
+        content: The content of the file.
+        subgraph: Index of the subgraph that computes.
+        inputs: Its inputs, in order.
+        outputs: Its outputs, in order.
+    """
+
+    content: bytes
+    subgraph: int
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphTensor, ...]
+
+    @property
+    def signature(self) -> Signature:
+        """The inputs and outputs as others know them."""
+        tensors = (
+            tuple(SignatureTensor(p.name, p.datatype, p.shape) for p in ps) for ps in (self.inputs, self.outputs)
+        )
+        return Signature(*tensors)
+
+
+def read_program(path: Path, config: ModelConfig, signature: str) -> TfliteProgram:
+    """Read a model.
+
+    Its first dimension counts as variable where the configuration batches and the model, made for one size, computes
+    batches of another as well.
+
+    Args:
+        path: The file.
+        config: The configuration so far.
+        signature: Name of its signature, "" for the only one, or `serving_default`.
+
+    Raises:
+        ServingError: INVALID_ARG when LiteRT cannot load the file, or there is no such signature; UNSUPPORTED for a
+            tensor that the protocol lacks.
+    """
+    content = path.read_bytes()
+    if not content:
+        raise invalid(f"cannot load {path.name}: the file is empty")
+    try:
+        interpreter = Interpreter(model_content=content, num_threads=1)
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
+        hints = (hint for text, hint in _LOAD_HINTS.items() if text in refused.message)
+        raise ServingError(refused.code, refused.message, hint=broken_file_hint(path) or next(hints, "")) from error
+    native = interpreter._interpreter
+    named, subgraph = _signature(native, config.name, signature)
+    inputs = named["inputs"] if named else {native.TensorName(i, 0): i for i in native.InputIndices()}
+    outputs = named["outputs"] if named else {native.TensorName(i, 0): i for i in native.OutputIndices()}
+    program = TfliteProgram(
+        content,
+        subgraph,
+        tuple(_port(native, subgraph, config, config.input, *item) for item in inputs.items()),
+        tuple(_port(native, subgraph, config, config.output, *item) for item in outputs.items()),
+    )
+    return _opened(program, native) if config.max_batch_size > 0 else program
+
+
+def interpreter_of(program: TfliteProgram, threads: int, batch: int) -> Any:
+    """Return the native interpreter of an instance, which reads the content of the file where it is.
+
+    If no dimension but the batch is variable, its memory is laid out now, as LiteRT holds the GIL meanwhile.
+
+    Args:
+        program: The model, which must live as long.
+        threads: Threads of the instance.
+        batch: The largest batch, 0 for a model without batching.
+
+    Raises:
+        ServingError: INVALID_ARG when LiteRT refuses.
+    """
+    lead = (batch,) if batch else ()
+    shapes = {port.index: (*lead, *port.shape[len(lead) :]) for port in program.inputs}
+    try:
+        native = Interpreter(model_content=program.content, num_threads=threads)._interpreter
+        if all(-1 not in shape for shape in shapes.values()):
+            for index, shape in shapes.items():
+                native.ResizeInputTensor(index, np.array(shape, np.int32), False, program.subgraph)
+            native.AllocateTensors(program.subgraph)
+    except (ValueError, RuntimeError) as error:
+        raise plain_error("LiteRT cannot load the model", error, Code.INVALID_ARG) from error
+    return native
+
+
+def plain_error(what: str, error: Exception, code: Code) -> ServingError:
+    """Return an error of LiteRT as one line; `what` failed."""
+    return ServingError(code, f"{what}: {' '.join(str(error).split())[:_MESSAGE_CHARS_MAX]}")
+
+
+def quantised(program: TfliteProgram) -> list[str]:
+    """Return a sentence for each quantised input and output: its numbers are sent as they are."""
+    return [
+        f"{kind} '{port.name}': quantised, a number q stands for {port.scale:g} * (q - {port.zero_point})"
+        for kind, ports in (("input", program.inputs), ("output", program.outputs))
+        for port in ports
+        if port.scale
+    ]
+
+
+def _signature(native: Any, model: str, wanted: str) -> tuple[Mapping[str, Mapping[str, int]], int]:
+    """Return the tensors of a signature and its subgraph; nothing and the first subgraph for a file without any."""
+    known = native.GetSignatureDefs() or {}
+    name = wanted or (next(iter(known)) if len(known) == 1 else SERVING_DEFAULT)
+    if name in known:
+        return known[name], native.GetSubgraphIndexFromSignature(name)
+    if known:
+        raise invalid(
+            f"model '{model}' has no signature '{name}'",
+            hint=f"the parameter SIGNATURE names one of {', '.join(sorted(known))}",
+        )
+    if wanted:
+        raise invalid(f"model '{model}' has no signature '{wanted}': the file has none", hint="leave SIGNATURE out")
+    return {}, 0
+
+
+def _port(
+    native: Any,
+    subgraph: int,
+    config: ModelConfig,
+    configured: Sequence[ModelInput | ModelOutput],
+    name: str,
+    index: int,
+) -> GraphTensor:
+    own = native.TensorName(index, subgraph)
+    if any(tensor.name == own for tensor in configured):
+        name = own
+    kind = native.TensorType(index, subgraph)
+    datatype = DataType.BYTES if kind is np.bytes_ else BY_NUMPY.get(np.dtype(kind)) if kind else None
+    if datatype is None:
+        what = np.dtype(kind).name if kind else "of an unknown type"
+        raise unsupported(f"model '{config.name}': tensor '{name}' is {what}, which cannot be sent")
+    shape = tuple(int(size) for size in native.TensorSizeSignature(index, subgraph))
+    scale, zero_point = native.TensorQuantization(index, subgraph)
+    return GraphTensor(name, index, datatype, shape, float(scale), int(zero_point))
+
+
+def _opened(program: TfliteProgram, native: Any) -> TfliteProgram:
+    """Return the program with a variable first dimension, if a batch of two more than the model's own size fits."""
+    ports = (*program.inputs, *program.outputs)
+    fixed = {port.shape[0] for port in ports if port.shape and port.shape[0] != -1}
+    if not fixed or any(not port.shape for port in ports):
+        return program
+    size = max(fixed) + 2
+    try:
+        for port in program.inputs:
+            shape = (size, *(max(1, dim) for dim in port.shape[1:]))
+            native.ResizeInputTensor(port.index, np.array(shape, np.int32), False, program.subgraph)
+        native.AllocateTensors(program.subgraph)
+    except (ValueError, RuntimeError):
+        return program
+    if any(native.TensorSize(port.index, program.subgraph)[0] != size for port in program.outputs):
+        return program
+    inputs, outputs = (
+        tuple(replace(port, shape=(-1, *port.shape[1:])) for port in ports)
+        for ports in (program.inputs, program.outputs)
+    )
+    return replace(program, inputs=inputs, outputs=outputs)

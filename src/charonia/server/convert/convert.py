@@ -1,0 +1,178 @@
+"""The procedure: read, convert, check, write."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from charonia.config.complete import Signature, SignatureTensor
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, invalid
+from charonia.core.tensor import Array
+from charonia.server.backends.onnxruntime.instance import to_bytes, to_text
+from charonia.server.backends.onnxruntime.options import CPU, SessionPlan
+from charonia.server.backends.onnxruntime.session import Session, open_session, plain_error, signature_of
+from charonia.server.convert.check import OutputDifference, batches_of, compare, given_samples, random_samples
+from charonia.server.convert.options import ConvertOptions
+from charonia.server.convert.original import Original
+from charonia.server.convert.sources import form_of, open_original
+from charonia.server.convert.targets import target_called
+from charonia.server.files.forms import model_name
+
+
+class Progress(Protocol):
+    """Is told of each step, before it begins."""
+
+    def __call__(self, step: str, text: str) -> None:
+        """Take a step: "reading", "converting", "checking", or "note"."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What came of it.
+
+    Attributes:
+        differences: How far the answers are apart, by output.
+        path: The file that was written, None where the model differs too much.
+    """
+
+    differences: tuple[OutputDifference, ...]
+    path: Path | None
+
+
+def convert(options: ConvertOptions, progress: Progress) -> Conversion:
+    """Convert a model, check it, and write it if its answers are those of the original. Takes seconds to minutes.
+
+    Raises:
+        ServingError: A library is missing, the file cannot be read or converted, or the samples do not fit.
+    """
+    problems = list(options.problems())
+    if problems:
+        raise invalid("\n".join(problems))
+    path = Path(options.model).expanduser()
+    form = form_of(path)
+    target = target_called(options.target)
+    samples = _read_samples(options.samples) if options.samples else None
+    progress("reading", f"{path}, {form.title}")
+    original = open_original(form, path, options)
+    output = _output(options, path, target.filename)
+    try:
+        with tempfile.TemporaryDirectory(prefix="charonia-convert-") as folder:
+            for warning in original.warnings:
+                progress("note", warning)
+            progress("converting", f"{original.title} with {original.converter}")
+            # Under its own name, by which it names the file of its weights.
+            model = Path(folder, f"{output.stem}.onnx")
+            original.to_onnx(model, options.opset)
+            session, signature = _open(model)
+            differences = _check(original, session, signature, options, samples, progress)
+            if any(difference.beyond for difference in differences):
+                return Conversion(differences, None)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            target.write(model, output)
+        return Conversion(differences, output)
+    finally:
+        original.close()
+
+
+def _output(options: ConvertOptions, path: Path, filename: str) -> Path:
+    """Return where the converted model belongs."""
+    name = options.name or model_name(path.name)
+    if options.repository:
+        return Path(options.repository, name, "1", filename)
+    return Path(options.output or f"{name}{Path(filename).suffix}")
+
+
+def _read_samples(path: str) -> Mapping[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not hasattr(file, "files"):
+                raise invalid(f"--samples: expected a file of several arrays, as numpy.savez writes it, got '{path}'")
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise invalid(
+            f"--samples: cannot read '{path}': {error}",
+            hint="numpy.savez writes it, with an array for each input; texts as numpy.str_, not as objects",
+        ) from error
+
+
+def _open(path: Path) -> tuple[Session, Signature]:
+    session = open_session(path, SessionPlan(), threads=1, providers=[(CPU, {})])
+    signature, _ = signature_of(session, path.stem)
+    return session, signature
+
+
+def _check(
+    original: Original,
+    session: Session,
+    signature: Signature,
+    options: ConvertOptions,
+    samples: Mapping[str, Array] | None,
+    progress: Progress,
+) -> tuple[OutputDifference, ...]:
+    """Return how far the answers of original and converted model are apart."""
+    inputs = [tensor for tensor in signature.inputs if not tensor.optional]
+    if samples is None:
+        feed = random_samples(inputs, options.rows, original.texts, original.scale)
+    else:
+        feed = given_samples(inputs, samples)
+    batches = batches_of(inputs, feed)
+    fixed = [tensor for tensor in signature.fixed if tensor.shape]
+    if fixed:
+        named = ", ".join(f"'{tensor.name}' {list(tensor.shape)}" for tensor in fixed)
+        progress("note", f"the first dimension is fixed, so the model cannot batch: {named}")
+    sizes = " and ".join(str(len(next(iter(batch.values())))) for batch in batches)
+    kind = "samples of the file" if samples is not None else "random samples"
+    progress("checking", f"{kind} against the original, in batches of {sizes}")
+    expected = [_original_answers(original, batch) for batch in batches]
+    got = [_answers(session, inputs, signature.outputs, batch) for batch in batches]
+    return tuple(
+        compare(
+            tensor,
+            [_of(answers, tensor.name) for answers in expected],
+            [answers[tensor.name] for answers in got],
+            options.tolerance,
+        )
+        for tensor in signature.outputs
+    )
+
+
+def _of(answers: Mapping[str, Array], name: str) -> Array:
+    if name not in answers:
+        raise invalid(f"the converted model has an output '{name}', the original has {', '.join(answers)}")
+    return answers[name]
+
+
+def _original_answers(original: Original, feed: Mapping[str, Array]) -> Mapping[str, Array]:
+    try:
+        return original.run(feed)
+    except ServingError:
+        raise
+    except Exception as error:  # the libraries raise what they like
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise invalid(
+            f"the original fails on the samples ({shapes}): {text}",
+            hint="give samples that it accepts: --samples FILE.npz",
+        ) from error
+
+
+def _answers(
+    session: Session, inputs: Sequence[SignatureTensor], outputs: Sequence[SignatureTensor], feed: Mapping[str, Array]
+) -> dict[str, Array]:
+    texts = {tensor.name for tensor in inputs if tensor.datatype is DataType.BYTES}
+    given = {name: to_text(name, array) if name in texts else array for name, array in feed.items()}
+    names = [tensor.name for tensor in outputs]
+    try:
+        arrays = session.run(names, given)
+    except Exception as error:  # ONNX Runtime's errors have no common base class
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+        raise plain_error(f"the converted model fails on the samples ({shapes})", error) from error
+    return {
+        tensor.name: to_bytes(array) if tensor.datatype is DataType.BYTES else array
+        for tensor, array in zip(outputs, arrays, strict=True)
+    }

@@ -1,0 +1,55 @@
+"""What to convert, and how. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from charonia.config.complete import SignatureTensor
+
+TOLERANCE = 1e-4
+ROWS = 16
+ROWS_MAX = 100_000
+
+TARGET_NAMES = ("onnx",)
+"""Names of the forms to convert to; `targets` has what each one is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """A conversion.
+
+    Attributes:
+        model: Path of the file or folder.
+        target: Name of the form to write.
+        output: Path of the file to write, "" for the model's name in the current folder.
+        repository: Folder of a repository to write the model to, "" for none.
+        name: Name of the model, "" for that of the file.
+        trust: Whether the file may run code while it is read.
+        trusted_types: Types that a file of skops may make.
+        inputs: Inputs, for files that do not say them.
+        signature: Signature of a SavedModel, "" for the default one.
+        opset: Version of ONNX's operators, 0 for what the converter has.
+        samples: Path of an .npz file with an array for each input, "" for random ones.
+        rows: Rows of the random samples.
+        tolerance: Greatest difference, absolute and relative, that is accepted.
+    """
+
+    model: str = ""
+    target: str = "onnx"
+    output: str = ""
+    repository: str = ""
+    name: str = ""
+    trust: bool = False
+    trusted_types: tuple[str, ...] = ()
+    inputs: tuple[SignatureTensor, ...] = ()
+    signature: str = ""
+    opset: int = 0
+    samples: str = ""
+    rows: int = ROWS
+    tolerance: float = TOLERANCE
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong."""
+        if self.output and self.repository:
+            yield "--output, --repository: expected one of them"
+        if self.name and not self.repository:
+            yield "--name: is the name of a model in a --repository, and none is given"

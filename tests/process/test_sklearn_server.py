@@ -1,0 +1,97 @@
+"""A server with estimators of scikit-learn, as its clients see it."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pytest
+import skops.io
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from tests.support.fork_server import run_command
+from tests.support.process import ServeProcess
+
+ROWS = np.random.default_rng(0).normal(size=(60, 4))
+CLASSES = np.where(ROWS[:, 0] + ROWS[:, 1] > 0, "yes", "no")
+PIPELINE = make_pipeline(StandardScaler(), LogisticRegression()).fit(ROWS, CLASSES)
+FOREST = RandomForestClassifier(5, random_state=0).fit(ROWS, CLASSES)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    repository = tmp_path_factory.mktemp("sklearn")
+    for name in ("pipeline", "forest", "pickle", "cut"):
+        (repository / name / "1").mkdir(parents=True)
+    skops.io.dump(PIPELINE, repository / "pipeline" / "1" / "model.skops")
+    joblib.dump(FOREST, repository / "forest" / "1" / "model.joblib")
+    (repository / "forest" / "config.pbtxt").write_text(
+        'max_batch_size: 64 parameters { key: "TRUSTED" value { string_value: "true" } }'
+    )
+    joblib.dump(FOREST, repository / "pickle" / "1" / "model.joblib")
+    content = (repository / "pipeline" / "1" / "model.skops").read_bytes()
+    (repository / "cut" / "1" / "model.skops").write_bytes(content[:1000])
+    with ServeProcess(repository, "--exit-on-error=false") as running:
+        yield running
+
+
+@pytest.mark.parametrize(("model", "estimator"), [("pipeline", PIPELINE), ("forest", FOREST)])
+def test_an_estimator_answers_over_both_protocols(
+    server: ServeProcess, model: str, estimator: LogisticRegression
+) -> None:
+    x = ROWS[:4]
+    over_http, over_grpc = http.InferInput("X", [4, 4], "FP64"), grpc.InferInput("X", [4, 4], "FP64")
+    over_http.set_data_from_numpy(x)
+    over_grpc.set_data_from_numpy(x)
+
+    with http.InferenceServerClient(server.http) as client:
+        one = client.infer(model, [over_http])
+    with grpc.InferenceServerClient(server.grpc) as client:
+        other = client.infer(model, [over_grpc])
+
+    for answer in (one, other):
+        assert answer.as_numpy("label").tolist() == [[label.encode()] for label in estimator.predict(x)]
+        np.testing.assert_allclose(answer.as_numpy("predict_proba"), estimator.predict_proba(x), rtol=1e-12)
+
+
+def test_models_that_cannot_be_loaded_say_why_and_harm_no_other(server: ServeProcess) -> None:
+    with http.InferenceServerClient(server.http) as client:
+        states = {entry["name"]: entry for entry in client.get_model_repository_index()}
+
+    assert {name for name, entry in states.items() if entry["state"] == "READY"} == {"pipeline", "forest"}
+    assert "model.joblib is a pickle, which can run any code when it is read" in states["pickle"]["reason"]
+    assert "cannot read model.skops" in states["cut"]["reason"]
+
+
+def test_a_number_that_is_none_is_the_fault_of_its_request_alone(server: ServeProcess) -> None:
+    body = json.dumps({"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP64", "data": [0, 0, 0, None]}]})
+    wrong = http.InferInput("X", [1, 4], "FP64")
+    wrong.set_data_from_numpy(np.full((1, 4), np.nan))
+
+    with http.InferenceServerClient(server.http) as client:
+        with pytest.raises(http.InferenceServerException, match=r"\[400\].*Input X contains NaN"):
+            client.infer("pipeline", [wrong])
+        assert client.is_model_ready("pipeline")
+    request = urllib.request.Request(f"http://{server.http}/v2/models/pipeline/infer", body.encode())
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(request)
+
+
+def test_a_file_is_served_as_it_is_and_a_pickle_if_it_is_trusted(tmp_path: Path) -> None:
+    skops.io.dump(PIPELINE, tmp_path / "iris.skops")
+    joblib.dump(FOREST, tmp_path / "forest.joblib")
+
+    refused = run_command("serve", str(tmp_path / "forest.joblib"), "--http-port=0", "--grpc-port=0")
+
+    assert refused.returncode == 1
+    assert f"charonia serve --trust {tmp_path / 'forest.joblib'}" in refused.stderr
+    with ServeProcess(tmp_path / "iris.skops", str(tmp_path / "forest.joblib"), "--trust") as server:
+        asked = run_command("infer", "iris", "-u", server.http, "-i", "X=1,1,0,0")
+        assert asked.stdout.splitlines()[0] == "label BYTES[1,1]: yes"
+        assert run_command("infer", "forest", "-u", server.http, "-i", "X=1,1,0,0").returncode == 0

@@ -1,0 +1,6 @@
+"""What the tests of forests have in common."""
+
+import pytest
+
+for library in ("treelite", "xgboost", "lightgbm", "sklearn"):
+    pytest.importorskip(library)

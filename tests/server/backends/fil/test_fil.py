@@ -1,0 +1,525 @@
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.support.forests import CLASSES, FEATURES, MadeForest, Rows, of_lightgbm, of_sklearn, of_xgboost, rows
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput
+from charonia.config.problems import Problem
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.tensor import Tensor
+from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Outputs, Placement
+from charonia.server.backends.fil import backend
+from charonia.server.backends.fil.backend import BATCH_SIZE, FilBackend
+from charonia.server.backends.fil.instance import CONTRIBUTIONS, INPUT, SCORES, FilInstance
+from charonia.server.backends.fil.predictors import LightGBMPredictor, TreelitePredictor
+from charonia.testing.backend_suite import BackendCase, BackendSuite
+
+FP32 = DataType.FP32
+MAKERS: dict[str, Callable[[str], MadeForest]] = {"xgboost": of_xgboost, "lightgbm": of_lightgbm, "sklearn": of_sklearn}
+TASKS = ("regression", "binary", "multi")
+
+
+@pytest.fixture(scope="module")
+def forests() -> dict[tuple[str, str], MadeForest]:
+    return {(library, task): make(task) for library, make in MAKERS.items() for task in TASKS}
+
+
+def files_of(folder: Path, forest: MadeForest) -> ModelFiles:
+    forest.write(folder / "1")
+    return ModelFiles(folder, 1, folder / "1")
+
+
+def config_of(outputs: Mapping[str, tuple[int, ...]], **parameters: str) -> ModelConfig:
+    return sized(64, outputs, **parameters)
+
+
+def sized(max_batch_size: int, outputs: Mapping[str, tuple[int, ...]], /, **parameters: str) -> ModelConfig:
+    lead = () if max_batch_size else (-1,)
+    return ModelConfig(
+        name="m",
+        backend="fil",
+        max_batch_size=max_batch_size,
+        input=(ModelInput(INPUT, FP32, dims=(*lead, FEATURES)),),
+        output=tuple(ModelOutput(name, FP32, (*lead, *dims)) for name, dims in outputs.items()),
+        instance_group=(InstanceGroup("m_0", InstanceKind.KIND_CPU, count=1),),
+        parameters=parameters,
+    )
+
+
+def opened(files: ModelFiles, config: ModelConfig, threads: int = 1) -> FilInstance:
+    async def make() -> FilInstance:
+        model = await FilBackend().load(files, config, BackendSettings())
+        return await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
+
+    return asyncio.run(make())
+
+
+def request(data: Rows, *outputs: str) -> InferRequest:
+    return InferRequest("m", {INPUT: Tensor(INPUT, FP32, data)}, outputs=tuple(map(RequestedOutput, outputs)))
+
+
+def ask(instance: FilInstance, data: Rows, *outputs: str) -> dict[str, NDArray[Any]]:
+    [result] = instance.execute([request(data, *outputs)]).results
+    assert isinstance(result, Outputs), result
+    return {tensor.name: tensor.array for tensor in result.tensors}
+
+
+def complete(files: ModelFiles, config: ModelConfig, default: int = 4) -> Completion:
+    return asyncio.run(FilBackend().complete(files, config, BackendSettings(default_max_batch_size=default)))
+
+
+def scores_of(instance: FilInstance, data: Rows) -> NDArray[Any]:
+    return ask(instance, data)[SCORES]
+
+
+CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, str]]] = {
+    "xgboost": ("xgboost", "multi", {SCORES: (3,), CONTRIBUTIONS: (3, FEATURES + 1)}, {"predict_proba": "true"}),
+    "lightgbm": ("lightgbm", "binary", {SCORES: (1,), CONTRIBUTIONS: (FEATURES + 1,)}, {"is_classifier": "true"}),
+    "checkpoint": ("sklearn", "regression", {SCORES: (1,)}, {"model_type": "treelite_checkpoint"}),
+}
+
+
+class TestFil(BackendSuite):
+    @pytest.fixture(params=list(CASES))
+    def backend_case(
+        self, request: pytest.FixtureRequest, tmp_path: Path, forests: dict[tuple[str, str], MadeForest]
+    ) -> BackendCase:
+        library, task, outputs, parameters = CASES[request.param]
+        files = files_of(tmp_path, forests[library, task])
+        bad = _infinite_request if request.param == "xgboost" else None
+        return BackendCase(FilBackend, files, config_of(outputs, **parameters), _numbered_request, bad)
+
+
+def _numbered_request(seed: int, size: int) -> InferRequest:
+    return request(rows(size, seed))
+
+
+def _infinite_request() -> InferRequest:
+    return request(np.full((1, FEATURES), np.inf, np.float32))
+
+
+PREDICTORS = [
+    (library, predictor) for library in ("xgboost", "lightgbm") for predictor in ("auto", "treelite", "library")
+]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("library", "predictor"), [*PREDICTORS, ("sklearn", "auto")])
+def test_scores_are_those_of_the_library(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path, library: str, task: str, predictor: str
+) -> None:
+    forest = forests[library, task]
+    data = rows(40, 1) if library != "sklearn" else np.nan_to_num(rows(40, 1))
+    expected = forest.scores(data)
+    instance = opened(files_of(tmp_path, forest), config_of({SCORES: expected.shape[1:]}, predictor=predictor))
+
+    np.testing.assert_allclose(scores_of(instance, data), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(scores_of(instance, data[:1]), expected[:1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("library", list(MAKERS))
+def test_a_classifier_answers_with_the_class_or_with_probabilities(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path, library: str
+) -> None:
+    forest = forests[library, "multi"]
+    files, data = files_of(tmp_path, forest), np.nan_to_num(rows(40, 1))
+    expected = forest.scores(data)
+
+    classes = opened(files, config_of({SCORES: (1,)}, is_classifier="true"))
+    probabilities = opened(files, config_of({SCORES: (CLASSES,)}, output_class="true", predict_proba="true"))
+
+    np.testing.assert_array_equal(scores_of(classes, data), expected.argmax(axis=1)[:, None])
+    assert scores_of(classes, data).dtype == np.float32
+    np.testing.assert_allclose(scores_of(probabilities, data), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_a_binary_classifier_answers_1_above_the_threshold(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path, library: str
+) -> None:
+    forest = forests[library, "binary"]
+    files, data = files_of(tmp_path, forest), rows(60, 1)
+    expected = forest.scores(data)
+
+    for threshold in (0.5, float(np.median(expected))):
+        instance = opened(files, config_of({SCORES: (1,)}, is_classifier="true", threshold=str(threshold)))
+        answers = scores_of(instance, data)
+        np.testing.assert_array_equal(answers, expected > threshold)
+        assert set(answers.ravel()) == {0.0, 1.0}
+
+
+def test_a_binary_classifier_has_one_probability_or_that_of_each_class(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
+) -> None:
+    forest = forests["xgboost", "binary"]
+    files, data = files_of(tmp_path, forest), rows(20, 1)
+    expected = forest.scores(data)
+    options = {"is_classifier": "true", "predict_proba": "true"}
+
+    one = scores_of(opened(files, config_of({SCORES: (1,)}, **options)), data)
+    both = scores_of(opened(files, config_of({SCORES: (2,)}, **options)), data)
+
+    np.testing.assert_allclose(one, expected, rtol=1e-5)
+    np.testing.assert_allclose(both, np.hstack([1 - expected, expected]), rtol=1e-4)
+
+
+def test_a_random_forest_of_two_classes_has_two_scores(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
+) -> None:
+    forest = forests["sklearn", "binary"]
+    files, data = files_of(tmp_path, forest), np.nan_to_num(rows(20, 1))
+
+    classes = scores_of(opened(files, config_of({SCORES: (1,)}, is_classifier="true")), data)
+
+    np.testing.assert_array_equal(classes, forest.scores(data).argmax(axis=1)[:, None])
+
+
+def test_an_objective_that_gives_classes_has_probabilities_as_scores(tmp_path: Path) -> None:
+    files, data = files_of(tmp_path, of_xgboost("multi", objective="multi:softmax")), rows(30, 1)
+    expected = of_xgboost("multi").scores(data)
+
+    for predictor in ("treelite", "library"):
+        instance = opened(files, config_of({SCORES: (CLASSES,)}, predictor=predictor))
+        np.testing.assert_allclose(scores_of(instance, data), expected, rtol=1e-4)
+
+
+def test_several_targets_are_as_many_scores_but_no_class(tmp_path: Path) -> None:
+    files = files_of(tmp_path, of_xgboost("regression", objective="reg:quantileerror", quantile_alpha=[0.1, 0.9]))
+
+    low, high = scores_of(opened(files, config_of({SCORES: (2,)})), rows(50, 1)).T
+
+    assert low.mean() < high.mean()
+    with pytest.raises(ServingError, match="2 targets, of which no class is made"):
+        opened(files, config_of({SCORES: (2,)}, is_classifier="true"))
+
+
+SHAP_MAKERS: dict[str, Callable[[str], MadeForest]] = {
+    "xgboost": of_xgboost,
+    "ubj": lambda task: of_xgboost(task, "ubj"),
+    "lightgbm": of_lightgbm,
+    "lightgbm forest": lambda task: of_lightgbm(task, boosting="rf", bagging_freq=1, bagging_fraction=0.6),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("library", list(SHAP_MAKERS))
+def test_shapley_values_are_those_of_the_library_and_add_up(tmp_path: Path, library: str, task: str) -> None:
+    forest = SHAP_MAKERS[library](task)
+    width = CLASSES if task == "multi" else 1
+    shape = (CLASSES, FEATURES + 1) if task == "multi" else (FEATURES + 1,)
+    instance = opened(files_of(tmp_path, forest), config_of({SCORES: (width,), CONTRIBUTIONS: shape}), threads=2)
+    data = rows(50, 1)
+
+    found = ask(instance, data)
+    values = found[CONTRIBUTIONS].reshape(50, -1, FEATURES + 1)
+    instance.close()
+
+    assert found[CONTRIBUTIONS].shape == (50, *shape)
+    assert forest.contributions is not None
+    own = forest.contributions(data)
+    scale = 4 if library == "lightgbm forest" else 1  # its four trees are added up there
+    np.testing.assert_allclose(values, own / scale, rtol=1e-4, atol=1e-6)
+    assert forest.margin is not None
+    np.testing.assert_allclose(values.sum(axis=2), forest.margin(data) / scale, rtol=1e-3, atol=1e-5)
+
+
+def test_shapley_values_of_classes_may_be_one_row(forests: dict[tuple[str, str], MadeForest], tmp_path: Path) -> None:
+    files, data = files_of(tmp_path, forests["xgboost", "multi"]), rows(5)
+    flat = opened(files, config_of({SCORES: (3,), CONTRIBUTIONS: (3 * (FEATURES + 1),)}))
+    deep = opened(files, config_of({SCORES: (3,), CONTRIBUTIONS: (3, FEATURES + 1)}))
+
+    np.testing.assert_array_equal(ask(flat, data)[CONTRIBUTIONS], ask(deep, data)[CONTRIBUTIONS].reshape(5, -1))
+
+
+def test_only_the_outputs_that_are_asked_for_are_computed(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
+) -> None:
+    files = files_of(tmp_path, forests["xgboost", "binary"])
+    instance = opened(files, config_of({SCORES: (1,), CONTRIBUTIONS: (FEATURES + 1,)}))
+
+    assert ask(instance, rows(2), SCORES).keys() == {SCORES}
+    assert ask(instance, rows(2), CONTRIBUTIONS).keys() == {CONTRIBUTIONS}
+
+
+def test_a_checkpoint_has_no_shapley_values(forests: dict[tuple[str, str], MadeForest], tmp_path: Path) -> None:
+    files = files_of(tmp_path, forests["sklearn", "regression"])
+
+    with pytest.raises(ServingError) as caught:
+        opened(files, config_of({SCORES: (1,), CONTRIBUTIONS: (FEATURES + 1,)}))
+
+    assert caught.value.code is Code.UNSUPPORTED
+    assert "only treelite can run a forest of model_type treelite_checkpoint" in caught.value.message
+    assert "serve the file of XGBoost or LightGBM itself" in caught.value.hint
+
+
+@pytest.fixture(scope="module")
+def divided(
+    forests: dict[tuple[str, str], MadeForest], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, FilInstance]:
+    """Instances that divide every batch of two rows and more among three threads."""
+    made = {}
+    for library in MAKERS:
+        files = files_of(tmp_path_factory.mktemp(library), forests[library, "multi"])
+        instance = opened(files, sized(0, {SCORES: (CLASSES,)}), threads=3)
+        forest = instance._forest
+        instance._forest = replace(forest, choice=replace(forest.choice, part_rows=1))
+        made[library] = instance
+    return made
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data(), library=st.sampled_from(list(MAKERS)), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_rows_have_the_same_scores_in_any_batch(
+    divided: dict[str, FilInstance], data: st.DataObject, library: str, sizes: list[int]
+) -> None:
+    count = sum(sizes) * FEATURES
+    values = st.one_of(st.floats(width=32, allow_nan=False), st.just(float("nan")), st.integers(-3, 3).map(float))
+    flat = data.draw(st.lists(values, min_size=count, max_size=count))
+    batch = np.array(flat, np.float32).reshape(-1, FEATURES)
+
+    together = scores_of(divided[library], batch)
+    alone = np.concatenate([scores_of(divided[library], row[None]) for row in batch])
+
+    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
+    assert together.dtype == np.float32
+
+
+def test_no_rows_have_no_scores(divided: dict[str, FilInstance]) -> None:
+    assert [scores_of(instance, rows(0)).shape for instance in divided.values()] == [(0, CLASSES)] * len(divided)
+
+
+def test_what_a_library_fails_on_in_any_part_is_the_error_of_the_batch(
+    divided: dict[str, FilInstance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(predictor: TreelitePredictor, part: Rows) -> Rows:
+        if np.isnan(part[-1, 0]):
+            raise ValueError("[12:00:00] /a/b.cc:7: Check failed: too many trees\nStack trace:")
+        return np.zeros((len(part), CLASSES), np.float32)
+
+    monkeypatch.setattr(TreelitePredictor, "scores", fail)
+    batch = np.zeros((9, FEATURES), np.float32)
+
+    assert not scores_of(divided["sklearn"], batch).any()
+    batch[-1] = np.nan
+    with pytest.raises(ServingError, match=r"the forest failed: Check failed: too many trees$") as caught:
+        scores_of(divided["sklearn"], batch)
+    assert caught.value.code is Code.INTERNAL
+
+
+COMPLETED = [
+    ("regression", {}, (1,)),
+    ("binary", {}, (1,)),
+    ("binary", {"is_classifier": "true"}, (1,)),
+    ("binary", {"is_classifier": "true", "predict_proba": "true"}, (1,)),
+    ("multi", {}, (CLASSES,)),
+    ("multi", {"is_classifier": "true"}, (1,)),
+    ("multi", {"is_classifier": "true", "predict_proba": "true"}, (CLASSES,)),
+]
+
+
+@pytest.mark.parametrize(("task", "parameters", "dims"), COMPLETED)
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_a_configuration_is_completed_from_the_forest(
+    forests: dict[tuple[str, str], MadeForest],
+    tmp_path: Path,
+    library: str,
+    task: str,
+    parameters: dict[str, str],
+    dims: tuple[int, ...],
+) -> None:
+    completion = complete(files_of(tmp_path, forests[library, task]), ModelConfig(name="m", parameters=parameters))
+
+    config = completion.config
+    assert [(t.name, t.data_type, t.dims) for t in config.input] == [(INPUT, FP32, (FEATURES,))]
+    assert [(t.name, t.data_type, t.dims) for t in config.output] == [(SCORES, FP32, dims)]
+    assert config.max_batch_size == BATCH_SIZE
+    assert config.dynamic_batching is not None
+    assert f"input '{INPUT}': FP32 [{FEATURES}], from the model" in completion.notes
+
+
+def test_the_server_s_default_batch_size_counts_where_it_is_0_or_larger(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
+) -> None:
+    files = files_of(tmp_path, forests["xgboost", "binary"])
+
+    assert complete(files, ModelConfig(name="m"), 5000).config.max_batch_size == 5000
+    unbatched = complete(files, ModelConfig(name="m"), 0).config
+    assert (unbatched.max_batch_size, unbatched.input[0].dims) == (0, (-1, FEATURES))
+
+
+def test_a_model_without_batching_takes_rows_of_its_own(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
+) -> None:
+    forest = forests["lightgbm", "regression"]
+    instance = opened(files_of(tmp_path, forest), sized(0, {SCORES: (1,)}))
+
+    np.testing.assert_allclose(scores_of(instance, rows(7)), forest.scores(rows(7)), rtol=1e-5)
+
+
+def refusal(files: ModelFiles, config: ModelConfig) -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        opened(files, config)
+    return caught.value
+
+
+def test_a_configuration_that_contradicts_the_forest_is_refused(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
+) -> None:
+    files = files_of(tmp_path, forests["xgboost", "multi"])
+    good = config_of({SCORES: (CLASSES,)})
+
+    wide = replace(good, input=(ModelInput(INPUT, FP32, dims=(FEATURES + 1,)),))
+    assert f"the model expects shape [-1, {FEATURES}]" in refusal(files, wide).message
+    double = replace(good, input=(ModelInput(INPUT, DataType.FP64, dims=(FEATURES,)),))
+    assert "TYPE_FP64" in refusal(files, double).message
+    assert "allowed outputs are: output__0, treeshap_output" in refusal(files, config_of({"y": (3,)})).message
+    assert "output[0].dims" in refusal(files, config_of({SCORES: (1,)})).message
+    assert "output[1].dims" in refusal(files, config_of({SCORES: (3,), CONTRIBUTIONS: (4,)})).message
+
+
+def test_an_instance_on_a_gpu_is_refused_with_the_way_out(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
+) -> None:
+    files = files_of(tmp_path, forests["xgboost", "binary"])
+    group = InstanceGroup("m_0", InstanceKind.KIND_GPU, count=1, gpus=(0,))
+
+    error = refusal(files, replace(config_of({SCORES: (1,)}), instance_group=(group,)))
+
+    assert error.code is Code.UNSUPPORTED
+    assert "KIND_AUTO" in error.hint
+
+
+def test_a_library_that_disagrees_with_treelite_runs_alone(
+    forests: dict[tuple[str, str], MadeForest],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Wrong(TreelitePredictor):
+        def scores(self, rows: Rows) -> Rows:
+            return super().scores(rows) + np.float32(0.1)
+
+    monkeypatch.setattr(backend, "TreelitePredictor", Wrong)
+    forest = forests["lightgbm", "regression"]
+
+    instance = opened(files_of(tmp_path, forest), config_of({SCORES: (1,)}))
+
+    np.testing.assert_allclose(scores_of(instance, rows(3)), forest.scores(rows(3)), rtol=1e-5)
+    assert "lightgbm alone, as treelite's scores differ" in caplog.text
+
+
+def test_without_the_library_treelite_runs_alone(
+    forests: dict[tuple[str, str], MadeForest],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def missing(*arguments: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'xgboost'", name="xgboost")
+
+    monkeypatch.setattr(backend, "library_of", missing)
+    forest = forests["xgboost", "regression"]
+    files = files_of(tmp_path, forest)
+
+    instance = opened(files, config_of({SCORES: (1,)}))
+
+    np.testing.assert_allclose(scores_of(instance, rows(3)), forest.scores(rows(3)), rtol=1e-5)
+    assert "treelite alone, as xgboost cannot run it: No module named 'xgboost'" in caplog.text
+    error = refusal(files, config_of({SCORES: (1,)}, predictor="library"))
+    assert "[fil]" in error.hint
+
+
+def test_a_library_that_fails_on_its_own_file_leaves_it_to_treelite(
+    forests: dict[tuple[str, str], MadeForest],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(library: LightGBMPredictor, data: Rows) -> Rows:
+        raise ValueError("too many leaves")
+
+    monkeypatch.setattr(LightGBMPredictor, "scores", fail)
+    forest = forests["lightgbm", "regression"]
+    files = files_of(tmp_path, forest)
+
+    instance = opened(files, config_of({SCORES: (1,)}))
+
+    np.testing.assert_allclose(scores_of(instance, rows(3)), forest.scores(rows(3)), rtol=1e-5)
+    assert "treelite alone, as lightgbm cannot run it: too many leaves" in caplog.text
+    assert "cannot run 'model.txt'" in refusal(files, config_of({SCORES: (1,)}, predictor="library")).message
+
+
+def test_the_memory_is_known_when_the_file_is_gone(forests: dict[tuple[str, str], MadeForest], tmp_path: Path) -> None:
+    files = files_of(tmp_path, forests["lightgbm", "regression"])
+    [file] = files.version_dir.iterdir()
+    size = file.stat().st_size
+
+    async def used() -> tuple[int, list[int]]:
+        model = await FilBackend().load(files, config_of({SCORES: (1,)}), BackendSettings())
+        before = len(model.memory())
+        await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU))
+        file.unlink()
+        return before, [usage.byte_size for usage in model.memory()]
+
+    assert asyncio.run(used()) == (0, [size])
+
+
+def test_the_choice_and_parameters_without_effect_are_logged(
+    forests: dict[tuple[str, str], MadeForest], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    opened(
+        files_of(tmp_path, forests["xgboost", "binary"]),
+        config_of({SCORES: (1,)}, predictor="treelite", chunk_size="4"),
+    )
+
+    assert "model 'm': treelite" in caplog.messages
+    assert any("parameter 'chunk_size' has no effect" in message for message in caplog.messages)
+
+
+def test_cpu_nthread_sets_the_threads(forests: dict[tuple[str, str], MadeForest], tmp_path: Path) -> None:
+    files = files_of(tmp_path, forests["lightgbm", "binary"])
+
+    instance = opened(files, config_of({SCORES: (1,)}, cpu_nthread="2"), threads=1)
+
+    assert instance._threads == 2
+    instance.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="there is no affinity on this system")
+def test_an_instance_computes_on_its_cores(divided: dict[str, FilInstance], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[set[int]]()
+
+    def look(predictor: TreelitePredictor, part: Rows) -> Rows:
+        seen.append(os.sched_getaffinity(0))
+        return np.zeros((len(part), CLASSES), np.float32)
+
+    monkeypatch.setattr(TreelitePredictor, "scores", look)
+    core = min(before := os.sched_getaffinity(0))
+    base = divided["sklearn"]
+    instance = FilInstance(base._forest, sized(0, {SCORES: (CLASSES,)}), base._plan, 2, (core,))
+
+    scores_of(instance, rows(8))
+    instance.close()
+
+    assert seen == [{core}, {core}]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_problem_is_named_by_its_path() -> None:
+    with pytest.raises(ServingError, match=str(Problem("parameters\\['predictor'\\]", "expected one of"))):
+        complete(ModelFiles(Path("m"), 1, Path("m/1")), ModelConfig(name="m", parameters={"predictor": "x"}))

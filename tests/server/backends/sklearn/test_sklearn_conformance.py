@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import skops.io
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, Reshape
+from charonia.core.dtypes import DataType
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Tensor
+from charonia.server.backends.api import ModelFiles
+from charonia.server.backends.sklearn.backend import SklearnBackend
+from charonia.testing.backend_suite import BackendCase, BackendSuite
+
+ROWS = np.random.default_rng(0).normal(size=(50, 4))
+CLASSES = np.where(ROWS[:, 0] > 0, "yes", "no")
+
+
+def request(seed: int, size: int) -> InferRequest:
+    array = np.random.default_rng(seed).normal(size=(size, 4))
+    return InferRequest("m", {"X": Tensor("X", DataType.FP64, array)})
+
+
+def bad_request() -> InferRequest:
+    return InferRequest("m", {"X": Tensor("X", DataType.FP64, np.full((1, 4), np.nan))})
+
+
+class TestPipeline(BackendSuite):
+    @pytest.fixture
+    def backend_case(self, tmp_path: Path) -> BackendCase:
+        version = tmp_path / "m" / "1"
+        version.mkdir(parents=True)
+        estimator = make_pipeline(StandardScaler(), LogisticRegression()).fit(ROWS, CLASSES)
+        skops.io.dump(estimator, version / "model.skops")
+        return BackendCase(
+            make=SklearnBackend,
+            files=ModelFiles(tmp_path / "m", 1, version),
+            config=ModelConfig(
+                name="m",
+                backend="sklearn",
+                max_batch_size=8,
+                input=(ModelInput("X", DataType.FP64, dims=(4,)),),
+                output=(
+                    ModelOutput("label", DataType.BYTES, (1,), Reshape()),
+                    ModelOutput("predict_proba", DataType.FP32, (2,)),
+                ),
+                instance_group=(InstanceGroup("m_0", count=1),),
+            ),
+            request=request,
+            bad_request=bad_request,
+        )

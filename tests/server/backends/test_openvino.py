@@ -1,0 +1,463 @@
+"""The OpenVINO backend."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import openvino
+import pytest
+from tests.support import models, paddle_models, tflite_models
+from tests.support.models import write_model
+from tests.support.onnx_writer import GraphWriter
+
+from charonia.config.complete import normalise
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOperations, ModelOutput
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array, Tensor
+from charonia.server.backends.api import BackendSettings, BlockingInstance, Completion, ModelFiles, Outputs, Placement
+from charonia.server.backends.openvino.backend import OpenVinoBackend
+from charonia.testing.backend_suite import BackendCase, BackendSuite
+
+FP32, INT64, BF16 = DataType.FP32, DataType.INT64, DataType.BF16
+op = openvino.opset13
+WEIGHTS = np.random.default_rng(0).normal(0, 0.25, (16, 4)).astype(np.float32)
+
+
+def layer(batch: int = -1, kind: Any = np.float32) -> Any:
+    """x [batch, 16] -> scores [batch, 4]."""
+    x = op.parameter([batch, 16], kind, name="x")
+    product = op.matmul(x, op.constant(WEIGHTS.astype(kind)), False, False)
+    return named(op.relu(product), [x], "scores")
+
+
+def named(result: Any, parameters: list[Any], name: str) -> Any:
+    result.output(0).tensor.set_names({name})
+    return openvino.Model([result], parameters, "m")
+
+
+def expected(x: Array) -> Array:
+    result: Array = np.maximum(x.astype(np.float32) @ WEIGHTS, 0)
+    return result
+
+
+def files_of(tmp_path: Path, model: Any) -> ModelFiles:
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    openvino.save_model(model, folder / "1" / "model.xml", compress_to_fp16=False)
+    return ModelFiles(folder, 1, folder / "1")
+
+
+def content_of(tmp_path: Path, content: bytes, file_name: str) -> ModelFiles:
+    folder = write_model(tmp_path, "m", content, file_name=file_name)
+    return ModelFiles(folder, 1, folder / "1")
+
+
+def complete(files: ModelFiles, config: ModelConfig | None = None) -> Completion:
+    done = asyncio.run(OpenVinoBackend().complete(files, config or ModelConfig(name="m"), BackendSettings()))
+    whole = normalise(replace(done.config, backend="openvino"), name="m", gpu_count=0, default_instance_count=1)
+    return Completion(whole, done.notes)
+
+
+def load(files: ModelFiles, config: ModelConfig, settings: Mapping[str, str] | None = None) -> BlockingInstance:
+    async def make() -> BlockingInstance:
+        model = await OpenVinoBackend().load(files, config, BackendSettings(settings or {}))
+        return await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU))
+
+    return asyncio.run(make())
+
+
+def assert_close(one: Array, other: Array) -> None:
+    np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=1e-4, atol=1e-6)
+
+
+def request_of(arrays: Mapping[str, tuple[DataType, Array]]) -> InferRequest:
+    return InferRequest("m", {name: Tensor(name, datatype, array) for name, (datatype, array) in arrays.items()})
+
+
+def infer(instance: BlockingInstance, **arrays: Array) -> dict[str, Array]:
+    [result] = instance.execute([request_of({name: (FP32, array) for name, array in arrays.items()})]).results
+    assert isinstance(result, Outputs), result
+    return {tensor.name: tensor.array for tensor in result.tensors}
+
+
+def rows(seed: int, size: int) -> InferRequest:
+    return request_of({"x": (FP32, np.random.default_rng(seed).random((size, 16), np.float32))})
+
+
+def in_rows_of(seed: int, size: int, length: int = 5) -> InferRequest:
+    x = np.random.default_rng(seed).random((size, 5), np.float32)
+    return request_of({"x": (FP32, x), "length": (INT64, np.full((size, 1), length))})
+
+
+class TestLayer(BackendSuite):
+    @pytest.fixture
+    def backend_case(self, tmp_path: Path) -> BackendCase:
+        files = files_of(tmp_path, layer())
+        return BackendCase(
+            OpenVinoBackend, files, complete(files, ModelConfig(name="m", max_batch_size=8)).config, rows
+        )
+
+
+class TestPadded(BackendSuite):
+    """Every batch is filled up to 8 rows."""
+
+    @pytest.fixture
+    def backend_case(self, tmp_path: Path) -> BackendCase:
+        files = files_of(tmp_path, layer(batch=1))
+        config = ModelConfig(name="m", max_batch_size=8, parameters={"ENABLE_BATCH_PADDING": "YES"})
+        return BackendCase(OpenVinoBackend, files, complete(files, config).config, rows)
+
+
+class TestVariable(BackendSuite):
+    """The output's shape depends on the values of an input, some of which do not fit; with one thread, and with two."""
+
+    @pytest.fixture(params=[1, 2])
+    def backend_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> BackendCase:
+        x = op.parameter([-1, -1], np.float32, name="x")
+        length = op.parameter([-1, 1], np.int64, name="length")
+        longest = op.reduce_max(length, op.constant(np.array([0, 1])), keep_dims=False)
+        size = op.gather(op.shape_of(x), op.constant(np.array([0])), op.constant(0))
+        shape = op.concat([size, op.unsqueeze(longest, op.constant(0))], 0)
+        files = files_of(tmp_path, named(op.reshape(x, shape, False), [x, length], "y"))
+        groups = (InstanceGroup("m_0", InstanceKind.KIND_CPU, count=request.param),)
+        config = complete(files, ModelConfig(name="m", max_batch_size=8, instance_group=groups)).config
+        return BackendCase(OpenVinoBackend, files, config, in_rows_of, bad_request=lambda: in_rows_of(0, 1, 7))
+
+
+def test_an_ir_file_is_completed(tmp_path: Path) -> None:
+    config = complete(files_of(tmp_path, layer())).config
+
+    assert config.max_batch_size == 4
+    assert config.input == (ModelInput("x", FP32, dims=(16,)),)
+    assert config.output == (ModelOutput("scores", FP32, (4,)),)
+
+
+def test_an_onnx_file_computes_the_same_as_in_onnx_runtime(tmp_path: Path) -> None:
+    content = models.mlp()
+    files = content_of(tmp_path, content, "model.onnx")
+    config = complete(files, ModelConfig(name="m", default_model_filename="model.onnx")).config
+    x = np.random.default_rng(0).random((3, 128), np.float32)
+
+    [own] = infer(load(files, config), input=x).values()
+
+    [other] = onnxruntime.InferenceSession(content).run(None, {"input": x})
+    assert_close(own, other)
+
+
+def test_a_tensorflow_lite_file_is_served(tmp_path: Path) -> None:
+    files = content_of(tmp_path, tflite_models.mlp(), "model.tflite")
+    config = complete(files, ModelConfig(name="m", default_model_filename="model.tflite")).config
+    x = np.random.default_rng(0).random((3, 16), np.float32)
+
+    [own] = infer(load(files, config), **{config.input[0].name: x}).values()
+
+    assert_close(own, tflite_models.mlp_expected(x))
+
+
+def test_a_paddlepaddle_file_is_served(tmp_path: Path) -> None:
+    files = content_of(tmp_path, paddle_models.relu(4), "model.pdmodel")
+    config = complete(files, ModelConfig(name="m", default_model_filename="model.pdmodel")).config
+
+    outputs = infer(load(files, config), x=np.array([[-1, 2, -3, 4]], np.float32))
+
+    assert outputs["y"].tolist() == [[0, 2, 0, 4]]
+
+
+@pytest.mark.parametrize("padding", ["NO", "YES"])
+def test_a_model_made_for_one_row_batches_where_the_configuration_says_so(tmp_path: Path, padding: str) -> None:
+    files = files_of(tmp_path, layer(batch=1))
+    x = np.random.default_rng(0).random((3, 16), np.float32)
+
+    assert complete(files).config.max_batch_size == 0
+    parameters = {"ENABLE_BATCH_PADDING": padding}
+    config = complete(files, ModelConfig(name="m", max_batch_size=8, parameters=parameters)).config
+
+    assert_close(infer(load(files, config), x=x)["scores"], expected(x))
+
+
+def test_a_fixed_batch_that_stays_needs_padding(tmp_path: Path) -> None:
+    files = files_of(tmp_path, layer(batch=8))
+    config = ModelConfig(name="m", max_batch_size=4, parameters={"SKIP_OV_DYNAMIC_BATCHSIZE": "YES"})
+    padded = replace(config, parameters={**config.parameters, "ENABLE_BATCH_PADDING": "yes"})
+    x = np.random.default_rng(0).random((2, 16), np.float32)
+
+    with pytest.raises(ServingError, match="takes batches of 8 only") as caught:
+        complete(files, config)
+    assert "ENABLE_BATCH_PADDING" in caught.value.hint
+    with pytest.raises(ServingError, match="max_batch_size is 9, and the model takes batches of 8"):
+        complete(files, replace(padded, max_batch_size=9))
+    outputs = infer(load(files, complete(files, padded).config), x=x)
+    assert_close(outputs["scores"], expected(x))
+
+
+def test_a_model_of_one_row_serves_batches_of_one(tmp_path: Path) -> None:
+    files = files_of(tmp_path, layer(batch=1))
+    config = ModelConfig(name="m", max_batch_size=1, parameters={"SKIP_OV_DYNAMIC_BATCHSIZE": "YES"})
+    x = np.random.default_rng(0).random((1, 16), np.float32)
+
+    outputs = infer(load(files, complete(files, config).config), x=x)
+
+    assert_close(outputs["scores"], expected(x))
+
+
+def test_inputs_get_the_configured_dims_where_a_parameter_says_so(tmp_path: Path) -> None:
+    x = op.parameter([1, 3, 8, 8], np.float32, name="x")
+    files = files_of(tmp_path, named(op.relu(x), [x], "y"))
+    config = ModelConfig(
+        name="m",
+        backend="openvino",
+        max_batch_size=4,
+        input=(ModelInput("x", FP32, dims=(3, -1, -1)),),
+        output=(ModelOutput("y", FP32, (3, -1, -1)),),
+    )
+    picture = np.full((2, 3, 5, 7), -1, np.float32)
+
+    with pytest.raises(ServingError, match="the model expects shape"):
+        load(files, config)
+    outputs = infer(load(files, replace(config, parameters={"RESHAPE_IO_LAYERS": "YES"})), x=picture)
+
+    assert outputs["y"].tolist() == np.zeros((2, 3, 5, 7)).tolist()
+
+
+def test_scalars_are_served(tmp_path: Path) -> None:
+    x = op.parameter([], np.float32, name="x")
+    files = files_of(tmp_path, named(op.add(x, op.constant(np.float32(2))), [x], "y"))
+
+    outputs = infer(load(files, complete(files).config), x=np.array([3], np.float32))
+
+    assert outputs["y"].tolist() == [5]
+
+
+def test_bf16_is_passed_as_bit_patterns(tmp_path: Path) -> None:
+    x = op.parameter([-1, 2], openvino.Type.bf16, name="x")
+    files = files_of(tmp_path, named(op.add(x, x), [x], "y"))
+    instance = load(files, complete(files).config)
+    ones = np.full((1, 2), 0x3F80, np.uint16)
+
+    [result] = instance.execute([request_of({"x": (BF16, ones)})]).results
+
+    assert isinstance(result, Outputs), result
+    assert result.tensors[0].array.tolist() == [[0x4000, 0x4000]]
+
+
+def test_not_a_number_stays_one(tmp_path: Path) -> None:
+    x = op.parameter([-1, 2], np.float32, name="x")
+    files = files_of(tmp_path, named(op.add(x, op.constant(np.float32(1))), [x], "y"))
+
+    outputs = infer(load(files, complete(files).config), x=np.array([[np.nan, 1]], np.float32))
+
+    np.testing.assert_array_equal(outputs["y"], [[np.nan, 2]])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_inputs_that_do_not_fit_together_are_an_error_of_that_request(tmp_path: Path, threads: int) -> None:
+    a, b = (op.parameter([-1, -1], np.float32, name=name) for name in "ab")
+    files = files_of(tmp_path, named(op.relu(op.add(a, b)), [a, b], "y"))
+    parameters = {"INFERENCE_NUM_THREADS": str(threads)}
+    instance = load(files, replace(complete(files).config, parameters=parameters))
+
+    for size in (2, 3, 4):
+        ones = np.ones((1, size), np.float32)
+        with pytest.raises(ServingError, match="OpenVINO failed") as caught:
+            infer(instance, a=ones, b=np.ones((1, size + 1), np.float32))
+        assert f"the inputs were a [1, {size}], b [1, {size + 1}]" in caught.value.hint
+        assert infer(instance, a=ones, b=ones)["y"].tolist() == [[2] * size]
+
+
+def test_answers_are_written_where_no_later_run_writes(tmp_path: Path) -> None:
+    files = files_of(tmp_path, layer())
+    instance = load(files, complete(files).config)
+    first = infer(instance, x=np.ones((2, 16), np.float32))["scores"]
+    copy = first.copy()
+
+    infer(instance, x=np.zeros((2, 16), np.float32))
+
+    np.testing.assert_array_equal(first, copy)
+
+
+def properties(files: ModelFiles, config: ModelConfig, threads: int = 2) -> Callable[[str], Any]:
+    async def make() -> Any:
+        model = await OpenVinoBackend().load(files, config, BackendSettings())
+        instance = await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
+        return instance._request.get_compiled_model().get_property
+
+    compiled: Callable[[str], Any] = asyncio.run(make())
+    return compiled
+
+
+def test_streams_threads_and_precision_are_explicit(tmp_path: Path) -> None:
+    files = files_of(tmp_path, layer())
+    config = replace(complete(files).config, instance_group=(InstanceGroup("m_0", InstanceKind.KIND_CPU, count=2),))
+
+    of = properties(files, config, threads=1)
+
+    assert of("NUM_STREAMS") == 2
+    assert of("INFERENCE_NUM_THREADS") == 2
+    assert of("INFERENCE_PRECISION_HINT") == openvino.Type.f32
+    assert of("DYNAMIC_QUANTIZATION_GROUP_SIZE") == 0
+    assert of("ENABLE_CPU_PINNING") is False
+
+
+def test_parameters_are_passed_on(tmp_path: Path) -> None:
+    files = files_of(tmp_path, layer())
+    parameters = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": "1", "HINT_BF16": "YES", "ENABLE_CPU_PINNING": "YES"}
+
+    of = properties(files, replace(complete(files).config, parameters=parameters))
+
+    assert of("NUM_STREAMS") == 1
+    assert of("INFERENCE_NUM_THREADS") == 1
+    assert of("INFERENCE_PRECISION_HINT") != openvino.Type.f32 or "BF16" not in of("OPTIMIZATION_CAPABILITIES")
+    assert of("ENABLE_CPU_PINNING") is True
+
+
+def test_a_virtual_device_computes_with_the_same_precision(tmp_path: Path) -> None:
+    files = files_of(tmp_path, layer())
+    x = np.random.default_rng(0).random((2, 16), np.float32)
+
+    for device in ("AUTO", "HETERO:CPU"):
+        config = replace(complete(files).config, parameters={"TARGET_DEVICE": device})
+        assert_close(infer(load(files, config), x=x)["scores"], expected(x))
+
+
+def test_an_unknown_parameter_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = files_of(tmp_path, layer())
+
+    with caplog.at_level(logging.WARNING):
+        load(files, replace(complete(files).config, parameters={"NUM_STREAM": "1"}))
+
+    assert (
+        "OpenVINO has no parameter 'NUM_STREAM' for CPU, it has no effect; did you mean 'NUM_STREAMS'?" in caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parameters": {"ENABLE_BATCH_PADDING": "maybe"}}, "expected YES or NO, got 'maybe'"),
+        ({"parameters": {"INFERENCE_NUM_THREADS": "many"}}, "INFERENCE_NUM_THREADS. Expected only non negative"),
+        ({"parameters": {"PERFORMANCE_HINT": "FAST"}}, "PERFORMANCE_HINT"),
+        ({"parameters": {"TARGET_DEVICE": "NOWHERE"}}, 'Device with "NOWHERE" name is not registered'),
+        ({"parameters": {"CPU_EXTENSION_PATH": "/nothing.so"}}, "nothing.so"),
+        ({"instance_group": (InstanceGroup(kind=InstanceKind.KIND_GPU),)}, "no instances of KIND_GPU"),
+        ({"model_operations": ModelOperations(("ops.so",))}, "no model_operations"),
+        ({"input": (ModelInput("y", FP32, dims=(16,)),)}, "unexpected inference input 'y'"),
+        ({"input": (ModelInput("x", FP32, dims=(17,)),)}, "the model expects shape"),
+        ({"input": (ModelInput("x", INT64, dims=(16,)),)}, "configuration expects datatype TYPE_INT64"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    files = files_of(tmp_path, layer())
+    config = replace(complete(files).config, **change)  # type: ignore[arg-type]
+
+    with pytest.raises(ServingError, match=message) as caught:
+        load(files, config)
+    assert "core.cpp" not in caught.value.message
+
+
+def test_a_model_with_state_is_refused(tmp_path: Path) -> None:
+    x = op.parameter([1, 2], np.float32, name="x")
+    kept = openvino.opset6.read_value(op.constant(np.zeros((1, 2), np.float32)), "state")
+    result = op.add(x, kept)
+    written = openvino.opset6.assign(result, "state")
+    result.output(0).tensor.set_names({"y"})
+    files = files_of(tmp_path, openvino.Model([openvino.opset13.result(result)], [written], [x], "m"))
+
+    with pytest.raises(ServingError, match="keeps state from one inference to the next"):
+        complete(files)
+
+
+def test_strings_are_refused(tmp_path: Path) -> None:
+    x = op.parameter([-1], openvino.Type.string, name="x")
+    files = files_of(tmp_path, openvino.Model([openvino.opset13.result(x)], [x], "m"))
+
+    with pytest.raises(ServingError, match="input 'x' is string, which cannot be sent") as caught:
+        complete(files)
+    assert caught.value.code is Code.UNSUPPORTED
+
+
+def bad_operator() -> bytes:
+    graph = GraphWriter()
+    graph.input("x", FP32, ["n", 4])
+    graph.node("Nope", ["x"], "y")
+    graph.output("y", FP32, ["n", 4])
+    return graph.model()
+
+
+@pytest.mark.parametrize(
+    ("file_name", "content", "message", "hint"),
+    [
+        ("model.xml", b"<net", "Unable to read the model", "is incomplete"),
+        ("model.xml", b"not a model", "Unable to read the model", "not of this format"),
+        ("model.onnx", b"not a model", "Unable to read the model", "not of this format"),
+        ("model.onnx", models.mlp()[:5000], "cannot load model.onnx", ""),
+        ("model.onnx", bad_operator(), "Nope", "CPU_EXTENSION_PATH"),
+        ("model.onnx", b"version https://git-lfs.github.com/spec/v1\noid", "cannot load", "git lfs pull"),
+        ("model.tflite", b"not a model" * 20, "Unable to read the model", "not of this format"),
+        ("model.pdmodel", b"xx", "cannot load model.pdmodel", ""),
+    ],
+)
+def test_a_bad_file_is_refused_with_the_reason(
+    tmp_path: Path, file_name: str, content: bytes, message: str, hint: str
+) -> None:
+    files = content_of(tmp_path, content, file_name)
+
+    with pytest.raises(ServingError, match=message) as caught:
+        complete(files, ModelConfig(name="m", default_model_filename=file_name))
+
+    assert caught.value.code is Code.INVALID_ARG
+    assert hint in caught.value.hint
+
+
+def spoil_weights(files: ModelFiles) -> None:
+    weights = files.version_dir / "model.bin"
+    weights.write_bytes(weights.read_bytes()[:100])
+
+
+def remove_weights(files: ModelFiles) -> None:
+    (files.version_dir / "model.bin").unlink()
+
+
+def write_version(files: ModelFiles) -> None:
+    xml = files.version_dir / "model.xml"
+    xml.write_text(xml.read_text().replace('version="11"', 'version="99"'))
+
+
+def rename_operator(files: ModelFiles) -> None:
+    xml = files.version_dir / "model.xml"
+    xml.write_text(xml.read_text().replace('type="MatMul"', 'type="Nope"'))
+
+
+def empty(files: ModelFiles) -> None:
+    (files.version_dir / "model.xml").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message", "hint"),
+    [
+        (spoil_weights, "Incorrect weights in bin file", "incomplete"),
+        (remove_weights, "bin file cannot be found", "belongs beside the .xml file"),
+        (write_version, "Unable to read the model", "newer OpenVINO"),
+        (rename_operator, "doesn't contain the operation with type: Nope", "CPU_EXTENSION_PATH"),
+        (empty, "cannot load model.xml", "the file is empty"),
+    ],
+)
+def test_a_bad_ir_is_refused_with_the_reason(
+    tmp_path: Path, spoil: Callable[[ModelFiles], None], message: str, hint: str
+) -> None:
+    files = files_of(tmp_path, layer())
+    config = complete(files).config
+    spoil(files)
+
+    with pytest.raises(ServingError, match=message) as caught:
+        load(files, config)
+
+    assert caught.value.code is Code.INVALID_ARG
+    assert hint in caught.value.hint
