@@ -286,8 +286,8 @@ def test_every_field_has_an_option() -> None:
     of_others = {field for field, _ in (*TRACE_SETTINGS.values(), *METRICS_SETTINGS.values())} - fields
 
     in_cache_config = {"cache.local_bytes", "cache.redis"}
-    of_front_ends = {"metrics.reuse_port"}  # two engines listen during an upgrade
-    assert leaves(ServerOptions()) - fields == {"log.escape"} | of_others | in_cache_config | of_front_ends
+    inherited = {f"{endpoint}.descriptors" for endpoint in ("http", "grpc", "metrics")}
+    assert leaves(ServerOptions()) - fields == {"log.escape"} | of_others | in_cache_config | inherited
 
 
 def leaves(record: object, prefix: str = "") -> set[str]:

@@ -119,7 +119,7 @@ def test_a_backend_that_nothing_tells_is_an_error(name: str, files: list[str]) -
     [
         (
             [],
-            "the version's folder is empty; the model belongs there, as one of model.savedmodel, model.keras, model.plan",
+            "the version's folder is empty; the model belongs there, as one of model.savedmodel, model.keras",
         ),
         (
             ["Model.ONNX"],

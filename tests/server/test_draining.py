@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.idle_time import IdleTimeLoop
 
-from charonia.server.listening import GRACE_S, drain, unsent_bytes
+from charonia.server.listening import GRACE_S, LOOK_S, QUIET_S, drain, hand_on, unsent_bytes
 
 
 class Client:
@@ -130,6 +130,54 @@ def test_a_pause_of_the_machine_is_held_against_no_client() -> None:
         await pausing
 
         assert not client.is_aborted
+
+    play(scenario)
+
+
+def test_who_hands_on_ends_a_connection_only_when_it_has_been_quiet_for_a_while() -> None:
+    async def scenario() -> None:
+        connections: set[Client] = set()
+        loop = asyncio.get_running_loop()
+        quiet, used, busy = (Client(connections, untaken=0) for _ in range(3))
+        uses: dict[Client, int | None] = {quiet: 0, used: 0, busy: None}
+        ended_s: dict[Client, float] = {}
+
+        def let_go(client: Client) -> int | None:
+            return uses[client]
+
+        async def use() -> None:
+            for _ in range(10):
+                await asyncio.sleep(QUIET_S * 0.9)
+                uses[used] = (uses[used] or 0) + 1
+
+        async def watch() -> None:
+            while connections:
+                await asyncio.sleep(LOOK_S)
+                for client in uses.keys() - connections:
+                    ended_s.setdefault(client, loop.time())
+
+        others = asyncio.gather(use(), watch())
+        await hand_on(connections, let_go, QUIET_S, 100.0)
+        assert loop.time() == pytest.approx(100.0, abs=0.1)
+        assert connections == {busy}
+        busy.abort()
+        await others
+
+        assert QUIET_S <= ended_s[quiet] < QUIET_S * 1.1
+        assert 10 * QUIET_S * 0.9 + QUIET_S <= ended_s[used] < 11 * QUIET_S
+
+    play(scenario)
+
+
+def test_who_hands_on_waits_for_connections_that_are_being_accepted() -> None:
+    async def scenario() -> None:
+        connections: set[Client] = set()
+        loop = asyncio.get_running_loop()
+        loop.call_later(QUIET_S / 2, Client, connections, 0)
+
+        await hand_on(connections, lambda _: 0, QUIET_S, 100.0)
+
+        assert QUIET_S * 1.5 <= loop.time() < QUIET_S * 1.6
 
     play(scenario)
 

@@ -78,7 +78,7 @@ class ServeProcess:
         Raises:
             RuntimeError: It ended, or did not start in time; the message holds its log.
         """
-        self._process = ForkedCommand(self._arguments)
+        self._process = self._start()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         deadline = time.monotonic() + _START_SECONDS_MAX
@@ -164,6 +164,9 @@ class ServeProcess:
         """End the server with SIGKILL."""
         self.process.kill()
         self.wait()
+
+    def _start(self) -> ForkedCommand:
+        return ForkedCommand(self._arguments)
 
     def _read(self) -> None:
         for line in self.process.stderr:

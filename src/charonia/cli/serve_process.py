@@ -1,9 +1,10 @@
 """A process of `charonia serve --front-ends`: the engine, or a front end. For the parent to start, not for users.
 
-    python -m charonia.cli.serve_process engine|front_end_1|... FOLDER [SOCKET]
+    python -m charonia.cli.serve_process engine|front_end_1|... FOLDER [SOCKET] [http|grpc|metrics=DESCRIPTOR]...
 
 The folder has the server's options, and the engine's socket; the report goes there, too. An engine that takes the place
 of another one reads its own options from the command line that lies there. SOCKET is the name of its socket until then.
+The descriptors are those of sockets that are bound, to listen on them.
 """
 
 import asyncio
@@ -23,8 +24,8 @@ from charonia.server.front_ends.children import (
     ErrorRecord,
     FrontEndReport,
     forget_report,
-    number_of,
     read_options,
+    with_descriptors,
     write_options,
     write_report,
 )
@@ -39,17 +40,17 @@ from charonia.server.machine.memory import keep_freed_memory
 from charonia.server.options import ServerOptions
 
 
-def main(name: str, folder: Path, socket: str = SOCKET_NAME) -> int:
+def main(name: str, folder: Path, *further: str) -> int:
     """Run a process and return its exit status."""
     notifier = Notifier.taken_from(os.environ)
     if notifier.limit_s:
         faulthandler.enable()  # the guard sends SIGABRT when it misses heartbeats: the log then shows what hangs
     keep_freed_memory(os.environ)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_run(name, folder, socket, notifier))
+        return runner.run(_run(name, folder, further, notifier))
 
 
-async def _run(name: str, folder: Path, socket: str, notifier: Notifier) -> int:
+async def _run(name: str, folder: Path, further: Sequence[str], notifier: Notifier) -> int:
     forget_report(folder, name)
     try:
         order = read_new_engine(folder, name)
@@ -60,6 +61,8 @@ async def _run(name: str, folder: Path, socket: str, notifier: Notifier) -> int:
         return 1
     if order is not None:
         write_options(folder, options, name)
+    options = with_descriptors(options, [word for word in further if "=" in word])
+    socket = next((word for word in further if "=" not in word), SOCKET_NAME)
 
     def report(found: EngineReport | FrontEndReport) -> None:
         write_report(folder, name, found)
@@ -71,7 +74,8 @@ async def _run(name: str, folder: Path, socket: str, notifier: Notifier) -> int:
         if name.startswith(ENGINE):
             place = EnginePlace(folder, socket, is_new=order is not None)
             return await serve_engine(options, log, place, report, lambda: notifier.send(notify.HANDED_OVER))
-        return await serve_front_end(options, log, folder, number_of(name), lambda: report(FrontEndReport()))
+        ready, leaving = lambda: report(FrontEndReport()), lambda: notifier.send(notify.STOPPING)
+        return await serve_front_end(options, log, folder, name, ready, leaving)
     except ServingError as error:
         report(FrontEndReport(ErrorRecord(*encode_error(error))))
         return 1

@@ -1,4 +1,4 @@
-"""`charonia upgrade`: put a new engine behind the front ends of a running server.
+"""`charonia upgrade`: put a new engine and new front ends into a running server.
 
 Exit status: 0 when the new engine serves and the one before has ended, 1 when it is refused or has failed, 2 for
 invalid arguments. Ending the command does not stop the upgrade: the log of the server tells how it went.
@@ -24,7 +24,7 @@ class UpgradeOptions:
     Attributes:
         pid: Number of the server's process, 0 for the only one of this user.
         stop_first: Whether the engine ends before the new one starts.
-        finish_secs: Seconds that requests, streams and sequences have to finish on the engine before.
+        finish_secs: Seconds that requests, streams and sequences have to finish on engine and front ends before.
     """
 
     pid: int = 0
@@ -38,8 +38,8 @@ LINE = CommandLine(
 usage: charonia upgrade [OPTIONS] [PID] [-- ARGUMENTS]
 
 Start a new engine beside that of a running `charonia serve --front-ends N`, with the code, packages and models that
-are on the disk now, and let the front ends move to it when it is ready. No request is lost. ARGUMENTS are those of
-`charonia serve` for the new engine, by default the same as before.
+are on the disk now, let the front ends move to it when it is ready, and then replace them, too. No request is lost.
+ARGUMENTS are those of `charonia serve` from now on, by default the same as before.
 """,
     groups={
         "Options": (
@@ -55,7 +55,7 @@ are on the disk now, and let the front ends move to it when it is ready. No requ
                 "finish_secs",
                 number(0.0),
                 "SECONDS",
-                "Time that requests, streams and sequences have to finish on the engine before",
+                "Time that requests, streams and sequences have to finish on engine and front ends before",
             ),
         )
     },

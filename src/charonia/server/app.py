@@ -211,8 +211,8 @@ class InferenceServer:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         options = self._options
         await self.front_ends.check()
-        if options.metrics.enabled and options.metrics.port:
-            await check_address(options.metrics_address, options.metrics.port, reuse_port=options.metrics.reuse_port)
+        if options.metrics.enabled and options.metrics.port and not options.metrics.descriptors:
+            await check_address(options.metrics_address, options.metrics.port)
         self._tracing = TracingService(options.trace)
         if isinstance(self._cache, RedisCache):
             await self._cache.connect()
@@ -318,7 +318,7 @@ class InferenceServer:
                 self._collect,
             )
             await self.metrics.start(
-                options.metrics_address, options.metrics.port, reuse_port=options.metrics.reuse_port
+                options.metrics_address, options.metrics.port, descriptors=options.metrics.descriptors
             )
 
     def _services(self, tracing: TracingService) -> Services:

@@ -80,6 +80,7 @@ class Endpoints:
                 options.grpc.port,
                 ssl=tls_context(options.grpc.tls, "grpc", alpn="h2"),
                 reuse_port=options.grpc.reuse_port,
+                descriptors=options.grpc.descriptors,
             )
         if options.http.enabled:
             limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
@@ -89,6 +90,7 @@ class Endpoints:
                 options.http.port,
                 ssl=tls_context(options.http.tls, "http", alpn="http/1.1"),
                 reuse_port=options.http.reuse_port,
+                descriptors=options.http.descriptors,
             )
         if self._keys is not None:
             self._key_watcher = asyncio.create_task(self._keys.watch(self._keys_changed))
@@ -99,6 +101,15 @@ class Endpoints:
             self._key_watcher.cancel()
         for front_end in self._front_ends():
             front_end.stop_accepting()
+
+    def leave_sockets(self) -> None:
+        """Accept nothing more; another process may."""
+        for front_end in self._front_ends():
+            front_end.leave_sockets()
+
+    async def hand_on(self, timeout_s: float) -> None:
+        """Leave the listening sockets to another process, and serve until clients have left, up to a limit."""
+        await asyncio.gather(*(front_end.hand_on(timeout_s) for front_end in self._front_ends()))
 
     async def collect(self, process: str = "server") -> list[Traffic]:
         """Return what the endpoints have taken in; the process has this name."""

@@ -1,8 +1,12 @@
-"""The start and the end of a front end: errors of listening, and the drain of connections at shutdown.
+"""The start and the end of a front end: listening, and the drain of connections when it stops or hands on.
 
 At shutdown a client keeps its connection while it makes progress with its answers. The bytes that it has not taken are
 those in the transport's buffer and those in the kernel's send queue, which the peer has not acknowledged: over a slow
 link, the last megabytes of a large answer are there, and the transport does not know of them.
+
+A front end hands on when another process has its listening sockets: it serves the connections that it has until their
+clients leave. HTTP/1.1 clients are told with their next response, and one that sends a request in the moment in which
+its connection is closed would lose it, so a connection is only closed when it has been quiet for a while.
 """
 
 import asyncio
@@ -10,14 +14,23 @@ import errno
 import logging
 import os
 import socket
+import ssl as tls
 import struct
 import sys
-from collections.abc import Set
-from typing import Protocol
+from collections.abc import Callable, Sequence, Set
+from functools import partial
+from typing import Protocol, TypeVar, cast
 
 from charonia.core.errors import ServingError, unavailable
 
 _log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted."""
+
+QUIET_S = 2.0
+"""Time without a request after which a front end that hands on closes a connection over HTTP/1.1, and time in which it
+takes further calls over HTTP/2."""
 
 GRACE_S = 2.0
 """Time without progress after which a client is cut off at shutdown."""
@@ -61,8 +74,46 @@ async def check_address(host: str, port: int, *, reuse_port: bool = False) -> No
         raise cannot_listen(host, port, error) from error
 
 
+async def listen(
+    connect: Callable[[], asyncio.BaseProtocol],
+    host: str,
+    port: int,
+    *,
+    ssl: tls.SSLContext | None = None,
+    reuse_port: bool = False,
+    descriptors: Sequence[int] = (),
+) -> list[asyncio.AbstractServer]:
+    """Listen; `port` 0 takes a free one.
+
+    Args:
+        connect: Returns the protocol of a new connection.
+        host: Address to listen on.
+        port: Port to listen on.
+        ssl: TLS.
+        reuse_port: Whether several processes may listen on the port.
+        descriptors: Bound sockets to listen on in place of `host` and `port`. They are closed with the servers.
+
+    Raises:
+        ServingError: UNAVAILABLE when the address is not available.
+    """
+    create = partial(asyncio.get_running_loop().create_server, connect, ssl=ssl, backlog=BACKLOG)
+    try:
+        if descriptors:
+            return [await create(sock=socket.socket(fileno=descriptor)) for descriptor in descriptors]
+        # None rather than False: Windows does not have this option.
+        return [await create(host, port, reuse_port=reuse_port or None)]
+    except OSError as error:
+        raise cannot_listen(host, port, error) from error
+
+
+def port_of(server: asyncio.AbstractServer) -> int:
+    """Return the port of a server."""
+    port: int = cast(asyncio.Server, server).sockets[0].getsockname()[1]
+    return port
+
+
 class Leaving(Protocol):
-    """A connection of a front end that stops."""
+    """A connection of a front end that stops or hands on."""
 
     def untaken(self) -> tuple[int, int]:
         """Return how many bytes the client has not taken, and a count of its messages since the last byte was sent."""
@@ -75,6 +126,39 @@ class Leaving(Protocol):
     def abort(self) -> None:
         """Close now."""
         ...
+
+
+L = TypeVar("L", bound=Leaving)
+
+
+async def hand_on(connections: Set[L], let_go: Callable[[L], int | None], quiet_s: float, timeout_s: float) -> None:
+    """Serve the connections until all have ended, or until a limit. One that is quiet is told to wind down.
+
+    It takes `QUIET_S` at least: a connection may be accepted and not be known yet. Checks are counted as in `drain`.
+
+    Args:
+        connections: The front end's own set.
+        let_go: Asks the client of a connection to leave, again and again. Returns a count that grows with each use of
+            the connection, None while something is in flight.
+        quiet_s: Time without a use after which a connection is quiet.
+        timeout_s: The limit.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
+    seen: dict[L, tuple[int | None, int]] = {}
+    looks = 0
+    while (connections or looks * LOOK_S < QUIET_S) and loop.time() < end_s:
+        looks += 1
+        now: dict[L, tuple[int | None, int]] = {}
+        for connection in list(connections):
+            uses = let_go(connection)
+            before, quiet = seen.get(connection, (None, 0))
+            quiet = quiet + 1 if uses is not None and uses == before else 0
+            now[connection] = uses, quiet
+            if quiet * LOOK_S >= quiet_s:
+                connection.wind_down()
+        seen = now
+        await asyncio.sleep(LOOK_S)
 
 
 async def drain(connections: Set[Leaving], timeout_s: float) -> bool:

@@ -102,6 +102,7 @@ class HttpOptions:
         address: Address to listen on.
         port: Port to listen on, 0 for any free one.
         reuse_port: Whether several processes may listen on the port.
+        descriptors: Bound sockets of this process to listen on in place of address and port.
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
         page: Whether there are a page that shows the models, and their OpenAPI document.
         cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
@@ -113,6 +114,7 @@ class HttpOptions:
     address: str = "0.0.0.0"
     port: int = 8000
     reuse_port: bool = False
+    descriptors: tuple[int, ...] = ()
     input_bytes_max: int = 64 * 1024 * 1024
     page: bool = True
     cors_origins: tuple[str, ...] = ()
@@ -129,6 +131,7 @@ class GrpcOptions:
         address: Address to listen on.
         port: Port to listen on, 0 for any free one.
         reuse_port: Whether several processes may listen on the port.
+        descriptors: Bound sockets of this process to listen on in place of address and port.
         input_bytes_max: Largest request message, as received and after decompression, in bytes.
         response_compression: Compression of inference responses for clients that accept one.
         keepalive_time_ms: Idle time of a connection after which the server sends a ping.
@@ -147,6 +150,7 @@ class GrpcOptions:
     address: str = "0.0.0.0"
     port: int = 8001
     reuse_port: bool = False
+    descriptors: tuple[int, ...] = ()
     input_bytes_max: int = GRPC_INPUT_BYTES_MAX
     response_compression: CompressionLevel = CompressionLevel.NONE
     keepalive_time_ms: int = 7_200_000
@@ -169,7 +173,7 @@ class MetricsOptions:
         enabled: Whether it is there.
         address: Address to listen on, "" for the HTTP endpoint's.
         port: Port to listen on, 0 for any free one.
-        reuse_port: Whether several processes may listen on the port.
+        descriptors: Bound sockets of this process to listen on in place of address and port.
         interval_ms: Shortest time between two samples of CPU figures.
         cpu: Whether to include CPU figures.
         counter_latencies: Whether to report latencies as counters.
@@ -182,7 +186,7 @@ class MetricsOptions:
     enabled: bool = True
     address: str = ""
     port: int = 8002
-    reuse_port: bool = False
+    descriptors: tuple[int, ...] = ()
     interval_ms: int = 2000
     cpu: bool = True
     counter_latencies: bool = True

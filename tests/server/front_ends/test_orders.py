@@ -17,9 +17,7 @@ BEFORE = ("/models", "--front-ends=2", "--http-port=0", "--metrics-port=0")
 
 
 def order(*arguments: str) -> NewEngine:
-    return NewEngine(
-        PROTOCOL, arguments, BEFORE, ("/models", "/made/for/files"), metrics_port=8002, cpu_cores=3, front_ends=2
-    )
+    return NewEngine(PROTOCOL, arguments, BEFORE, ("/models", "/made/for/files"), cpu_cores=3, front_ends=2)
 
 
 def options(*arguments: str) -> ServerOptions:
@@ -29,11 +27,11 @@ def options(*arguments: str) -> ServerOptions:
     return options_of(order(*arguments), read)
 
 
-def test_the_same_arguments_have_the_repositories_ports_and_cores_of_the_server() -> None:
+def test_the_same_arguments_have_the_repositories_and_cores_of_the_server() -> None:
     same = options(*BEFORE)
 
     assert same.models.repositories == ("/models", "/made/for/files")
-    assert (same.metrics.port, same.metrics.reuse_port, same.cpu_cores) == (8002, True, 3)
+    assert same.cpu_cores == 3
 
 
 def test_other_repositories_and_backends_are_those_of_the_new_arguments() -> None:
@@ -45,16 +43,23 @@ def test_other_repositories_and_backends_are_those_of_the_new_arguments() -> Non
 @pytest.mark.parametrize(
     ("argument", "name"),
     [
-        ("--http-port=9", "http"),
-        ("--grpc-port=9", "grpc"),
+        ("--http-port=9", "http.port"),
+        ("--grpc-port=9", "grpc.port"),
+        ("--allow-grpc=false", "grpc.enabled"),
         ("--front-ends=3", "front_ends"),
-        ("--metrics-port=9", "metrics port"),
-        ("--allow-client-shm=true", "client_shm"),
+        ("--metrics-port=9", "metrics.port"),
+        ("--metrics-address=127.0.0.1", "metrics_address"),
     ],
 )
-def test_what_belongs_to_the_front_ends_cannot_be_changed(argument: str, name: str) -> None:
-    with pytest.raises(ServingError, match=f"belongs to the front ends: {name}"):
+def test_where_the_server_listens_cannot_be_changed(argument: str, name: str) -> None:
+    with pytest.raises(ServingError, match=f"where they listen: {name}"):
         options(*BEFORE, argument)
+
+
+def test_what_front_ends_do_can_be_changed() -> None:
+    changed = options(*BEFORE, "--allow-client-shm=true", "--allow-page=false", "--access-log=json")
+
+    assert (changed.client_shm, changed.http.page) == (True, False)
 
 
 @pytest.mark.parametrize("words", [("auto", "auto"), ("2", "auto"), ("auto", "2")])
@@ -63,7 +68,7 @@ def test_a_number_that_was_chosen_stays_and_may_be_given(words: tuple[str, str])
     made = options_of(replace(order(*after), arguments_before=before), lambda given: parse(given, {})[0])
 
     assert made.front_ends == 2
-    with pytest.raises(ServingError, match="belongs to the front ends: front_ends"):
+    with pytest.raises(ServingError, match="where they listen: front_ends"):
         options_of(
             replace(order("/models", "--front-ends=3"), arguments_before=before), lambda given: parse(given, {})[0]
         )

@@ -26,7 +26,7 @@ class Guard:
 
 
 def refusal(folder: Path, *, may_upgrade: bool) -> ServingError:
-    made = Upgrades(folder, ServerOptions(), (), Notifier())
+    made = Upgrades(folder, ServerOptions(), (), Notifier(), {})
     made.guard = Guard(may_upgrade=may_upgrade)  # type: ignore[assignment]
     with pytest.raises(ServingError) as refused:
         asyncio.run(made._run(Wanted(), lambda _: None))
@@ -52,7 +52,7 @@ def test_one_while_another_is_under_way_is_refused(tmp_path: Path) -> None:
 def test_one_that_cannot_write_its_files_says_so_and_does_not_keep_the_command_waiting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = Upgrades(tmp_path / "gone", ServerOptions(), (), Notifier())
+    made = Upgrades(tmp_path / "gone", ServerOptions(), (), Notifier(), {})
     made.guard = Guard(may_upgrade=True)  # type: ignore[assignment]
 
     async def answers() -> list[Message]:

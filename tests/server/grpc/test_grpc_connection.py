@@ -9,10 +9,10 @@ import pytest
 from tests.support.grpc_memory import MemoryResponse, MemoryTransport, frame, request_headers
 from tritonclient.grpc import service_pb2
 
-from charonia.server.grpc.frontend import GrpcLimits
+from charonia.server.grpc.frontend import QUIET_STREAM_S, GrpcLimits
 from charonia.server.grpc.http2 import PREFACE
 from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND, PIECE_BYTES_MIN
-from charonia.server.listening import GRACE_S
+from charonia.server.listening import GRACE_S, QUIET_S
 from charonia.wire.grpc_status import Status
 
 ENHANCE_YOUR_CALM = 11
@@ -353,6 +353,38 @@ def test_draining_finishes_what_is_in_flight_and_closes(play: Any) -> None:
         assert client.goaways[0][0] == 0
         assert client.responses[stream_id].status == Status.OK
         assert client.transport.is_closed
+
+    play(scenario)
+
+
+def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        idle, unary, stream = (bench.client() for _ in range(3))
+        for client in (idle, unary, stream):
+            client.transport.may_end = False
+        bench.engine.hold = True
+        held = unary.start("ModelInfer", INFER)
+        bench.engine.hold = False
+        stream_id = stream.start("ModelStreamInfer", INFER, end=False)
+        handing = asyncio.create_task(bench.frontend.hand_on(1000.0))
+        await asyncio.sleep(QUIET_S + 0.5)
+        assert (idle.transport.is_closed, unary.transport.is_closed) == (True, False)
+        bench.engine.release(0)
+        await unary.settle()
+        await asyncio.sleep(QUIET_STREAM_S * 0.5)
+        stream.http2.send_data(stream_id, frame(INFER))
+        stream.exchange()
+        await asyncio.sleep(QUIET_STREAM_S * 0.6)
+        assert (unary.transport.is_closed, stream.transport.is_closed) == (True, False)
+        await asyncio.sleep(QUIET_STREAM_S * 0.5)
+        stream.exchange()
+        await handing
+
+        assert unary.responses[held].status == Status.OK
+        assert stream.goaways[0] == (0, b"")
+        assert len(stream.responses[stream_id].messages) == 2
+        assert stream.responses[stream_id].status == Status.UNAVAILABLE
+        assert stream.transport.is_closed
 
     play(scenario)
 

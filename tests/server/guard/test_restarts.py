@@ -7,6 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from charonia.server.guard.child import (
+    ENGINE_RESTART_DELAY_NS_MAX,
+    FRONT_END_RESTART_DELAY_NS_MAX,
+    HEALTHY_NS,
+    RESTART_DELAY_NS,
+)
 from charonia.server.guard.events import (
     Abort,
     BeginHandOver,
@@ -14,9 +20,11 @@ from charonia.server.guard.events import (
     Event,
     Exited,
     Finish,
+    Forget,
     HandedOver,
     Heartbeat,
     Kill,
+    Left,
     ProcessRole,
     Ready,
     ReportEnd,
@@ -28,27 +36,26 @@ from charonia.server.guard.events import (
     Stage,
     Start,
     StopAsked,
+    StopListening,
+    Succeed,
     Terminate,
     Tick,
     UpgradeAsked,
 )
 from charonia.server.guard.record import ProcessRecord
 from charonia.server.guard.restarts import (
-    ENGINE_RESTART_DELAY_NS_MAX,
+    BACK_SOON_NS_MAX,
     ENGINE_START_FAILURES_MAX,
     ENGINE_STOP_MARGIN_NS,
-    FRONT_END_RESTART_DELAY_NS_MAX,
-    FRONT_END_STOP_MARGIN_NS,
     HAND_OVER_NS_MAX,
-    HEALTHY_NS,
     HUNG,
     HUNG_KILL_NS,
     NOT_STARTED,
-    RESTART_DELAY_NS,
     TERMINATED,
     Restarts,
     ServerPhase,
 )
+from charonia.server.guard.succession import FINISH_NS, FRONT_END_STOP_MARGIN_NS, RENEWED
 
 S = 1_000_000_000
 EXIT_TIMEOUT = 30 * S
@@ -64,6 +71,7 @@ REASONS = {
 }
 ENGINE, FRONT, OTHER = "engine", "front_end_0", "front_end_1"
 NEXT = "engine_2"
+FRONT_2, OTHER_2 = f"{FRONT}_2", f"{OTHER}_2"
 FINISH = 60 * S
 
 
@@ -71,14 +79,14 @@ def exited(name: str, status: int) -> Exited:
     return Exited(name, status, REASONS[status])
 
 
-def guard(heartbeat_ns: int = 0, front_ends: tuple[str, ...] = (FRONT, OTHER)) -> Restarts:
-    processes = [(ENGINE, ProcessRole.ENGINE), *((name, ProcessRole.FRONT_END) for name in front_ends)]
-    return Restarts(processes, exit_timeout_ns=EXIT_TIMEOUT, heartbeat_ns=heartbeat_ns)
+def guard(heartbeat_ns: int = 0, *, shares_sockets: bool = False) -> Restarts:
+    processes = [(ENGINE, ProcessRole.ENGINE), *((name, ProcessRole.FRONT_END) for name in (FRONT, OTHER))]
+    return Restarts(processes, exit_timeout_ns=EXIT_TIMEOUT, heartbeat_ns=heartbeat_ns, shares_sockets=shares_sockets)
 
 
-def running(now_ns: int = 0, heartbeat_ns: int = 0) -> Restarts:
+def running(now_ns: int = 0, heartbeat_ns: int = 0, *, shares_sockets: bool = False) -> Restarts:
     """Return a guard whose processes are ready, with the process ids 1, 2 and 3."""
-    machine = guard(heartbeat_ns)
+    machine = guard(heartbeat_ns, shares_sockets=shares_sockets)
     machine.handle(Tick(), now_ns)
     for pid, name in enumerate((ENGINE, FRONT, OTHER), 1):
         machine.handle(Spawned(name, pid), now_ns)
@@ -88,8 +96,9 @@ def running(now_ns: int = 0, heartbeat_ns: int = 0) -> Restarts:
 
 def restart(machine: Restarts, name: str, now_ns: int, *, is_ready: bool = True) -> int:
     """Let a process be killed, and start it again when the guard says so; return the time from then on."""
-    (end,) = machine.handle(exited(name, KILLED), now_ns)
+    end, *refusal = machine.handle(exited(name, KILLED), now_ns)
     assert isinstance(end, ReportEnd)
+    assert refusal in ([], [StopListening(name)])
     assert end.again_ns is not None
     now_ns += end.again_ns
     assert machine.handle(Tick(), now_ns) == [Start(name)]
@@ -177,10 +186,11 @@ def test_an_engine_that_fails_to_start_again_and_again_is_given_up() -> None:
     for _ in range(ENGINE_START_FAILURES_MAX - 1):
         now_ns = restart(machine, ENGINE, now_ns, is_ready=False)
 
-    end, *stops = machine.handle(exited(ENGINE, 1), now_ns)
+    end, refusal, *stops = machine.handle(exited(ENGINE, 1), now_ns)
 
     assert isinstance(end, ReportEnd)
     assert end.again_ns is None
+    assert refusal == StopListening(ENGINE)
     assert stops == [Terminate(FRONT), Terminate(OTHER)]
     machine.handle(exited(FRONT, 0), now_ns)
     assert machine.handle(exited(OTHER, 0), now_ns)[-1] == Finish(1)
@@ -200,9 +210,10 @@ def test_a_stop_drains_the_front_ends_before_the_engine() -> None:
     machine = running()
 
     assert machine.handle(StopAsked(), S) == [Terminate(FRONT), Terminate(OTHER)]
+    assert machine.handle(Left(OTHER), S) == [StopListening(OTHER)]
     assert machine.handle(exited(OTHER, 0), 2 * S)[1:] == []
-    assert machine.handle(exited(FRONT, 0), 3 * S)[1:] == [Terminate(ENGINE)]
-    assert machine.handle(exited(ENGINE, 0), 4 * S)[1:] == [Finish(0)]
+    assert machine.handle(exited(FRONT, 0), 3 * S)[1:] == [StopListening(FRONT), Terminate(ENGINE)]
+    assert machine.handle(exited(ENGINE, 0), 4 * S)[1:] == [StopListening(ENGINE), Finish(0)]
 
 
 def test_processes_that_do_not_stop_are_killed_and_the_status_says_so() -> None:
@@ -213,10 +224,10 @@ def test_processes_that_do_not_stop_are_killed_and_the_status_says_so() -> None:
     due_ns = EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
     assert machine.wake_at() == due_ns
     assert machine.handle(Tick(), due_ns) == [Kill(FRONT)]
-    assert machine.handle(exited(FRONT, KILLED), due_ns)[1:] == [Terminate(ENGINE)]
+    assert machine.handle(exited(FRONT, KILLED), due_ns)[-1] == Terminate(ENGINE)
     assert machine.wake_at() == due_ns + ENGINE_STOP_MARGIN_NS
     assert machine.handle(Tick(), due_ns + ENGINE_STOP_MARGIN_NS) == [Kill(ENGINE)]
-    assert machine.handle(exited(ENGINE, KILLED), due_ns + ENGINE_STOP_MARGIN_NS)[1:] == [Finish(1)]
+    assert machine.handle(exited(ENGINE, KILLED), due_ns + ENGINE_STOP_MARGIN_NS)[-1] == Finish(1)
 
 
 def test_a_second_request_to_stop_changes_nothing() -> None:
@@ -232,7 +243,7 @@ def test_nothing_is_started_again_during_a_stop() -> None:
     machine.handle(exited(FRONT, 1), 0)
     machine.handle(StopAsked(), 1)
 
-    (end, stop) = machine.handle(exited(OTHER, 0), 10 * S)
+    (end, _, stop) = machine.handle(exited(OTHER, 0), 10 * S)
 
     assert isinstance(end, ReportEnd)
     assert end.again_ns is None
@@ -247,7 +258,7 @@ def test_a_process_that_was_being_started_when_the_stop_came_is_told_to_stop_too
 
     assert machine.handle(Spawned(ENGINE, 4), 2) == [Terminate(ENGINE)]
     # It could not handle the signal yet.
-    assert machine.handle(exited(ENGINE, TERMINATED), 3)[1:] == [Finish(0)]
+    assert machine.handle(exited(ENGINE, TERMINATED), 3)[-1] == Finish(0)
 
 
 def test_a_process_without_heartbeats_reports_where_it_hangs_and_is_killed() -> None:
@@ -260,7 +271,7 @@ def test_a_process_without_heartbeats_reports_where_it_hangs_and_is_killed() -> 
     for name in (FRONT, OTHER):
         machine.handle(Heartbeat(name), 14 * S)
     assert machine.handle(Tick(), 10 * S + HUNG_KILL_NS) == [Kill(ENGINE)]
-    (end,) = machine.handle(exited(ENGINE, KILLED), 16 * S)
+    end, _ = machine.handle(exited(ENGINE, KILLED), 16 * S)
 
     assert end == ReportEnd(ENGINE, 1, HUNG, 16 * S, RESTART_DELAY_NS)
 
@@ -311,15 +322,19 @@ def test_an_upgrade_moves_when_the_next_engine_is_ready_and_ends_with_the_engine
 
     assert machine.handle(Ready(NEXT), S) == [ReportUpgrade(Stage.LOADED, NEXT, 4), BeginHandOver(ENGINE, NEXT)]
     assert machine.handle(HandedOver(ENGINE), 2 * S) == [ReportUpgrade(Stage.MOVED, ENGINE, 1)]
+    assert not machine.may_upgrade
     assert names(machine) == {"former_engine": 1, FRONT: 2, OTHER: 3, "engine": 4}
     assert machine.wake_at() == 2 * S + FINISH + EXIT_TIMEOUT + ENGINE_STOP_MARGIN_NS
     assert machine.handle(exited(ENGINE, 0), 3 * S) == [
         ReportEnd(ENGINE, 1, "exit status 0", 3 * S, None),
+        Forget(ENGINE),
         ReportUpgrade(Stage.ENDED, ENGINE, 0),
+        Succeed(FRONT_2, FRONT),
+        Start(FRONT_2),
     ]
-    assert names(machine) == {FRONT: 2, OTHER: 3, "engine": 4}
+    assert names(machine) == {FRONT: 2, OTHER: 3, "engine": 4, f"next_{FRONT}": 0}
     assert machine.engine == NEXT
-    assert machine.may_upgrade
+    assert not machine.may_upgrade
 
 
 def test_a_next_engine_that_fails_changes_nothing() -> None:
@@ -354,7 +369,7 @@ def test_an_engine_that_crashes_while_the_next_one_loads_is_started_again_and_th
     now_ns = restart(machine, ENGINE, 5 * S, is_ready=False)
 
     assert machine.handle(Ready(NEXT), now_ns) == [ReportUpgrade(Stage.LOADED, NEXT, 4), Kill(ENGINE)]
-    assert machine.handle(exited(ENGINE, KILLED), now_ns)[-1] == ReportUpgrade(Stage.ENDED, ENGINE, 0)
+    assert ReportUpgrade(Stage.ENDED, ENGINE, 0) in machine.handle(exited(ENGINE, KILLED), now_ns)
     assert {record.name: dict(record.restarts) for record in machine.records()}["engine"] == {"SIGKILL": 1}
 
 
@@ -363,21 +378,23 @@ def test_an_engine_that_does_not_hand_over_is_killed() -> None:
 
     assert machine.wake_at() == S + HAND_OVER_NS_MAX
     assert machine.handle(Tick(), S + HAND_OVER_NS_MAX) == [Kill(ENGINE)]
-    assert machine.handle(exited(ENGINE, KILLED), S + HAND_OVER_NS_MAX)[-1].stage is Stage.ENDED  # type: ignore[union-attr]
+    assert ReportUpgrade(Stage.ENDED, ENGINE, 0) in machine.handle(exited(ENGINE, KILLED), S + HAND_OVER_NS_MAX)
 
 
 @pytest.mark.parametrize("status", [0, CRASHED])
 def test_an_engine_that_ends_first_makes_room_for_the_next_one(status: int) -> None:
     machine = upgrading(stops_first=True)
-    machine.handle(HandedOver(ENGINE), S)
+    assert machine.handle(HandedOver(ENGINE), S)[0] == StopListening(ENGINE)
 
     assert machine.handle(exited(ENGINE, status), 2 * S)[-1] == Start(NEXT)
     machine.handle(Spawned(NEXT, 4), 2 * S)
     assert machine.handle(Ready(NEXT), 3 * S) == [
         ReportUpgrade(Stage.LOADED, NEXT, 4),
+        Forget(ENGINE),
         ReportUpgrade(Stage.ENDED, ENGINE, 0),
+        Succeed(FRONT_2, FRONT),
+        Start(FRONT_2),
     ]
-    assert machine.may_upgrade
 
 
 def test_an_engine_that_ended_first_comes_back_if_the_next_one_fails() -> None:
@@ -397,7 +414,7 @@ def test_a_stop_ends_both_engines_after_the_front_ends() -> None:
 
     assert machine.handle(StopAsked(), 2 * S) == [Terminate(FRONT), Terminate(OTHER)]
     machine.handle(exited(FRONT, 0), 3 * S)
-    assert machine.handle(exited(OTHER, 0), 3 * S)[1:] == [Terminate(ENGINE), Terminate(NEXT)]
+    assert machine.handle(exited(OTHER, 0), 3 * S)[2:] == [Terminate(ENGINE), Terminate(NEXT)]
     machine.handle(exited(ENGINE, 0), 4 * S)
     assert machine.handle(exited(NEXT, 0), 4 * S)[-1] == Finish(0)
 
@@ -405,6 +422,144 @@ def test_a_stop_ends_both_engines_after_the_front_ends() -> None:
 def test_only_one_upgrade_at_a_time_and_none_before_the_server_is_ready() -> None:
     assert guard().handle(UpgradeAsked(NEXT, False, FINISH), 0) == [Start(ENGINE)]
     assert upgrading().handle(UpgradeAsked("engine_3", False, FINISH), 0) == []
+
+
+def renewing() -> Restarts:
+    """Return a guard that renews its front ends since 3 s; `FRONT_2`, with process id 5, is not ready yet."""
+    machine = upgrading()
+    machine.handle(HandedOver(ENGINE), 2 * S)
+    machine.handle(exited(ENGINE, 0), 3 * S)
+    machine.handle(Spawned(FRONT_2, 5), 3 * S)
+    return machine
+
+
+def test_front_ends_are_renewed_one_after_the_other_each_when_the_one_before_is_ready() -> None:
+    machine = renewing()
+
+    assert machine.handle(Ready(FRONT_2), 4 * S) == [
+        ReportReadyAgain(FRONT_2, 5),
+        Terminate(FRONT, FINISH),
+        ReportUpgrade(Stage.RENEWED, FRONT_2, 5),
+        Succeed(OTHER_2, OTHER),
+        Start(OTHER_2),
+    ]
+    assert machine.handle(Left(FRONT), 4 * S) == []
+    machine.handle(Spawned(OTHER_2, 6), 4 * S)
+    assert names(machine) == {"engine": 4, f"former_{FRONT}": 2, FRONT: 5, OTHER: 3, f"next_{OTHER}": 6}
+    machine.handle(Ready(OTHER_2), 5 * S)
+    assert machine.handle(exited(OTHER, 0), 6 * S)[1:] == [Forget(OTHER)]
+    assert not machine.may_upgrade
+    assert machine.handle(exited(FRONT, 0), 7 * S)[1:] == [Forget(FRONT), ReportUpgrade(Stage.SETTLED, "", 0)]
+    assert machine.may_upgrade
+    assert {record.name: dict(record.restarts) for record in machine.records()} == {
+        "engine": {},
+        FRONT: {RENEWED: 1},
+        OTHER: {RENEWED: 1},
+    }
+
+
+def test_a_front_end_that_was_renewed_is_started_again_and_renewed_again_like_any() -> None:
+    machine = renewing()
+    machine.handle(Ready(FRONT_2), 4 * S)
+    machine.handle(exited(FRONT, 0), 5 * S)
+
+    restart(machine, FRONT_2, 5 * S)
+    assert {record.name: dict(record.restarts) for record in machine.records()}[FRONT] == {RENEWED: 1, "SIGKILL": 1}
+    assert machine.handle(Left(FRONT_2), 9 * S) == [Succeed(f"{FRONT}_3", FRONT_2), Start(f"{FRONT}_3")]
+
+
+def test_a_front_end_that_does_not_finish_in_time_is_killed() -> None:
+    machine = renewing()
+    machine.handle(Ready(FRONT_2), 4 * S)
+    machine.handle(SpawnFailed(OTHER_2), 4 * S)
+
+    due_ns = 4 * S + FINISH + EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
+    assert machine.wake_at() == due_ns
+    assert machine.handle(Tick(), due_ns) == [Kill(FRONT)]
+
+
+def test_a_next_front_end_that_cannot_start_leaves_the_one_before_and_ends_the_renewal() -> None:
+    machine = renewing()
+
+    assert machine.handle(exited(FRONT_2, 1), 4 * S)[1:] == [
+        Forget(FRONT_2),
+        ReportUpgrade(Stage.NOT_RENEWED, FRONT_2, 5, "exit status 1"),
+    ]
+    assert names(machine) == {"engine": 4, FRONT: 2, OTHER: 3}
+    assert machine.may_upgrade
+
+
+def test_a_front_end_that_crashes_while_the_next_one_starts_is_not_started_again() -> None:
+    machine = renewing()
+
+    assert machine.handle(exited(FRONT, CRASHED), 4 * S)[1:] == [Forget(FRONT)]
+    machine.handle(exited(FRONT_2, 1), 4 * S)  # nobody else has these sockets: it is started again like any
+    assert machine.handle(Tick(), 4 * S + RESTART_DELAY_NS)[0] == Start(FRONT_2)
+
+
+def test_a_renewal_waits_for_a_front_end_that_is_being_started_and_skips_one_that_will_be() -> None:
+    machine = upgrading()
+    machine.handle(HandedOver(ENGINE), 2 * S)
+    machine.handle(exited(FRONT, KILLED), 2 * S)
+    machine.handle(Tick(), 2 * S + RESTART_DELAY_NS)  # with what was on the disk then, perhaps
+    machine.handle(Spawned(FRONT, 7), 3 * S)
+    machine.handle(exited(OTHER, KILLED), 3 * S)
+
+    assert machine.handle(exited(ENGINE, 0), 3 * S)[-1] == ReportUpgrade(Stage.ENDED, ENGINE, 0)
+    assert machine.handle(Ready(FRONT), 3 * S)[-1] == Start(FRONT_2)
+    machine.handle(Spawned(FRONT_2, 8), 3 * S)
+    machine.handle(Ready(FRONT_2), 3 * S)
+    assert machine.handle(exited(FRONT, 0), 3 * S)[-1] == ReportUpgrade(Stage.SETTLED, "", 0)
+
+
+def test_a_front_end_that_somebody_else_told_to_stop_is_succeeded_at_once() -> None:
+    machine = running()
+
+    assert machine.handle(Left(FRONT), 5 * S) == [Succeed(FRONT_2, FRONT), Start(FRONT_2)]
+    machine.handle(Spawned(FRONT_2, 5), 5 * S)
+    assert names(machine) == {"engine": 1, f"former_{FRONT}": 2, OTHER: 3, FRONT: 5}
+    assert machine.handle(Ready(FRONT_2), 6 * S) == [ReportReadyAgain(FRONT_2, 5)]
+    assert machine.wake_at() == 5 * S + FINISH_NS + EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
+    assert machine.handle(exited(FRONT, 0), 7 * S)[1:] == [Forget(FRONT)]
+    assert names(machine) == {"engine": 1, OTHER: 3, FRONT: 5}
+
+
+def test_one_that_leaves_while_the_next_one_starts_has_no_third() -> None:
+    machine = renewing()
+
+    assert machine.handle(Left(FRONT), 4 * S) == []
+    assert machine.handle(Ready(FRONT_2), 5 * S)[1] == ReportUpgrade(Stage.RENEWED, FRONT_2, 5)
+
+
+def test_connections_wait_for_a_front_end_that_is_back_soon_and_are_refused_otherwise() -> None:
+    machine = running()
+    refused = []
+    now_ns = 0
+    for _ in range(6):
+        end, *refusal = machine.handle(exited(FRONT, KILLED), now_ns)
+        assert isinstance(end, ReportEnd)
+        assert end.again_ns is not None
+        refused.append((end.again_ns, refusal == [StopListening(FRONT)]))
+        now_ns += end.again_ns
+        machine.handle(Tick(), now_ns)
+        machine.handle(Spawned(FRONT, 9), now_ns)
+        machine.handle(Ready(FRONT), now_ns)
+
+    assert [(delay_ns, delay_ns > BACK_SOON_NS_MAX) for delay_ns, _ in refused] == refused
+    # One that cannot start, or that has no engine to meet, is not back soon.
+    restart(machine, OTHER, now_ns, is_ready=False)
+    assert StopListening(OTHER) in machine.handle(exited(OTHER, 1), now_ns)
+    machine = running()
+    assert StopListening(ENGINE) in machine.handle(exited(ENGINE, KILLED), 0)
+    assert StopListening(FRONT) in machine.handle(exited(FRONT, KILLED), 0)
+
+
+def test_sockets_that_all_share_refuse_when_nobody_accepts_any_more() -> None:
+    machine = running(shares_sockets=True)
+    machine.handle(StopAsked(), S)
+
+    assert machine.handle(Left(FRONT), S) == []
+    assert machine.handle(Left(OTHER), S) == [StopListening(OTHER)]
 
 
 STATUSES = st.sampled_from([0, 1, KILLED, CRASHED])
@@ -445,6 +600,10 @@ class World:
                 self.starting.append(name)
             case Terminate(name) | Abort(name):
                 assert name in self.alive
+            case Succeed(name, former):
+                assert name not in self.alive
+                self.ended_ns.pop(name, None)  # it may have the name of one that could not start
+                assert former in self.alive
             case Kill(name):
                 assert name in self.alive
                 self.killed.add(name)
@@ -486,7 +645,7 @@ class World:
         self.now_ns = end_ns
 
 
-NAMES = st.sampled_from([ENGINE, NEXT, FRONT, OTHER])
+NAMES = st.sampled_from([ENGINE, NEXT, FRONT, OTHER, FRONT_2, OTHER_2])
 STEPS = st.one_of(
     st.tuples(st.just("upgrade"), st.booleans()),
     st.tuples(st.just("handed over"), NAMES),
@@ -495,6 +654,7 @@ STEPS = st.one_of(
     st.tuples(st.just("beat"), NAMES),
     st.tuples(st.just("exit"), NAMES, STATUSES),
     st.tuples(st.just("time"), st.integers(0, 70 * S)),
+    st.tuples(st.just("left"), NAMES),
     st.tuples(st.just("stop")),
 )
 
@@ -524,6 +684,8 @@ def test_in_any_order_nothing_runs_twice_every_process_is_reported_once_and_a_st
                 world.tell(UpgradeAsked(NEXT, stops_first, 60 * S))
             case ("handed over", str(name)) if name in world.alive:
                 world.tell(HandedOver(name))
+            case ("left", str(name)) if name in world.alive and not name.startswith(ENGINE):
+                world.tell(Left(name))
             case ("exit", str(name), int(status)):
                 world.exit(name, status)
             case ("time", int(ns)):

@@ -11,7 +11,7 @@ from tests.support.idle_time import IdleTimeLoop
 
 from charonia.server.http.connection import LINGER_S
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
-from charonia.server.listening import GRACE_S
+from charonia.server.listening import GRACE_S, QUIET_S
 
 METADATA = request("/v2", method="GET")
 PIECE_BYTES = 40
@@ -133,5 +133,49 @@ def test_one_that_is_still_sending_is_waited_for_no_longer_than_before() -> None
         await leaving
 
         assert GRACE_S <= loop.time() - begin_s < 2 * GRACE_S
+
+    play(scenario)
+
+
+def test_an_endpoint_that_hands_on_answers_once_more_on_each_connection_and_says_so() -> None:
+    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+        quiet, late = MemoryClient(frontend), MemoryClient(frontend)
+        handing = asyncio.create_task(frontend.hand_on(1000.0))
+        closing = asyncio.gather(*map(until_closed, (client, quiet, late)))
+        await asyncio.sleep(QUIET_S * 0.9)
+        client.send(METADATA)
+        late.send(METADATA[:-1])  # the rest of it comes later
+        await asyncio.sleep(QUIET_S)
+        assert (client.transport.is_closed, quiet.transport.is_closed, late.transport.is_closed) == (True, True, False)
+        late.send(METADATA[-1:])
+        await closing
+        await handing
+
+        for each in (client, late):
+            (response,) = each.responses
+            assert (response.status, response.headers["connection"]) == (200, "close")
+        assert quiet.received == b""
+
+    play(scenario)
+
+
+def test_what_is_in_flight_when_an_endpoint_hands_on_leaves_its_connection_open_for_one_more() -> None:
+    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+        engine = FakeEngine()
+        engine.hold = True
+        frontend = HttpFrontend(engine, HttpLimits())
+        client = MemoryClient(frontend)
+        tensor = b'{"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "INT8", "data": [1]}]}'
+        client.send(request("/v2/models/identity/infer", body=tensor))
+        handing = asyncio.create_task(frontend.hand_on(1000.0))
+        closing = asyncio.create_task(until_closed(client))
+        await asyncio.sleep(10 * QUIET_S)
+        engine.release(0)
+        assert not client.transport.is_closed
+        client.send(METADATA)
+        await closing
+        await handing
+
+        assert [response.headers.get("connection") for response in client.responses] == [None, "close"]
 
     play(scenario)

@@ -1,10 +1,12 @@
 """The processes of a server, as files of its private folder: how each is started, its options, and its report."""
 
 import marshal
+import os
 import pickle
+import socket
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -22,6 +24,10 @@ OPTIONS_NAME = "options"
 
 ENGINE = "engine"
 """Name of the engine's process."""
+
+
+Sockets = Mapping[str, Sequence[socket.socket]]
+"""The listening sockets of a process by endpoint: "http", "grpc", "metrics"."""
 
 
 class ErrorRecord(NamedTuple):
@@ -59,18 +65,37 @@ class FrontEndReport:
 Report = TypeVar("Report", EngineReport, FrontEndReport)
 
 
-def process_spec(folder: Path, name: str, role: ProcessRole, *further: str) -> ProcessSpec:
+def process_spec(folder: Path, name: str, role: ProcessRole, sockets: Sockets, *further: str) -> ProcessSpec:
     """Return how to start a process of a server whose options are in `folder`."""
-    return ProcessSpec(name, role, (sys.executable, "-m", "charonia.cli.serve_process", name, str(folder), *further))
+    descriptors = [f"{endpoint}={sock.fileno()}" for endpoint, each in sockets.items() for sock in each]
+    command = (sys.executable, "-m", "charonia.cli.serve_process", name, str(folder), *further, *descriptors)
+    return ProcessSpec(name, role, command, sockets=[sock for each in sockets.values() for sock in each])
 
 
-def process_specs(folder: Path, front_ends: int) -> list[ProcessSpec]:
-    """Return the engine and the front ends of a server whose options are in `folder`."""
-    names = [front_end_name(number) for number in range(1, front_ends + 1)]
+def process_specs(folder: Path, engine: Sockets, front_ends: Iterable[Sockets]) -> list[ProcessSpec]:
+    """Return the engine and the front ends of a server whose options are in `folder`, given their sockets."""
     return [
-        process_spec(folder, ENGINE, ProcessRole.ENGINE),
-        *(process_spec(folder, name, ProcessRole.FRONT_END) for name in names),
+        process_spec(folder, ENGINE, ProcessRole.ENGINE, engine),
+        *(
+            process_spec(folder, front_end_name(number), ProcessRole.FRONT_END, sockets)
+            for number, sockets in enumerate(front_ends, 1)
+        ),
     ]
+
+
+def with_descriptors(options: ServerOptions, words: Iterable[str]) -> ServerOptions:
+    """Return the options of a process that has inherited sockets, named as in the command of `process_spec`."""
+    found: dict[str, tuple[int, ...]] = {}
+    for word in words:
+        endpoint, _, descriptor = word.partition("=")
+        os.set_inheritable(int(descriptor), False)
+        found[endpoint] = (*found.get(endpoint, ()), int(descriptor))
+    return replace(
+        options,
+        http=replace(options.http, descriptors=found.get("http", ())),
+        grpc=replace(options.grpc, descriptors=found.get("grpc", ())),
+        metrics=replace(options.metrics, descriptors=found.get("metrics", ())),
+    )
 
 
 def front_end_name(number: int) -> str:
@@ -79,8 +104,8 @@ def front_end_name(number: int) -> str:
 
 
 def number_of(name: str) -> int:
-    """Return the number of a process: 0 for an engine, from 1 on for front ends."""
-    return 0 if name.startswith(ENGINE) else int(name.rpartition("_")[2])
+    """Return the number of a process: 0 for an engine, from 1 on for front ends and those that succeed them."""
+    return 0 if name.startswith(ENGINE) else int(name.split("_")[2])
 
 
 def write_report(folder: Path, name: str, report: EngineReport | FrontEndReport) -> None:

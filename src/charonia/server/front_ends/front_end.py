@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,15 @@ from charonia.server.endpoints import Endpoints
 from charonia.server.execution.busy_poll import make_busy_poll
 from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import LogControl
-from charonia.server.front_ends.children import front_end_name
+from charonia.server.front_ends.children import front_end_name, number_of
 from charonia.server.front_ends.engines import Engines
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.local_models import LocalModels, software_of
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.front_ends.remote_services import SharedLog, SharedRegions, services_of
+from charonia.server.guard.record_file import read_finish
+from charonia.server.guard.succession import FINISH_NS
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.listening import GRACE_S
 from charonia.server.machine.cores import usable_cores
@@ -46,19 +47,28 @@ class FrontEnd:
         log: The log of this process.
         folder: Where the engine listens.
         number: Number of this process, from 1 on; the engine is process 0.
+        leaving: Called when this process has left its listening sockets.
 
     Attributes:
         endpoints: The endpoints.
         ended: Done when the engine has left, or the front end has; whether it ended well.
     """
 
-    def __init__(self, options: ServerOptions, log: LogControl | None, folder: Path, number: int = 1) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        log: LogControl | None,
+        folder: Path,
+        number: int = 1,
+        leaving: Callable[[], None] = lambda: None,
+    ) -> None:
         self.endpoints = Endpoints(options)
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._options = options
         self._log = log
         self._folder = folder
         self._number = number
+        self._tell_leaving = leaving
         self._local: LocalModels | None = None
         self._software = software_of(options)
         self._engine: Engines | None = None
@@ -84,10 +94,17 @@ class FrontEnd:
         log = SharedLog(self._log, engine) if self._log is not None else None
         await self.endpoints.start(engine, services_of(engine, offers, self._regions, log))
 
-    def leave(self) -> None:
-        """Accept nothing more, finish what is in flight, and end."""
-        if self._leaving is None and self._engine is not None:
-            self._leaving = asyncio.get_running_loop().create_task(self._leave())
+    def leave(self, finish_s: float = 0.0) -> None:
+        """Accept nothing more, finish what is in flight, and end.
+
+        Args:
+            finish_s: Time in which connections are served as before, because another process accepts new ones. 0 where
+                the server stops.
+        """
+        if self._leaving is not None and not finish_s:
+            self._leaving.cancel()
+        if self._engine is not None and (self._leaving is None or not finish_s):
+            self._leaving = asyncio.get_running_loop().create_task(self._leave(finish_s))
 
     async def close(self) -> None:
         """Close everything at once."""
@@ -126,7 +143,11 @@ class FrontEnd:
         )
         return LocalModels(backends, engine.infer, summarizes=options.metrics.summary_latencies)
 
-    async def _leave(self) -> None:
+    async def _leave(self, finish_s: float) -> None:
+        if finish_s:
+            self.endpoints.leave_sockets()
+            self._tell_leaving()
+            await self.endpoints.hand_on(finish_s)
         self._stop()
         is_taken = await self._drain(self._options.exit_timeout_secs)
         if self._engine is not None:
@@ -139,6 +160,7 @@ class FrontEnd:
         if self._engine is not None:
             self._engine.begin_exit()
         self.endpoints.stop_accepting()
+        self._tell_leaving()
 
     async def _drain(self, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()
@@ -235,7 +257,12 @@ def connected(path: Path) -> socket.socket | None:
 
 
 async def serve_front_end(
-    options: ServerOptions, log: LogControl | None, folder: Path, number: int, ready: Callable[[], None]
+    options: ServerOptions,
+    log: LogControl | None,
+    folder: Path,
+    name: str,
+    ready: Callable[[], None],
+    leaving: Callable[[], None],
 ) -> int:
     """Run the endpoints of a server until the engine ends or a signal arrives; return the exit status.
 
@@ -243,22 +270,26 @@ async def serve_front_end(
         options: The server's options.
         log: The log of this process.
         folder: Where the engine listens.
-        number: Number of this process, from 1 on.
+        name: Name of this process.
         ready: Called when the endpoints are open.
+        leaving: Called when this process accepts nothing more.
 
     Raises:
         ServingError: The engine cannot be reached, or an endpoint not be opened.
     """
     loop = asyncio.get_running_loop()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # The port is the one that was chosen for all front ends.
-    shared = replace(options, http=replace(options.http, reuse_port=True), grpc=replace(options.grpc, reuse_port=True))
-    front_end = FrontEnd(shared, log, folder, number)
+    front_end = FrontEnd(options, log, folder, number_of(name), leaving)
+
+    def leave() -> None:
+        finish_s = read_finish(folder, name)
+        front_end.leave(FINISH_NS / 1e9 if finish_s is None else finish_s)
+
     try:
         await front_end.start()
         for each in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError):  # an event loop on Windows
-                loop.add_signal_handler(each, front_end.leave)
+                loop.add_signal_handler(each, leave)
         collect_less_often()
         giving_back = asyncio.create_task(give_back_idle_memory())
         ready()

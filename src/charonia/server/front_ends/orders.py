@@ -12,8 +12,12 @@ from charonia.core.errors import invalid, unsupported
 from charonia.server.front_ends.messages import PROTOCOL
 from charonia.server.options import FRONT_ENDS_AUTO, ServerOptions
 
-OF_FRONT_ENDS = ("front_ends", "http", "grpc", "api_keys", "client_shm", "client_shm_bytes_max", "log.access")
-"""The options of front ends, which an upgrade leaves as they are."""
+FIXED = (
+    "front_ends",
+    *(f"{endpoint}.{field}" for endpoint in ("http", "grpc") for field in ("enabled", "address", "port")),
+    *("metrics.enabled", "metrics_address", "metrics.port"),
+)
+"""The options of the listening sockets, which an upgrade leaves as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,6 @@ class NewEngine:
         arguments: Its arguments of `charonia serve`.
         arguments_before: Those of the engine before.
         repositories: The repositories of the engine before, with one that was made for files.
-        metrics_port: Port of the metrics page.
         cpu_cores: Cores of models where the arguments do not say it.
         front_ends: Number of the front ends.
     """
@@ -47,7 +50,6 @@ class NewEngine:
     arguments: Sequence[str]
     arguments_before: Sequence[str]
     repositories: Sequence[str]
-    metrics_port: int
     cpu_cores: int
     front_ends: int
 
@@ -99,31 +101,24 @@ def options_of(order: NewEngine, parse: Callable[[Sequence[str]], ServerOptions]
         parse: Returns the options of arguments of `charonia serve`; raises ServingError.
 
     Raises:
-        ServingError: The arguments cannot be used, or change what belongs to the front ends.
+        ServingError: The arguments cannot be used, or change where the server listens.
     """
     options, before = (_numbered(parse(given), order) for given in (order.arguments, order.arguments_before))
-    changed = [name for name in OF_FRONT_ENDS if _field(options, name) != _field(before, name)]
-    if _metrics_place(options) != _metrics_place(before):
-        changed.append("metrics port")
+    changed = [name for name in FIXED if _field(options, name) != _field(before, name)]
     if changed:
         raise invalid(
-            f"an upgrade cannot change what belongs to the front ends: {', '.join(changed)}",
+            f"an upgrade cannot change the number of front ends, and where they listen: {', '.join(changed)}",
             hint="leave these options as they were, or restart the server",
         )
     models = options.models
     if models.repositories == before.models.repositories:
         models = replace(models, repositories=tuple(order.repositories))
-    metrics = replace(options.metrics, port=order.metrics_port, reuse_port=True)
-    return replace(options, models=models, metrics=metrics, cpu_cores=options.cpu_cores or order.cpu_cores)
+    return replace(options, models=models, cpu_cores=options.cpu_cores or order.cpu_cores)
 
 
 def _numbered(options: ServerOptions, order: NewEngine) -> ServerOptions:
     """Return the options with the number of front ends that was chosen when the server was started."""
     return replace(options, front_ends=order.front_ends) if options.front_ends == FRONT_ENDS_AUTO else options
-
-
-def _metrics_place(options: ServerOptions) -> tuple[bool, str, int]:
-    return options.metrics.enabled, options.metrics_address, options.metrics.port
 
 
 def _field(options: ServerOptions, path: str) -> object:

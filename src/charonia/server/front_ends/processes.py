@@ -1,13 +1,13 @@
 """The processes of a server with front ends apart: one for the engine, and one for each front end.
 
-The parent reserves the ports and runs the guard, which starts the engine, then the front ends, and starts again what
-ends. It holds no request. A child
+The parent binds the listening sockets and runs the guard, which starts the engine, then the front ends, and starts
+again what ends. It holds no request. A child
 
-- reads the server's options from the private folder;
+- inherits its listening sockets, and reads the server's options from the private folder;
 - writes its report there, `EngineReport` or `FrontEndReport`, and then tells the guard that it is ready, or ends with
   status 1;
-- finishes what is in flight on SIGTERM and then ends with status 0. The guard tells the front ends first. An engine
-  that is told by itself takes its front ends along.
+- finishes what is in flight on SIGTERM and then ends with status 0. When the server stops, the guard tells the front
+  ends first. An engine that is told by itself takes its front ends along; a front end makes room for another one.
 
 A front end may be started again at any time: it gets the state, the shared-memory regions and the settings of the log
 when it connects. When the engine is started again, the front ends connect to it as if they were new.
@@ -17,7 +17,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -30,19 +29,21 @@ from charonia.core.metadata import ModelIndexEntry
 from charonia.server.front_ends.children import (
     ENGINE,
     EngineReport,
+    Sockets,
     error_of,
     process_specs,
     read_report,
     write_options,
 )
 from charonia.server.front_ends.how_many import Chosen, how_many
+from charonia.server.front_ends.sockets import bound_sockets
 from charonia.server.front_ends.upgrades import Upgrades
 from charonia.server.guard.control import serve_control
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
 from charonia.server.lifecycle.repository.private_folder import PrivateFolder
-from charonia.server.listening import cannot_listen, check_address
+from charonia.server.listening import check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.machine.gpus import visible_gpus
 from charonia.server.options import FRONT_ENDS_AUTO, ServerOptions
@@ -107,11 +108,12 @@ class ServerProcesses:
             ServingError: A model failed to load and `exit_on_error` is set, or an endpoint cannot be opened.
         """
         self._folder = folder = self._cleanup.enter_context(PrivateFolder()).path
-        options = await self._with_ports(self._options)
+        options = self._options
+        engine, front_ends = await self._bind(options)
         options = replace(options, cpu_cores=options.cpu_cores or cores_beside(usable_cores(), options.front_ends))
         write_options(folder, options)
-        specs = process_specs(folder, options.front_ends)
-        upgrades = self._upgrades = Upgrades(folder, options, self._arguments, self._notifier)
+        specs = process_specs(folder, engine, front_ends)
+        upgrades = self._upgrades = Upgrades(folder, options, self._arguments, self._notifier, engine)
         guard = self._guard = upgrades.guard = Supervisor(
             specs,
             folder,
@@ -127,9 +129,8 @@ class ServerProcesses:
             raise self._failure(specs, guard.ended.result())
         self._watching = asyncio.create_task(self._watch(guard))
         self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
-        self.http = SharedPort(options.http.port) if options.http.enabled else None
-        self.grpc = SharedPort(options.grpc.port) if options.grpc.enabled else None
-        self.metrics = SharedPort(options.metrics.port) if options.metrics.enabled else None
+        self.http, self.grpc = (_port_of(front_ends[0], endpoint) for endpoint in ("http", "grpc"))
+        self.metrics = _port_of(engine, "metrics")
         await self._listen_for_commands(upgrades)
 
     async def shutdown(self) -> bool:
@@ -187,33 +188,22 @@ class ServerProcesses:
         error = error_of(self._folder, name) if self._watching is not None else None
         return str(error) if error is not None else ""
 
-    async def _with_ports(self, options: ServerOptions) -> ServerOptions:
-        """Return options with the ports of all front ends, which this process keeps for them."""
-        http = grpc = metrics = 0
-        if options.http.enabled:
-            http = await self._reserve(options.http.address, options.http.port, options.http.reuse_port)
-        if options.grpc.enabled:
-            grpc = await self._reserve(options.grpc.address, options.grpc.port, options.grpc.reuse_port)
+    async def _bind(self, options: ServerOptions) -> tuple[Sockets, list[Sockets]]:
+        """Return the sockets of the engine, and of each front end."""
+        count, stack, found = options.front_ends, self._cleanup, {}
+        for endpoint, each in (("http", options.http), ("grpc", options.grpc)):
+            if each.enabled:
+                if each.port and not each.reuse_port:
+                    await check_address(each.address, each.port)
+                found[endpoint] = await bound_sockets(each.address, each.port, count, stack)
+        engine: Sockets = {}
         if options.metrics.enabled:
-            metrics = await self._reserve(options.metrics_address, options.metrics.port, is_shared=False)
-        return replace(
-            options,
-            http=replace(options.http, port=http),
-            grpc=replace(options.grpc, port=grpc),
-            metrics=replace(options.metrics, port=metrics, reuse_port=True),
-        )
+            if options.metrics.port:
+                await check_address(options.metrics_address, options.metrics.port)
+            (sockets,) = await bound_sockets(options.metrics_address, options.metrics.port, 1, stack)
+            engine = {"metrics": sockets}
+        return engine, [{endpoint: bound[number] for endpoint, bound in found.items()} for number in range(count)]
 
-    async def _reserve(self, address: str, port: int, is_shared: bool) -> int:
-        """Bind a port without listening, so that it stays this server's while front ends come and go."""
-        if port:
-            await check_address(address, port, reuse_port=is_shared)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        sock = self._cleanup.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            sock.bind((address, port))
-        except OSError as error:
-            raise cannot_listen(address, port, error) from error
-        bound: int = sock.getsockname()[1]
-        return bound
+
+def _port_of(sockets: Sockets, endpoint: str) -> SharedPort | None:
+    return SharedPort(sockets[endpoint][0].getsockname()[1]) if endpoint in sockets else None

@@ -1,4 +1,4 @@
-"""Upgrades: a new engine beside the one that runs, or in its place, while front ends and connections stay.
+"""Upgrades: a new engine beside the one that runs, or in its place, then new front ends on the same sockets.
 
 The guard decides what happens when (`guard/restarts.py`), the engine that runs hands over (`engine_port.py`). Here is
 what is asked before, and what is told meanwhile.
@@ -17,7 +17,9 @@ from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.server.front_ends.children import (
     ENGINE,
     EngineReport,
+    Sockets,
     error_of,
+    number_of,
     process_spec,
     read_options,
     read_report,
@@ -36,14 +38,16 @@ from charonia.server.guard import notify
 from charonia.server.guard.control import Message
 from charonia.server.guard.events import ProcessRole, ReportUpgrade, Stage
 from charonia.server.guard.notify import Notifier
+from charonia.server.guard.succession import FINISH_NS
 from charonia.server.guard.supervisor import Supervisor
 from charonia.server.machine.memory import available_memory, tree_bytes
 from charonia.server.options import ServerOptions
 
 _log = logging.getLogger(__name__)
 
-FINISH_S = 300.0
-"""Default of the time that requests, streams and sequences have to finish on the engine before."""
+FINISH_S = FINISH_NS / 1e9
+"""Default of the time that requests, streams and sequences have to finish on the engine before, and connections on
+the front ends before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Upgrades:
         options: The options of the server, with its ports.
         arguments: The arguments that they come from.
         notifier: The service manager.
+        sockets: The listening sockets of engines.
 
     Attributes:
         guard: Runs the processes. It is told of this object's `hand_over` and `reported`.
@@ -76,11 +81,14 @@ class Upgrades:
 
     guard: Supervisor
 
-    def __init__(self, folder: Path, options: ServerOptions, arguments: Sequence[str], notifier: Notifier) -> None:
+    def __init__(
+        self, folder: Path, options: ServerOptions, arguments: Sequence[str], notifier: Notifier, sockets: Sockets
+    ) -> None:
         self._folder = folder
         self._options = options
         self._arguments = tuple(arguments)
         self._notifier = notifier
+        self._sockets = sockets
         self._count = 1
         self._name = ""
         self._wanted = Wanted()
@@ -169,14 +177,15 @@ class Upgrades:
         socket = () if wanted.stops_first else (_socket_of(self._name),)
         self._notifier.send(*notify.reloading(time.monotonic_ns()), notify.status("upgrade: a new engine starts"))
         try:
-            spec = process_spec(self._folder, self._name, ProcessRole.ENGINE, *socket)
+            spec = process_spec(self._folder, self._name, ProcessRole.ENGINE, self._sockets, *socket)
             self.guard.upgrade(spec, stops_first=wanted.stops_first, finish_s=wanted.finish_s)
             step("a new engine starts" if not wanted.stops_first else "the engine ends, then a new one starts")
             await self._follow(wanted, step)
+            self._arguments = arguments
+            await self._follow_front_ends(step)
         except ServingError:
             self._notifier.send(notify.READY, notify.status("serving; the last upgrade has failed, the log says why"))
             raise
-        self._arguments = arguments
         self._notifier.send(notify.READY, notify.status(f"serving; upgraded to release {self._version()}"))
 
     async def _follow(self, wanted: Wanted, step: Callable[[str], None]) -> None:
@@ -202,6 +211,28 @@ class Upgrades:
                 case _:
                     raise self._failure(wanted, report)
 
+    async def _follow_front_ends(self, step: Callable[[str], None]) -> None:
+        """Tell what happens until the front ends before have ended."""
+        began_s = time.monotonic()
+        while True:
+            report = await self._reports.get()
+            now_s = time.monotonic()
+            after = f" ({now_s - began_s:.1f} s)"
+            began_s = now_s
+            match report.stage:
+                case Stage.RENEWED:
+                    name = f"front end {number_of(report.name)}"
+                    step(f"{name} is renewed (pid {report.pid}){after}; the one before finishes what it has begun")
+                case Stage.SETTLED:
+                    step(f"the front ends before have ended{after}")
+                    return
+                case Stage.NOT_RENEWED:
+                    error = error_of(self._folder, report.name)
+                    raise invalid(
+                        f"front end {number_of(report.name)} cannot be renewed: {error or report.reason}",
+                        hint="the new engine serves, and the front ends before go on; the log of the server says more",
+                    )
+
     def _failure(self, wanted: Wanted, report: ReportUpgrade) -> ServingError:
         """Return why the new engine has failed."""
         new_engine_path(self._folder, self._name).unlink(missing_ok=True)
@@ -219,7 +250,6 @@ class Upgrades:
             arguments=arguments,
             arguments_before=self._arguments,
             repositories=options.models.repositories,
-            metrics_port=self._options.metrics.port,
             cpu_cores=options.cpu_cores,
             front_ends=self._options.front_ends,
         )
@@ -230,7 +260,7 @@ class Upgrades:
         if order.exists():
             order.unlink()
             take_options(self._folder, self._name)
-            self.guard.respecify(process_spec(self._folder, self._name, ProcessRole.ENGINE))
+            self.guard.respecify(process_spec(self._folder, self._name, ProcessRole.ENGINE, self._sockets))
             with suppress(FileNotFoundError):  # the engine before has done so
                 (self._folder / _socket_of(self._name)).replace(self._folder / SOCKET_NAME)
 

@@ -172,6 +172,10 @@ class CallTable:
                 self._http2.reset(stream_id, ErrorCode.NO_ERROR)
         self.rejected.clear()
 
+    def uses(self) -> int | None:
+        """Return a count that grows with each response, None while something is in flight."""
+        return self.sends if all(call.is_idle() for call in self._calls.values()) else None
+
     def wind_down(self) -> None:
         """The server is shutting down: streaming calls end as soon as they have nothing in flight."""
         for call in list(self._calls.values()):

@@ -133,6 +133,10 @@ class GrpcCall:
     def resume(self) -> None:
         """Continue after some of the response has been sent."""
 
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight, though the caller may send more."""
+        return False
+
     def wind_down(self) -> None:
         """The server is shutting down: end as soon as nothing is in flight."""
 

@@ -232,16 +232,19 @@ class GrpcConnection(asyncio.Protocol):
         self._http2.ping()
         self._flush()
 
-    def retire(self, grace_s: float) -> None:
-        """Ask the client to reconnect, and close once its calls are done, or after `grace_s` (0: no limit)."""
-        if self._phase is not _Phase.OPEN:
-            return
-        self._phase = _Phase.DRAINING
-        self._http2.announce_shutdown()
-        self._flush()
-        self._loop.call_later(RETIRE_NOTICE_S, self._refuse_streams)
-        if grace_s:
-            self._loop.call_later(grace_s, self.abort)
+    def retire(self, grace_s: float, notice_s: float = RETIRE_NOTICE_S) -> int | None:
+        """Ask the client to reconnect, and close once its calls are done, or after `grace_s` (0: no limit).
+
+        New calls are served for `notice_s`, since the client does not know at once. Returns `CallTable.uses`.
+        """
+        if self._phase is _Phase.OPEN:
+            self._phase = _Phase.DRAINING
+            self._http2.announce_shutdown()
+            self._flush()
+            self._loop.call_later(notice_s, self._refuse_streams)
+            if grace_s:
+                self._loop.call_later(grace_s, self.abort)
+        return self._calls.uses()
 
     def wind_down(self) -> None:
         """Retire because the server is shutting down: streams end as soon as they have nothing in flight."""

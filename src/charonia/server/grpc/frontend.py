@@ -2,18 +2,19 @@
 
 import asyncio
 import ssl as tls
+from collections.abc import Sequence
 
 from charonia.server.access_log import AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.grpc.connection import GrpcConnection
 from charonia.server.grpc.limits import GrpcLimits, Offenders
 from charonia.server.grpc.methods import method_table
-from charonia.server.listening import cannot_listen, drain
+from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
 
 __all__ = ["GrpcFrontend", "GrpcLimits"]
 
-LISTEN_BACKLOG = 1024
-"""Connections that wait to be accepted."""
+QUIET_STREAM_S = 10.0
+"""Time without a request after which a front end that hands on ends a stream."""
 
 
 class GrpcFrontend:
@@ -55,24 +56,21 @@ class GrpcFrontend:
         self._connections: set[GrpcConnection] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.AbstractServer] = []
 
-    async def start(self, host: str, port: int, ssl: tls.SSLContext | None = None, reuse_port: bool = False) -> None:
-        """Listen; `port` 0 takes a free one. With `ssl`, clients negotiate "h2" by ALPN.
-
-        Raises:
-            ServingError: UNAVAILABLE when the address is not available.
-        """
+    async def start(
+        self,
+        host: str,
+        port: int,
+        ssl: tls.SSLContext | None = None,
+        reuse_port: bool = False,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Listen. With `ssl`, clients negotiate "h2" by ALPN. See `listening.listen`."""
         if ssl is not None:
             ssl.set_alpn_protocols(["h2"])
-        # None rather than False: Windows does not have this option.
-        try:
-            self._server = await self.loop.create_server(
-                self.connect, host, port, ssl=ssl, backlog=LISTEN_BACKLOG, reuse_port=reuse_port or None
-            )
-        except OSError as error:
-            raise cannot_listen(host, port, error) from error
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._servers = await listen(self.connect, host, port, ssl=ssl, reuse_port=reuse_port, descriptors=descriptors)
+        self.port = port_of(self._servers[0])
 
     def connect(self) -> GrpcConnection:
         """Return the protocol of a new connection, for any transport."""
@@ -80,11 +78,19 @@ class GrpcFrontend:
 
     def stop_accepting(self) -> None:
         """Accept no new connections, and ask clients of the open ones to reconnect."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self.leave_sockets()
         for connection in list(self._connections):
             connection.wind_down()
+
+    async def hand_on(self, timeout_s: float) -> None:
+        """Leave the listening sockets to others, and serve the connections. See `listening.hand_on`."""
+        self.leave_sockets()
+        await hand_on(self._connections, _let_go, QUIET_STREAM_S, timeout_s)
+
+    def leave_sockets(self) -> None:
+        """Accept nothing more; another process may."""
+        while self._servers:
+            self._servers.pop().close()
 
     def recheck(self) -> None:
         """End the streaming calls that are no longer permitted: keys have changed."""
@@ -121,3 +127,8 @@ class GrpcFrontend:
         self._connections.discard(connection)
         if not self._connections:
             self._is_empty.set()
+
+
+def _let_go(connection: GrpcConnection) -> int | None:
+    """Retire a connection, which then ends with its last call."""
+    return connection.retire(0.0, notice_s=QUIET_S)

@@ -109,6 +109,10 @@ class StreamCall(GrpcCall):
         if not self.is_over:
             self.table.send(self, self.framed(parts))
 
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight, though the caller may send more."""
+        return self._conversation.in_flight() == 0 and not self._reader.pending_bytes
+
     def wind_down(self) -> None:
         """The server is shutting down: end when nothing is in flight."""
         self._is_winding_down = True

@@ -72,6 +72,13 @@ class HandedOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """A front end accepts no more connections, because it was told to stop; it finishes what it has, and ends."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """The server has to stop."""
 
@@ -81,7 +88,7 @@ class Tick:
     """Time has passed. The first one starts the server."""
 
 
-Event = Spawned | SpawnFailed | Ready | Heartbeat | Exited | UpgradeAsked | HandedOver | StopAsked | Tick
+Event = Spawned | SpawnFailed | Ready | Heartbeat | Exited | UpgradeAsked | HandedOver | Left | StopAsked | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +99,44 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Terminate:
-    """Tell a process to stop (SIGTERM). As the two below, this is for one that was spawned and has not exited."""
+class Succeed:
+    """Let there be a process like another one, with the same sockets; `Start` follows.
+
+    Attributes:
+        name: Its name, which is new.
+        former: The other one.
+    """
 
     name: str
+    former: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A process has ended and is never started again."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopListening:
+    """Let the sockets of a process refuse connections, until a process listens on them again."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Tell a process to stop (SIGTERM). As the two below, this is for one that was spawned and has not exited.
+
+    Attributes:
+        name: The process.
+        finish_ns: Time that a front end has for its connections, because another one accepts new ones; 0 where the
+            server stops.
+    """
+
+    name: str
+    finish_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +205,9 @@ class Stage(Enum):
     MOVED = "the engine before gets nothing new"
     ENDED = "the engine before has ended"
     FAILED = "the new engine has ended before it was ready, or before it had all front ends"
+    RENEWED = "a new front end is ready, and the one before accepts nothing more"
+    NOT_RENEWED = "a new front end has ended before it was ready; the one before goes on"
+    SETTLED = "all front ends of before have ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +236,9 @@ class Finish:
 
 Command = (
     Start
+    | Succeed
+    | Forget
+    | StopListening
     | Terminate
     | Abort
     | Kill

@@ -1,4 +1,4 @@
-"""The file through which the guard's record of the processes reaches the processes."""
+"""The files through which the guard tells the processes of a server something."""
 
 import contextlib
 import os
@@ -28,3 +28,17 @@ def read_record() -> tuple[ProcessRecord, ...]:
         return from_text(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:  # the guard has ended, and so will this process
         return ()
+
+
+def write_finish(folder: Path, name: str, finish_s: float) -> None:
+    """Write how long a front end that is told to stop has for its connections; 0 where the whole server stops."""
+    with contextlib.suppress(OSError):
+        (folder / f"{name}.finish").write_text(str(finish_s), encoding="utf-8")
+
+
+def read_finish(folder: Path, name: str) -> float | None:
+    """Return what `write_finish` wrote; None for a front end that is told by somebody else."""
+    try:
+        return float((folder / f"{name}.finish").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None

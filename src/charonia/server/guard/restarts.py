@@ -9,12 +9,18 @@ An upgrade starts a second engine. When it is ready, it is the engine, and the o
 over; it ends by itself when it has answered what it had. A second engine that ends before that changes nothing. Where
 there is no room for two, the engine hands over to none and ends first; one that is started as it was before takes its
 place if the new one fails.
+
+Then the front ends are renewed (`succession.py`).
+
+The guard has the listening sockets, too, so connections wait in them until the next process accepts. Where none will
+soon, the sockets are told to refuse.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from charonia.server.guard.child import NS_PER_S, RESTART_DELAY_NS, Child, State
 from charonia.server.guard.events import (
     Abort,
     BeginHandOver,
@@ -22,9 +28,11 @@ from charonia.server.guard.events import (
     Event,
     Exited,
     Finish,
+    Forget,
     HandedOver,
     Heartbeat,
     Kill,
+    Left,
     ProcessRole,
     Ready,
     ReportEnd,
@@ -36,34 +44,25 @@ from charonia.server.guard.events import (
     Stage,
     Start,
     StopAsked,
+    StopListening,
     Terminate,
     Tick,
     UpgradeAsked,
 )
 from charonia.server.guard.record import ProcessRecord
-
-NS_PER_S = 1_000_000_000
-
-RESTART_DELAY_NS = NS_PER_S // 20
-"""Back-off before the first restart."""
-
-ENGINE_RESTART_DELAY_NS_MAX = 30 * NS_PER_S
-FRONT_END_RESTART_DELAY_NS_MAX = NS_PER_S
-
-HEALTHY_NS = 60 * NS_PER_S
-"""A process that was ready for this long begins with the first back-off again."""
+from charonia.server.guard.succession import FRONT_END_STOP_MARGIN_NS, Succession
 
 ENGINE_START_FAILURES_MAX = 10
 """Starts of the engine in a row that may fail. There is no such limit for a front end: the others serve."""
 
-FRONT_END_STOP_MARGIN_NS = 5 * NS_PER_S
-"""Time beyond the exit timeout after which a front end that was told to stop is killed."""
-
 ENGINE_STOP_MARGIN_NS = 15 * NS_PER_S
-"""The same for the engine: models have 10 s to finalize."""
+"""Time beyond the exit timeout after which an engine that was told to stop is killed: models have 10 s to finalize."""
 
 HUNG_KILL_NS = 5 * NS_PER_S
 """Time that a process without heartbeats has to report where it hangs (SIGABRT) before it is killed."""
+
+BACK_SOON_NS_MAX = NS_PER_S // 2
+"""Back-off up to which connections wait for a front end, rather than being refused."""
 
 HAND_OVER_NS_MAX = 600 * NS_PER_S
 """Time in which an engine hands its front ends over; one that takes longer is killed."""
@@ -87,88 +86,17 @@ class ServerPhase(Enum):
     ENDED = "ended"
 
 
-class _State(Enum):
-    IDLE = "not started"
-    STARTING = "starting"
-    READY = "ready"
-    WAITING = "waiting to restart"
-    DONE = "done"
-
-
-class _Child:
-    """A process: its state, and its times in ns."""
-
-    __slots__ = (
-        "again_ns",
-        "ends",
-        "heartbeat_ns",
-        "is_asked_to_stop",
-        "is_hung",
-        "kill_ns",
-        "last_exit",
-        "name",
-        "pid",
-        "ready_ns",
-        "restarts",
-        "role",
-        "start_failures",
-        "started_ns",
-        "state",
-    )
-
-    def __init__(self, name: str, role: ProcessRole) -> None:
-        self.name = name
-        self.role = role
-        self.state = _State.IDLE
-        self.pid = 0  # while it runs
-        self.started_ns = self.ready_ns = self.heartbeat_ns = self.again_ns = 0
-        self.kill_ns: int | None = None
-        self.ends = 0  # since the last healthy stretch
-        self.start_failures = 0  # in a row
-        self.is_hung = self.is_asked_to_stop = False
-        self.restarts: dict[str, int] = {}
-        self.last_exit = ""
-
-    @property
-    def is_alive(self) -> bool:
-        return self.state in (_State.STARTING, _State.READY)
-
-    def restart_delay_ns(self) -> int:
-        limit = ENGINE_RESTART_DELAY_NS_MAX if self.role is ProcessRole.ENGINE else FRONT_END_RESTART_DELAY_NS_MAX
-        return min(RESTART_DELAY_NS << min(self.ends, 32), limit)
-
-    def begin(self, now_ns: int) -> None:
-        """It is about to be started."""
-        if self.state is _State.WAITING:
-            self.restarts[self.last_exit] = self.restarts.get(self.last_exit, 0) + 1
-        self.state = _State.STARTING
-        self.started_ns = now_ns
-        self.is_hung = False
-
-    def end(self, reason: str, now_ns: int) -> int:
-        """It has ended; return its uptime."""
-        was_ready = self.state is _State.READY
-        if was_ready and now_ns - self.ready_ns >= HEALTHY_NS:
-            self.ends = 0
-        self.start_failures = 0 if was_ready else self.start_failures + 1
-        self.state = _State.DONE
-        self.pid = 0
-        self.kill_ns = None
-        self.last_exit = reason
-        return now_ns - self.started_ns
-
-
 @dataclass(slots=True)
 class _Upgrade:
     """An upgrade under way."""
 
-    former: _Child
-    next: _Child
+    former: Child
+    next: Child
     stops_first: bool
     finish_ns: int
     is_handed_over: bool = False
 
-    def ends_with(self, child: _Child, engine: _Child) -> bool:
+    def ends_with(self, child: Child, engine: Child) -> bool:
         """Whether the end of a process is a step of the upgrade. Others are started again as ever."""
         if child is self.former:
             return self.stops_first or engine is self.next
@@ -182,16 +110,23 @@ class Restarts:
         processes: Name and role of each process: one engine and any number of front ends.
         exit_timeout_ns: Time that requests in flight have when the server stops.
         heartbeat_ns: Longest time between two heartbeats of a process that is ready, 0 if there are none.
+        shares_sockets: Whether all front ends have the same listening sockets.
     """
 
     def __init__(
-        self, processes: Iterable[tuple[str, ProcessRole]], *, exit_timeout_ns: int, heartbeat_ns: int = 0
+        self,
+        processes: Iterable[tuple[str, ProcessRole]],
+        *,
+        exit_timeout_ns: int,
+        heartbeat_ns: int = 0,
+        shares_sockets: bool = False,
     ) -> None:
         self.phase = ServerPhase.STARTING
-        self._children = {name: _Child(name, role) for name, role in processes}
+        self._children = {name: Child(name, role) for name, role in processes}
         (self._engine,) = (child for child in self._children.values() if child.role is ProcessRole.ENGINE)
         self._upgrade: _Upgrade | None = None
-        self._front_ends = [child for child in self._children.values() if child.role is ProcessRole.FRONT_END]
+        self._succession = Succession(self._children, exit_timeout_ns)
+        self._shares_sockets = shares_sockets
         self._exit_timeout_ns = exit_timeout_ns
         self._heartbeat_ns = heartbeat_ns
         self._stop_ns = 0
@@ -200,7 +135,8 @@ class Restarts:
     @property
     def may_upgrade(self) -> bool:
         """Whether an upgrade may begin: all is well, and none is under way."""
-        return self.phase is ServerPhase.RUNNING and self._upgrade is None and self._engine.state is _State.READY
+        is_idle = self._upgrade is None and not self._succession.are_renewed
+        return self.phase is ServerPhase.RUNNING and is_idle and self._engine.state is State.READY
 
     @property
     def engine(self) -> str:
@@ -229,9 +165,12 @@ class Restarts:
             case HandedOver(name) if self._upgrade is not None and name == self._upgrade.former.name:
                 if self.phase is ServerPhase.RUNNING:
                     commands += self._handed_over(self._upgrade, now_ns)
+            case Left(name) if not (left := self._children[name]).is_leaving:
+                commands += self._succession.left(left, now_ns, may_succeed=self.phase is ServerPhase.RUNNING)
+                commands += self._refusal(left)
             case StopAsked() if self.phase in (ServerPhase.STARTING, ServerPhase.RUNNING):
                 self._begin_stop(0, now_ns)
-            case StopAsked() | Tick() | UpgradeAsked() | HandedOver():
+            case StopAsked() | Tick() | UpgradeAsked() | HandedOver() | Left():
                 pass
         return commands + (self._stop_step(now_ns) if self.phase is ServerPhase.STOPPING else self._run_step(now_ns))
 
@@ -241,7 +180,7 @@ class Restarts:
             return None
         moments = [child.kill_ns for child in self._children.values() if child.kill_ns is not None]
         if self.phase is not ServerPhase.STOPPING:
-            moments += [child.again_ns for child in self._children.values() if child.state is _State.WAITING]
+            moments += [child.again_ns for child in self._children.values() if child.state is State.WAITING]
             moments += [child.heartbeat_ns + self._heartbeat_ns for child in self._watched()]
         return min(moments, default=None)
 
@@ -249,66 +188,81 @@ class Restarts:
         """Return what is known of each process."""
         return tuple(
             ProcessRecord(
-                self._shown(child),
+                shown := self._shown(child),
                 child.pid,
                 child.started_ns if child.pid else 0,
-                dict(child.restarts),
+                dict(child.restarts) if shown == child.slot else {},
                 child.last_exit,
             )
             for child in self._children.values()
         )
 
-    def _shown(self, child: _Child) -> str:
-        """Return the name of a process in the record: the engine keeps its own over upgrades."""
+    def _shown(self, child: Child) -> str:
+        """Return the name of a process in the record: engine and front ends keep their own over upgrades."""
         if child.role is ProcessRole.ENGINE:
             if child is self._engine:
                 return ProcessRole.ENGINE.value
             return "former_engine" if self._upgrade is not None and child is self._upgrade.former else "next_engine"
-        return child.name
+        return self._succession.shown(child)
 
-    def _watched(self) -> list[_Child]:
+    def _watched(self) -> list[Child]:
         """Return the processes whose heartbeats count."""
         if not self._heartbeat_ns:
             return []
-        return [c for c in self._children.values() if c.state is _State.READY and not c.is_hung]
+        return [c for c in self._children.values() if c.state is State.READY and not c.is_hung]
 
-    def _ready(self, child: _Child, now_ns: int) -> list[Command]:
-        if child.state is not _State.STARTING:
+    def _ready(self, child: Child, now_ns: int) -> list[Command]:
+        if child.state is not State.STARTING:
             return []
-        child.state = _State.READY
+        child.state = State.READY
+        is_new = child.number > 1 and not child.ready_ns
         child.ready_ns = child.heartbeat_ns = now_ns
         child.start_failures = 0
         if self.phase is ServerPhase.RUNNING and self._upgrade is not None and child is self._upgrade.next:
             return self._is_loaded(self._upgrade, now_ns)
         if self.phase is ServerPhase.RUNNING:
-            return [ReportReadyAgain(child.name, child.pid)]
-        if self.phase is ServerPhase.STARTING and all(c.state is _State.READY for c in self._children.values()):
+            again: list[Command] = [ReportReadyAgain(child.name, child.pid)]
+            return again + self._succession.take_over(child, now_ns) if is_new else again
+        if self.phase is ServerPhase.STARTING and all(c.state is State.READY for c in self._children.values()):
             self.phase = ServerPhase.RUNNING
             return [ReportReady()]
         return []
 
-    def _ended(self, child: _Child, reason: str, status: int, now_ns: int) -> list[Command]:
+    def _ended(self, child: Child, reason: str, status: int, now_ns: int) -> list[Command]:
         pid, again_ns = child.pid, None
+        further: list[Command] = []
         uptime_ns = child.end(reason, now_ns)
         if self.phase is ServerPhase.STOPPING:
             if status not in (0, TERMINATED):
                 self._status = self._status or 1
         elif self.phase is ServerPhase.STARTING:
             self._begin_stop(shell_status(status) or 1, now_ns)
+            return [ReportEnd(child.name, pid, reason, uptime_ns, None)]
         elif self._upgrade is not None and self._upgrade.ends_with(child, self._engine):
-            end = ReportEnd(child.name, pid, reason, uptime_ns, None)
-            return [end, *self._ended_in_upgrade(self._upgrade, child, pid, now_ns)]
+            further = self._ended_in_upgrade(self._upgrade, child, pid, now_ns)
         elif child is self._engine and child.start_failures >= ENGINE_START_FAILURES_MAX:
             self._begin_stop(1, now_ns)
-        else:
+        elif not (further := self._succession.ended(child, pid)):
             again_ns = child.restart_delay_ns()
             child.ends += 1
             child.again_ns = now_ns + again_ns
-            child.state = _State.WAITING
-        return [ReportEnd(child.name, pid, reason, uptime_ns, again_ns)]
+            child.state = State.WAITING
+        refusal = [] if child.is_leaving else self._refusal(child, again_ns)
+        return [ReportEnd(child.name, pid, reason, uptime_ns, again_ns), *refusal, *further]
+
+    def _refusal(self, child: Child, again_ns: int | None = None) -> list[Command]:
+        """Let the sockets of a process refuse, unless it is back soon or another one accepts connections."""
+        is_back_soon = again_ns is not None and again_ns <= BACK_SOON_NS_MAX and not child.start_failures
+        if is_back_soon and self._engine.state is State.READY:
+            return []
+        for other in self._children.values():
+            is_beside = other.role is child.role and (self._shares_sockets or other.slot == child.slot)
+            if is_beside and other.accepts:
+                return []
+        return [StopListening(child.name)]
 
     def _begin_upgrade(self, name: str, stops_first: bool, finish_ns: int, now_ns: int) -> list[Command]:
-        upgrade = self._upgrade = _Upgrade(self._engine, _Child(name, ProcessRole.ENGINE), stops_first, finish_ns)
+        upgrade = self._upgrade = _Upgrade(self._engine, Child(name, ProcessRole.ENGINE), stops_first, finish_ns)
         if stops_first:
             upgrade.former.kill_ns = now_ns + HAND_OVER_NS_MAX
             return [BeginHandOver(upgrade.former.name, "")]
@@ -326,26 +280,29 @@ class Restarts:
         self._engine = following
         commands: list[Command] = [ReportUpgrade(Stage.LOADED, following.name, following.pid)]
         if upgrade.stops_first or not former.is_alive:
-            return [*commands, *self._end_upgrade(former)]
-        if former.state is not _State.READY:  # it has crashed, is being started again, and holds nothing
+            return [*commands, *self._end_upgrade(upgrade)]
+        if former.state is not State.READY:  # it has crashed, is being started again, and holds nothing
             return [*commands, Kill(former.name)] if former.pid else commands
         former.kill_ns = now_ns + HAND_OVER_NS_MAX
         return [*commands, BeginHandOver(former.name, following.name)]
 
     def _handed_over(self, upgrade: "_Upgrade", now_ns: int) -> list[Command]:
-        upgrade.is_handed_over = True
+        upgrade.is_handed_over = upgrade.former.is_leaving = True
         upgrade.former.kill_ns = now_ns + upgrade.finish_ns + self._exit_timeout_ns + ENGINE_STOP_MARGIN_NS
-        return [ReportUpgrade(Stage.MOVED, upgrade.former.name, upgrade.former.pid)]
+        moved = ReportUpgrade(Stage.MOVED, upgrade.former.name, upgrade.former.pid)
+        return [*self._refusal(upgrade.former), moved]
 
-    def _end_upgrade(self, former: _Child) -> list[Command]:
+    def _end_upgrade(self, upgrade: "_Upgrade") -> list[Command]:
+        former = upgrade.former
         self._upgrade = None
         self._children.pop(former.name, None)
-        return [ReportUpgrade(Stage.ENDED, former.name, 0)]
+        self._succession.renew(upgrade.finish_ns)
+        return [Forget(former.name), ReportUpgrade(Stage.ENDED, former.name, 0)]
 
-    def _ended_in_upgrade(self, upgrade: "_Upgrade", child: _Child, pid: int, now_ns: int) -> list[Command]:
+    def _ended_in_upgrade(self, upgrade: "_Upgrade", child: Child, pid: int, now_ns: int) -> list[Command]:
         if child is upgrade.former:
             if self._engine is upgrade.next:
-                return self._end_upgrade(child)
+                return self._end_upgrade(upgrade)
             del self._children[child.name]
             self._engine = upgrade.next
             return self._start_next(upgrade, now_ns)
@@ -357,16 +314,17 @@ class Restarts:
         former.kill_ns = None
         if upgrade.stops_first:
             former.is_asked_to_stop = False
-            former.state, former.again_ns = _State.WAITING, now_ns + RESTART_DELAY_NS
-        return [ReportUpgrade(Stage.FAILED, child.name, pid, child.last_exit)]
+            former.state, former.again_ns = State.WAITING, now_ns + RESTART_DELAY_NS
+        return [Forget(child.name), ReportUpgrade(Stage.FAILED, child.name, pid, child.last_exit)]
 
     def _run_step(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
         for child in self._children.values():
-            is_first = child.state is _State.IDLE and (child is self._engine or self._engine.state is _State.READY)
-            if is_first or (child.state is _State.WAITING and child.again_ns <= now_ns):
+            is_first = child.state is State.IDLE and (child is self._engine or self._engine.state is State.READY)
+            if is_first or (child.state is State.WAITING and child.again_ns <= now_ns):
                 child.begin(now_ns)
                 commands.append(Start(child.name))
+        commands += self._succession.step(now_ns)
         for child in self._watched():
             if child.heartbeat_ns + self._heartbeat_ns <= now_ns:
                 child.is_hung = True
@@ -380,13 +338,14 @@ class Restarts:
         self._status = status
         for child in self._children.values():
             if not child.is_alive:
-                child.state = _State.DONE
+                child.state = State.DONE
 
     def _stop_step(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
-        has_front_ends = any(child.is_alive for child in self._front_ends)
+        front_ends = self._succession.all()
+        has_front_ends = any(child.is_alive for child in front_ends)
         engines = [child for child in self._children.values() if child.role is ProcessRole.ENGINE]
-        for child in self._front_ends if has_front_ends else engines:
+        for child in front_ends if has_front_ends else engines:
             if child.pid and not child.is_asked_to_stop:
                 child.is_asked_to_stop = True
                 margin_ns = ENGINE_STOP_MARGIN_NS if child in engines else FRONT_END_STOP_MARGIN_NS

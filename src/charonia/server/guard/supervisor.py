@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ from charonia.server.guard.events import (
     Event,
     Exited,
     Finish,
+    Forget,
     HandedOver,
     Heartbeat,
     Kill,
+    Left,
     ProcessRole,
     Ready,
     ReportEnd,
@@ -37,14 +39,15 @@ from charonia.server.guard.events import (
     ReportUpgrade,
     Spawned,
     SpawnFailed,
-    Stage,
     Start,
     StopAsked,
+    StopListening,
+    Succeed,
     Terminate,
     Tick,
     UpgradeAsked,
 )
-from charonia.server.guard.record_file import RECORD_VARIABLE, write_record
+from charonia.server.guard.record_file import RECORD_VARIABLE, write_finish, write_record
 from charonia.server.guard.restarts import Restarts
 
 _log = logging.getLogger(__name__)
@@ -62,14 +65,18 @@ class ProcessSpec:
         role: What it does.
         command: A program and its arguments.
         environment: Its environment; the guard adds variables of its own.
-        pass_fds: Descriptors that it inherits.
+        sockets: Sockets that it inherits, to listen on them.
     """
 
     name: str
     role: ProcessRole
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    pass_fds: Sequence[int] = ()
+    sockets: Sequence[socket.socket] = ()
+
+    def renamed(self, name: str) -> "ProcessSpec":
+        """Return how to start the same process with another name, also in its command."""
+        return replace(self, name=name, command=[name if word == self.name else word for word in self.command])
 
 
 class Supervisor:
@@ -112,10 +119,12 @@ class Supervisor:
         self._hand_over = hand_over
         self._upgraded = upgraded
         self._reaps_orphans = os.getpid() == 1 if reaps_orphans is None else reaps_orphans
+        front_ends = [tuple(spec.sockets) for spec in processes if spec.role is ProcessRole.FRONT_END]
         self._restarts = Restarts(
             [(spec.name, spec.role) for spec in processes],
             exit_timeout_ns=round(exit_timeout_s * 1e9),
             heartbeat_ns=round(heartbeat_s * 1e9),
+            shares_sockets=len(set(front_ends)) < len(front_ends),
         )
         self._sockets: dict[str, socket.socket] = {}
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -202,6 +211,8 @@ class Supervisor:
                         self._handle(Heartbeat(name))
                     elif line == notify.HANDED_OVER:
                         self._handle(HandedOver(name))
+                    elif line == notify.STOPPING:
+                        self._handle(Left(name))
 
     def _handle(self, event: Event) -> None:
         now_ns = time.monotonic_ns()
@@ -220,7 +231,16 @@ class Supervisor:
         match command:
             case Start(name):
                 self._task(self._run_process(self._specs[name]))
-            case Terminate(name):
+            case Succeed(name, former):
+                self._specs[name] = self._specs[former].renamed(name)
+                self._listen(name)
+            case Forget(name):
+                self._forget(name)
+            case StopListening(name):
+                for sock in self._specs[name].sockets:
+                    stop_listening(sock)
+            case Terminate(name, finish_ns):
+                write_finish(self._folder, name, finish_ns / 1e9)
                 self._signal(name, signal.SIGTERM)
             case Abort(name):
                 _log.error("%s has sent no heartbeat for %g s", name, self._heartbeat_s)
@@ -231,9 +251,7 @@ class Supervisor:
             case BeginHandOver(name, next_name):
                 self._hand_over(name, next_name)
                 self._signal(name, signal.SIGUSR2)
-            case ReportUpgrade(stage, name):
-                if stage in (Stage.ENDED, Stage.FAILED):
-                    self._forget(name)
+            case ReportUpgrade():
                 self._upgraded(command)
             case ReportReady():
                 self._is_ready.set_result(None)
@@ -258,7 +276,7 @@ class Supervisor:
                 *with_parent_death_signal(spec.command, signal.SIGKILL),
                 stdin=asyncio.subprocess.DEVNULL,
                 env=self._environment(spec),
-                pass_fds=spec.pass_fds,
+                pass_fds=[sock.fileno() for sock in spec.sockets],
                 start_new_session=True,  # signals of a terminal reach this process, which forwards them
             )
         except OSError as error:
@@ -313,6 +331,13 @@ class Supervisor:
             if ended is None or ended.si_pid in own:
                 return  # an own one hides others: this is called again when it has been reaped
             os.waitpid(ended.si_pid, 0)
+
+
+def stop_listening(sock: socket.socket) -> None:
+    """Let a listening socket refuse connections, and reset those that wait; it may listen again."""
+    # If a socket that does not listen is shut down, the connections that it accepts later are at their end at once.
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def exit_reason(status: int) -> str:

@@ -193,7 +193,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _take_turn(self) -> None:
         """Take one request of those that wait; the next one has to wait for its turn."""
         self._is_turn_due = False
-        if self._phase is not _OPEN or self._is_full():
+        is_full = self._writing_paused or len(self._exchanges) >= self._limits.pipeline_max
+        if self._phase is not _OPEN or is_full:
             return
         parser, waiting = self._parser, self._waiting
         try:
@@ -207,9 +208,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._pace()
         except Exception:
             self._fail()
-
-    def _is_full(self) -> bool:
-        return self._writing_paused or len(self._exchanges) >= self._limits.pipeline_max
 
     def _take(self, event: Event) -> None:
         """Handle an event of the parser: start an exchange, or send 100 Continue."""
@@ -332,7 +330,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        is_full, is_behind = self._is_full(), bool(self._waiting or self._parser.backlog)
+        is_full = self._writing_paused or len(self._exchanges) >= self._limits.pipeline_max
+        is_behind = bool(self._waiting or self._parser.backlog)
         if is_behind and not (is_full or self._is_turn_due):
             self._is_turn_due = True
             self._host.turns.wait(self._take_turn)
@@ -345,6 +344,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             transport.resume_reading()
 
     # The endpoint's calls.
+
+    def uses(self) -> int | None:
+        """Return 0, None while a request is here or arriving. With `is_closing`, a further use ends the connection."""
+        is_used = self._exchanges or self._waiting or self._parser.state in RECEIVING
+        return None if is_used else 0
 
     def wind_down(self) -> None:
         """Accept no more requests; close when the client has the last response."""

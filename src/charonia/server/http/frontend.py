@@ -23,7 +23,7 @@ from charonia.server.http.page import PageHandlers
 from charonia.server.http.route_hints import route_hint
 from charonia.server.http.routes import Route, Router, RouteTarget, none_ready, on_demand
 from charonia.server.http.turns import Turns
-from charonia.server.listening import cannot_listen, drain
+from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
 from charonia.wire.tensors import Lend
 
 __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend", "protocol_routes"]
@@ -32,9 +32,6 @@ _log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """Period of the sweep for slow and idle connections, which is the resolution of their time limits."""
-
-BACKLOG = 1024
-"""Connections that may wait to be accepted."""
 
 METRICS_TYPE = b"text/plain; charset=utf-8"
 
@@ -98,23 +95,20 @@ class HttpEndpoint:
         self.request_count = 0
         self._access_log = access_log
         self._connections: set[HttpConnection] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.AbstractServer] = []
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def start(self, host: str, port: int, ssl: ssl.SSLContext | None = None, reuse_port: bool = False) -> None:
-        """Listen; `port` 0 takes a free one.
-
-        Raises:
-            ServingError: UNAVAILABLE when the address is not available.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                self.connect, host, port, ssl=ssl, reuse_port=reuse_port or None, backlog=BACKLOG
-            )
-        except OSError as error:
-            raise cannot_listen(host, port, error) from error
-        self.port = self._server.sockets[0].getsockname()[1]
+    async def start(
+        self,
+        host: str,
+        port: int,
+        ssl: ssl.SSLContext | None = None,
+        reuse_port: bool = False,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Listen. See `listening.listen`."""
+        self._servers = await listen(self.connect, host, port, ssl=ssl, reuse_port=reuse_port, descriptors=descriptors)
+        self.port = port_of(self._servers[0])
         self._sweep()
 
     def connect(self) -> HttpConnection:
@@ -123,11 +117,20 @@ class HttpEndpoint:
 
     def stop_accepting(self) -> None:
         """Accept no more connections, and no more requests on open ones."""
-        self.is_closing = True
-        if self._server is not None:
-            self._server.close()
+        self.leave_sockets()
         for connection in list(self._connections):
             connection.wind_down()
+
+    async def hand_on(self, timeout_s: float) -> None:
+        """Leave the listening sockets to others, and serve the connections. See `listening.hand_on`."""
+        self.leave_sockets()
+        await hand_on(self._connections, HttpConnection.uses, QUIET_S, timeout_s)
+
+    def leave_sockets(self) -> None:
+        """Accept nothing more; another process may. The next response of each connection is its last."""
+        self.is_closing = True
+        while self._servers:
+            self._servers.pop().close()
 
     def recheck(self) -> None:
         """End the event streams that are no longer permitted: keys have changed."""

@@ -35,8 +35,15 @@ def traffic_metric_names() -> tuple[str, ...]:
 
 
 def traffic_families(traffic: Iterable[Traffic]) -> list[Family]:
-    """Return the metrics of endpoints."""
-    rows = [({"process": each.process, "protocol": each.protocol}, each) for each in traffic]
+    """Return the metrics of endpoints. While one process takes the place of another, their sums have its name."""
+    sums: dict[tuple[str, str], Traffic] = {}
+    for each in traffic:
+        at = each.process, each.protocol
+        so_far = sums.get(at, Traffic(*at, 0, 0, 0))
+        sums[at] = Traffic(
+            *at, so_far.open + each.open, so_far.accepted + each.accepted, so_far.requests + each.requests
+        )
+    rows = [({"process": each.process, "protocol": each.protocol}, each) for each in sums.values()]
     return [
         family(CONNECTIONS, "gauge", "Connections of clients that are open", *((row.open, at) for at, row in rows)),
         family(ACCEPTED, "counter", "Connections of clients accepted", *((row.accepted, at) for at, row in rows)),
