@@ -373,6 +373,7 @@ def test_an_unknown_parameter_is_named(tmp_path: Path, caplog: pytest.LogCapture
         ({"parameters": {"ENABLE_BATCH_PADDING": "maybe"}}, "expected YES or NO, got 'maybe'"),
         ({"parameters": {"INFERENCE_NUM_THREADS": "many"}}, "INFERENCE_NUM_THREADS. Expected only non negative"),
         ({"parameters": {"PERFORMANCE_HINT": "FAST"}}, "PERFORMANCE_HINT"),
+        ({"parameters": {"TARGET_DEVICE": "AUTO", "NUM_STREAMS": "many"}}, "number of streams from str: many"),
         ({"parameters": {"TARGET_DEVICE": "NOWHERE"}}, 'Device with "NOWHERE" name is not registered'),
         ({"parameters": {"CPU_EXTENSION_PATH": "/nothing.so"}}, "nothing.so"),
         ({"instance_group": (InstanceGroup(kind=InstanceKind.KIND_GPU),)}, "no instances of KIND_GPU"),
