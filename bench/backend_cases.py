@@ -1,8 +1,10 @@
 """The models of `bench.backends`: for each, its files, and the library called directly."""
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -217,4 +219,40 @@ TFLITE = [
     ),
 ]
 
-CASES = [*ONNX, *OPENVINO, *TFLITE, *FORESTS, *ESTIMATORS]
+
+def _keras(network: str) -> Callable[[Path], object]:
+    """Return what writes a network, in another process: once it was used, TensorFlow takes no number of threads."""
+
+    def write(folder: Path) -> None:
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            process.submit(_export, network, folder / "model.savedmodel").result()
+
+    return write
+
+
+def _export(network: str, folder: Path) -> None:
+    import keras
+
+    if network == "resnet50":
+        model = keras.applications.ResNet50(weights=None)
+    else:
+        hidden = [keras.layers.Dense(256, "relu") for _ in range(2)]
+        model = keras.Sequential([keras.Input((128,)), *hidden, keras.layers.Dense(10)])
+    model.export(folder, verbose=False)
+
+
+def _tensorflow(folder: Path, threads: int) -> Call:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    signature = tf.saved_model.load(folder / "model.savedmodel").signatures["serving_default"]
+    (name,) = signature.structured_input_signature[1]
+    return lambda batch: [each.numpy() for each in signature(**{name: tf.constant(batch)}).values()]
+
+
+TENSORFLOW = [
+    *(Case("tensorflow", "mlp", _keras("mlp"), _tensorflow, (128,), batch) for batch in (1, 8, 64)),
+    *(Case("tensorflow", "resnet50", _keras("resnet50"), _tensorflow, (224, 224, 3), batch) for batch in (1, 8)),
+]
+
+CASES = [*ONNX, *OPENVINO, *TFLITE, *FORESTS, *ESTIMATORS, *TENSORFLOW]

@@ -43,6 +43,7 @@ def derived(text: str, *files: str, name: str = "m") -> tuple[str, str, str]:
         ("", ["model.onnx"], ("onnxruntime", "onnxruntime_onnx", "model.onnx")),
         ("", ["model.savedmodel"], ("tensorflow", "tensorflow_savedmodel", "model.savedmodel")),
         ("", ["model.graphdef"], ("tensorflow", "tensorflow_graphdef", "model.graphdef")),
+        ("", ["model.keras"], ("tensorflow", "", "model.keras")),
         ("", ["model.plan"], ("tensorrt", "tensorrt_plan", "model.plan")),
         ("", ["model.bin", "model.xml"], ("openvino", "", "model.xml")),
         ("", ["model.pt"], ("pytorch", "pytorch_libtorch", "model.pt")),
@@ -116,8 +117,14 @@ def test_a_backend_that_nothing_tells_is_an_error(name: str, files: list[str]) -
 @pytest.mark.parametrize(
     ("files", "hint"),
     [
-        ([], "the version's folder is empty; the model belongs there, as one of model.onnx, model.xml, model.pt"),
-        (["Model.ONNX"], "the version's folder holds Model.ONNX; expected one of model.onnx, model.xml, model.pt"),
+        (
+            [],
+            "the version's folder is empty; the model belongs there, as one of model.savedmodel, model.keras",
+        ),
+        (
+            ["Model.ONNX"],
+            "the version's folder holds Model.ONNX; expected one of model.savedmodel, model.keras, model.plan",
+        ),
         (["b.onnx", "a.onnx", "c"], "the version's folder holds a.onnx, b.onnx: `default_model_filename` says which"),
     ],
 )
@@ -126,7 +133,7 @@ def test_the_hint_about_an_unknown_backend_says_what_is_there(files: list[str], 
         derive_backend(ModelConfig(), "m", files)
 
     assert caught.value.hint.startswith(hint)
-    assert "savedmodel" not in caught.value.hint
+    assert "graphdef" not in caught.value.hint
 
 
 def test_an_unknown_platform_alone_is_an_error() -> None:

@@ -11,7 +11,7 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.values import integer, names, number
 from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import BY_WIRE
-from charonia.server.convert.options import ROWS_MAX, TARGET_NAMES, ConvertOptions
+from charonia.server.convert.options import PRECISIONS, ROWS_MAX, TARGET_NAMES, ConvertOptions, Range
 
 _STEP_COLUMNS = 12
 
@@ -21,6 +21,25 @@ def target(text: str) -> str:
     if text not in TARGET_NAMES:
         raise ValueError(f"expected one of {', '.join(TARGET_NAMES)}, got '{text}'")
     return text
+
+
+def precision(text: str) -> str:
+    """Read a precision."""
+    if text not in PRECISIONS:
+        raise ValueError(f"expected one of {', '.join(PRECISIONS)}, got '{text}'")
+    return text
+
+
+def shapes(text: str) -> tuple[str, Range]:
+    """Read NAME:MIN,OPT,MAX, as in x:1x3x224x224,8x3x224x224,32x3x224x224; a name may contain colons."""
+    name, _, ranges = text.rpartition(":")
+    try:
+        low, best, high = (tuple(int(size) for size in shape.split("x")) for shape in ranges.split(","))
+    except ValueError:
+        low = best = high = ()
+    if not name or not (len(low) == len(best) == len(high) > 0):
+        raise ValueError(f"expected NAME:MIN,OPT,MAX, such as x:1x64,8x64,32x64, got '{text}'")
+    return name, (low, best, high)
 
 
 def tensor(text: str) -> SignatureTensor:
@@ -42,14 +61,21 @@ LINE = CommandLine(
     intro="""\
 usage: charonia convert [OPTIONS] MODEL
 
-Convert an estimator, a TensorFlow or a PyTorch model, and check that it answers like the original.
+Convert an estimator, a TensorFlow or a PyTorch model to ONNX, and check that it answers like the original; or
+a model, also one of ONNX, to a TensorRT plan.
 """,
     groups={
         "Options": (
             Option("MODEL", "model", str, "MODEL", "A file, or the folder of a SavedModel"),
             Option("--to", "target", target, "FORM", f"Form to convert to: {', '.join(TARGET_NAMES)}"),
             Option("--output -o", "output", str, "FILE", "File to write", default="MODEL's name, here"),
-            Option("--repository", "repository", str, "DIR", "Write NAME/1/model.onnx in this folder instead"),
+            Option(
+                "--repository",
+                "repository",
+                str,
+                "DIR",
+                "Write NAME/1/model.onnx, or model.plan, in this folder instead",
+            ),
             Option("--name", "name", str, "NAME", "Name of the model in the repository", default="MODEL's name"),
             flag("--trust", "trust", True, "Read files that can run code: pickles, Lambda layers"),
             Option(
@@ -69,6 +95,15 @@ Convert an estimator, a TensorFlow or a PyTorch model, and check that it answers
             ),
             Option(
                 *("--opset", "opset", integer(1), "N", "Version of ONNX's operators"), default="what the converter has"
+            ),
+        ),
+        "TensorRT": (
+            Option("--precision", "precision", precision, "NAME", f"Precision of the plan: {', '.join(PRECISIONS)}"),
+            Option(
+                *("--shapes", "shapes", shapes, "NAME:MIN,OPT,MAX"),
+                "Smallest, best and largest shape of an input, such as x:1x64,8x64,32x64; repeatable",
+                tuple,
+                default="batches of 1, 8 and 32",
             ),
         ),
         "Check": (
@@ -98,7 +133,7 @@ def _convert(given: ConvertOptions) -> int:
     from charonia.server.convert.convert import convert
 
     done = convert(given, _progress)
-    print(f"\n{table(done.differences)}\n")
+    print(f"\n{table(done.differences)}\n" if done.differences else "")
     if done.path is None:
         apart = ", ".join(f"'{difference.name}'" for difference in done.differences if difference.beyond)
         print(

@@ -22,7 +22,13 @@ from charonia.config.model import (
     Reshape,
     VersionPolicy,
 )
-from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE, FOREIGN_BACKENDS, FORMATS, ModelFormat
+from charonia.config.platforms import (
+    BACKEND_OF_PLATFORM,
+    ENSEMBLE,
+    FORMATS,
+    REFUSED_FILES,
+    ModelFormat,
+)
 from charonia.config.problems import Problem
 from charonia.config.sequence_tensors import added_names
 from charonia.core.dtypes import DataType
@@ -190,7 +196,7 @@ def _from_folder_name(
 
 def _file_hint(file_names: Collection[str]) -> str:
     """Return a hint for a version whose files do not identify a backend."""
-    own = [entry for entry in FORMATS if entry.backend not in FOREIGN_BACKENDS]
+    own = [e for e in FORMATS if e.filename not in REFUSED_FILES]
     known = ", ".join(dict.fromkeys(entry.filename for entry in own))
     if not file_names:
         return f"the version's folder is empty; the model belongs there, as one of {known}"

@@ -31,6 +31,7 @@ class ModelFormat(NamedTuple):
 FORMATS = (
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     ModelFormat("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+    ModelFormat("model.keras", "tensorflow", ""),
     ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
     ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     ModelFormat("model.xml", "openvino", ""),
@@ -52,8 +53,8 @@ FORMATS = (
 )
 """The formats, in the order in which a version's files are searched for them; the first backend of a file is used."""
 
-FOREIGN_BACKENDS = frozenset({"tensorflow", "tensorrt"})
-"""Backends in this table that this server does not include."""
+REFUSED_FILES = frozenset({"model.graphdef"})
+"""Files in this table that their backend refuses, with a way out."""
 
 BACKEND_OF_PLATFORM = {entry.platform: entry.backend for entry in FORMATS if entry.platform}
 """Backend by platform."""

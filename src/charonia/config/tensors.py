@@ -13,7 +13,7 @@ WILDCARD = -1
 
 _IMAGE_DIMS = 3
 
-_WITH_SCALARS = ("onnxruntime", "openvino", "tflite", "armnn_tflite")
+_WITH_SCALARS = ("onnxruntime", "openvino", "tensorflow", "tflite", "armnn_tflite")
 """Backends of libraries that have tensors without dimensions."""
 
 

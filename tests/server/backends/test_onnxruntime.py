@@ -27,7 +27,7 @@ from charonia.server.backends.onnxruntime import backend, model_file, session
 from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend
 from charonia.server.backends.onnxruntime.instance import OnnxRuntimeInstance
 from charonia.server.backends.onnxruntime.model_file import external_names, read_external, without_shape
-from charonia.server.backends.onnxruntime.options import Provider, SessionPlan
+from charonia.server.backends.onnxruntime.options import TENSORRT, Provider, SessionPlan
 from charonia.server.backends.onnxruntime.session import Session
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 
@@ -972,3 +972,13 @@ def test_the_library_keeps_no_telemetry(tmp_path: Path, monkeypatch: pytest.Monk
     subprocess.run([sys.executable, "-c", code], check=True)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_engines_is_made_before_tensorrt_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = {"trt_engine_cache_path": "~/engines/m", "device_id": "0"}
+
+    assert session._prepared(TENSORRT, options) == {"trt_engine_cache_path": f"{tmp_path}/engines/m", "device_id": "0"}
+    assert (tmp_path / "engines" / "m").is_dir()

@@ -137,7 +137,22 @@ def test_tensorrt_goes_before_cuda_with_its_parameters_translated() -> None:
         "trt_fp16_enable": "1",
         "trt_max_workspace_size": "1024",
         "trt_engine_cache_enable": "true",
+        "trt_engine_cache_path": "~/.cache/charonia/tensorrt/m",
     }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "path"),
+    [
+        ({"trt_engine_cache_enable": "True"}, "~/.cache/charonia/tensorrt/m"),
+        ({"trt_engine_cache_enable": "1", "trt_engine_cache_path": "/engines"}, "/engines"),
+        ({"trt_engine_cache_enable": "0"}, None),
+    ],
+)
+def test_engines_are_kept_in_a_folder_of_the_model(parameters: dict[str, str], path: str | None) -> None:
+    config = accelerated(gpu=(Accelerator("tensorrt", parameters),))
+
+    assert choose_providers(config, SessionPlan(), ON_GPU, ALL)[0][1].get("trt_engine_cache_path") == path
 
 
 def test_cuda_may_be_named_with_parameters_of_its_own() -> None:
@@ -186,6 +201,7 @@ def test_the_openvino_backend_runs_what_onnx_runtime_has_no_provider_for() -> No
         (accelerated(cpu=(Accelerator("tensorrt"),)), ON_CPU, "unknown cpu execution accelerator 'tensorrt'"),
         (accelerated(gpu=(Accelerator("tensorrt", {"precision_mode": "FP8"}),)), ON_GPU, "expected one of FP32, FP16"),
         (accelerated(gpu=(Accelerator("tensorrt", {"speed": "1"}),)), ON_GPU, "has no parameter 'speed'"),
+        (accelerated(gpu=(Accelerator("tensorrt", {"trt_cuda_graph_enable": "1"}),)), ON_GPU, "at fixed addresses"),
     ],
 )
 def test_a_wrong_accelerator_is_refused(config: ModelConfig, placement: Placement, message: str) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -272,6 +274,33 @@ def test_inputs_that_do_not_fit_together_are_an_error_of_that_request(tmp_path: 
         assert infer(instance, a=ones, b=ones)["y"].tolist() == [[2] * size]
 
 
+FIRST_RUNS = """
+import threading
+import numpy as np
+import charonia.server.backends.openvino.network
+import openvino
+
+x = openvino.opset13.parameter([-1, -1], np.float32, name="x")
+compiled = openvino.Core().compile_model(openvino.Model([openvino.opset13.relu(x)], [x], "m"), "CPU")
+
+def work():
+    request = compiled.create_infer_request()
+    for size in range(1, 100):
+        request.infer({"x": np.ones((1, size), np.float32)})
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_first_runs_of_several_threads_do_not_wait_for_one_another_for_ever() -> None:
+    # Without what the module does first, every other start hangs.
+    subprocess.run([sys.executable, "-c", FIRST_RUNS], timeout=60, check=True)
+
+
 def test_answers_are_written_where_no_later_run_writes(tmp_path: Path) -> None:
     files = files_of(tmp_path, layer())
     instance = load(files, complete(files).config)
@@ -344,6 +373,7 @@ def test_an_unknown_parameter_is_named(tmp_path: Path, caplog: pytest.LogCapture
         ({"parameters": {"ENABLE_BATCH_PADDING": "maybe"}}, "expected YES or NO, got 'maybe'"),
         ({"parameters": {"INFERENCE_NUM_THREADS": "many"}}, "INFERENCE_NUM_THREADS. Expected only non negative"),
         ({"parameters": {"PERFORMANCE_HINT": "FAST"}}, "PERFORMANCE_HINT"),
+        ({"parameters": {"TARGET_DEVICE": "AUTO", "NUM_STREAMS": "many"}}, "number of streams from str: many"),
         ({"parameters": {"TARGET_DEVICE": "NOWHERE"}}, 'Device with "NOWHERE" name is not registered'),
         ({"parameters": {"CPU_EXTENSION_PATH": "/nothing.so"}}, "nothing.so"),
         ({"instance_group": (InstanceGroup(kind=InstanceKind.KIND_GPU),)}, "no instances of KIND_GPU"),

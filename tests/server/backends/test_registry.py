@@ -40,6 +40,16 @@ def test_a_broken_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.installed_backends()["broken"]()
 
 
+def test_a_library_that_is_looked_for_and_not_there_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    factory = registry.installed_backends()["tensorflow"]
+    monkeypatch.setattr("charonia.server.backends.tensorflow.backend.find_spec", lambda _: None)
+
+    with pytest.raises(ServingError, match="needs the package 'tensorflow', which is not installed") as caught:
+        factory()
+
+    assert "[tensorflow]" in caught.value.hint
+
+
 def test_nothing_is_imported_before_a_model_needs_it() -> None:
     code = (
         "import sys; from charonia.server.backends.registry import installed_backends as of; b = of(); b['identity']();"

@@ -204,8 +204,20 @@ def test_the_command_shows_what_each_model_of_a_repository_needs(
     assert "problem" not in models["fine"]
     assert "unable to find backend 'nothing'" in models["lost"]["problem"]
     assert "ONNX" not in models["lost"]["hint"]
-    assert "can be exported to ONNX" in models["plan"]["hint"]
+    assert "ONNX" in models["plan"]["hint"]
     assert "gpu" in models["gpu"]["problem"].lower()
+
+
+def test_a_plan_needs_a_gpu_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ModelConfig(backend="tensorrt")
+    monkeypatch.setattr(repository, "find_spec", lambda name: None)
+
+    monkeypatch.setattr(repository, "visible_gpus", lambda: 0)
+    assert "runs on an NVIDIA GPU only" in problem_of(plan)[0]
+    monkeypatch.setattr(repository, "visible_gpus", lambda: 1)
+    assert "needs the package tensorrt" in problem_of(plan)[0]
+    monkeypatch.setattr(repository, "find_spec", lambda name: name)
+    assert problem_of(plan) == ("", "")
 
 
 def test_the_command_says_why_a_repository_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

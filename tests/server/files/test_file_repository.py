@@ -130,6 +130,16 @@ def test_folders_of_models_and_repositories_are_told_apart(tmp_path: Path) -> No
     assert made(tmp_path, tmp_path / "models" / "resnet") == {"resnet": str(tmp_path / "models" / "resnet")}
 
 
+def test_a_folder_may_be_one_model_of_tensorflow(tmp_path: Path) -> None:
+    file(tmp_path / "exported" / "saved_model.pb")
+
+    files = made(tmp_path, tmp_path / "exported")
+
+    assert files["exported/1/exported"] == str(tmp_path / "exported")
+    config = parse(files["exported/config.pbtxt"])
+    assert (config.backend, config.default_model_filename) == ("tensorflow", "exported")
+
+
 def test_what_no_backend_serves_is_recognised_with_lines_to_paste(tmp_path: Path) -> None:
     error = refusal(file(tmp_path / "model.gguf", b"GGUF"))
 
@@ -169,8 +179,8 @@ def test_a_hugging_face_folder_gets_the_task_of_its_configuration(tmp_path: Path
 def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
     assert refusal(file(tmp_path / "a.xyz")).message == (
         f"'{tmp_path / 'a.xyz'}' is no model that is known here: expected a folder of models, or a file that ends with "
-        "one of .onnx, .xml, .tflite, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, .py, .ubj, .xgb, .bst, .tl, "
-        ".skops, .joblib, .pkl, .pickle"
+        "one of .onnx, .xml, .tflite, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, .plan, .engine, .trt, .keras, "
+        ".py, .ubj, .xgb, .bst, .tl, .skops, .joblib, .pkl, .pickle"
     )
 
 

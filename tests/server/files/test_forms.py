@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from charonia.config.platforms import FOREIGN_BACKENDS, FORMATS
+from charonia.config.platforms import FORMATS, REFUSED_FILES
 from charonia.server.backends.python.worker.runner import PythonModelRunner
 from charonia.server.files.forms import RECOGNISED, SERVED, Form, advice, form_of, model_name
 
@@ -18,7 +18,7 @@ HERE_DOCUMENT = re.compile(r"<<'EOF'\n(.*?)\nEOF\n", re.DOTALL)
 
 
 def test_what_is_served_has_a_backend() -> None:
-    own = {entry.filename for entry in FORMATS if entry.backend not in FOREIGN_BACKENDS}
+    own = {entry.filename for entry in FORMATS if entry.filename not in REFUSED_FILES}
 
     assert {form.filename for form in SERVED} <= own
     assert not any(form.filename for form in RECOGNISED)
@@ -43,6 +43,8 @@ def test_what_is_served_has_a_backend() -> None:
         ("a.xml", None, b"<?xml", "an OpenVINO model"),
         ("a.pdmodel", None, b"", "a PaddlePaddle model"),
         ("a.keras", None, b"", "a Keras model"),
+        ("a.h5", None, b"", "a Keras model of an earlier version"),
+        ("a.graphdef", None, b"", "a TensorFlow graph"),
         ("a.skops", None, b"", "an estimator"),
         ("a.joblib", None, b"", "an estimator"),
         ("a.pkl", None, b"", "an estimator"),
@@ -54,7 +56,7 @@ def test_what_is_served_has_a_backend() -> None:
         ("a.tl", None, b"", "a checkpoint of treelite"),
         ("a.safetensors", None, b"", "weights without their model"),
         ("a.ckpt", None, b"", "a checkpoint of PyTorch"),
-        ("a.plan", None, b"", "a TensorRT engine"),
+        ("a.plan", None, b"", "a TensorRT plan"),
         ("a.xyz", None, b"", ""),
         ("a", ["resnet", "bert"], b"", ""),
         ("a.onnx", ["1"], b"", ""),

@@ -30,6 +30,8 @@ _OWN = {
     "python": "charonia.server.backends.python.backend:PythonBackend",
     "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
     "sklearn": "charonia.server.backends.sklearn.backend:SklearnBackend",
+    "tensorflow": "charonia.server.backends.tensorflow.backend:TensorFlowBackend",
+    "tensorrt": "charonia.server.backends.tensorrt.backend:TensorRtBackend",
     "tflite": "charonia.server.backends.tflite.backend:TfliteBackend",
 }
 
@@ -38,6 +40,7 @@ _EXTRAS = {
     "ai_edge_litert": "tflite",
     "openvino": "openvino",
     "sklearn": "sklearn",
+    "tensorflow": "tensorflow",
     "torch": "torch",
     "treelite": "fil",
 }

@@ -19,7 +19,7 @@ from charonia.server.convert.check import OutputDifference, batches_of, compare,
 from charonia.server.convert.options import ConvertOptions
 from charonia.server.convert.original import Original
 from charonia.server.convert.sources import form_of, open_original
-from charonia.server.convert.targets import target_called
+from charonia.server.convert.targets import Target, target_called
 from charonia.server.files.forms import model_name
 
 
@@ -36,7 +36,7 @@ class Conversion:
     """What came of it.
 
     Attributes:
-        differences: How far the answers are apart, by output.
+        differences: How far the answers are apart, by output; of nothing for an ONNX model in another form.
         path: The file that was written, None where the model differs too much.
     """
 
@@ -54,8 +54,13 @@ def convert(options: ConvertOptions, progress: Progress) -> Conversion:
     if problems:
         raise invalid("\n".join(problems))
     path = Path(options.model).expanduser()
-    form = form_of(path)
     target = target_called(options.target)
+    target.check()
+    if path.suffix.lower() == ".onnx" and path.is_file() and target.name != "onnx":
+        output = _output(options, path, target.filename)
+        progress("converting", f"{path} to {target.name}, which takes minutes")
+        return Conversion((), _written(target, path, output, options))
+    form = form_of(path)
     samples = _read_samples(options.samples) if options.samples else None
     progress("reading", f"{path}, {form.title}")
     original = open_original(form, path, options)
@@ -72,11 +77,15 @@ def convert(options: ConvertOptions, progress: Progress) -> Conversion:
             differences = _check(original, session, signature, options, samples, progress)
             if any(difference.beyond for difference in differences):
                 return Conversion(differences, None)
-            output.parent.mkdir(parents=True, exist_ok=True)
-            target.write(model, output)
-        return Conversion(differences, output)
+            return Conversion(differences, _written(target, model, output, options))
     finally:
         original.close()
+
+
+def _written(target: Target, model: Path, output: Path, options: ConvertOptions) -> Path:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    target.write(model, output, options)
+    return output
 
 
 def _output(options: ConvertOptions, path: Path, filename: str) -> Path:

@@ -9,7 +9,13 @@ TOLERANCE = 1e-4
 ROWS = 16
 ROWS_MAX = 100_000
 
-TARGET_NAMES = ("onnx",)
+PRECISIONS = ("fp32", "fp16")
+"""Precisions of plans."""
+
+Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Smallest, best and largest shape."""
+
+TARGET_NAMES = ("onnx", "tensorrt")
 """Names of the forms to convert to; `targets` has what each one is."""
 
 
@@ -31,6 +37,8 @@ class ConvertOptions:
         samples: Path of an .npz file with an array for each input, "" for random ones.
         rows: Rows of the random samples.
         tolerance: Greatest difference, absolute and relative, that is accepted.
+        precision: Precision of a plan.
+        shapes: Smallest, best and largest shape of inputs of a plan.
     """
 
     model: str = ""
@@ -46,6 +54,8 @@ class ConvertOptions:
     samples: str = ""
     rows: int = ROWS
     tolerance: float = TOLERANCE
+    precision: str = PRECISIONS[0]
+    shapes: tuple[tuple[str, Range], ...] = ()
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong."""

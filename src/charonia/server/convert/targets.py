@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from charonia.server.backends.tensorrt.build import build, check_machine
+from charonia.server.convert.options import ConvertOptions
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -13,12 +16,15 @@ class Target:
     Attributes:
         name: Its name on the command line.
         filename: Its name in a version's folder.
-        write: Writes it: takes the path of the ONNX model and that of the file to write; raises ServingError.
+        write: Writes it: takes the path of the ONNX model, that of the file to write and the options; raises
+            ServingError.
+        check: Checks that this machine can write it; raises ServingError.
     """
 
     name: str
     filename: str
-    write: Callable[[Path, Path], None]
+    write: Callable[[Path, Path, ConvertOptions], None]
+    check: Callable[[], None] = lambda: None
 
     @property
     def suffix(self) -> str:
@@ -26,14 +32,18 @@ class Target:
         return Path(self.filename).suffix
 
 
-def _copy(model: Path, output: Path) -> None:
+def _copy(model: Path, output: Path, options: ConvertOptions) -> None:
     """Copy an ONNX model, with the file of its weights where that is apart."""
     for beside in model.parent.glob(f"{model.name}.*"):
         shutil.copyfile(beside, output.parent / beside.name)
     shutil.copyfile(model, output)
 
 
-TARGETS = (Target("onnx", "model.onnx", _copy),)
+def _plan(model: Path, output: Path, options: ConvertOptions) -> None:
+    build(model, output, precision=options.precision, shapes=dict(options.shapes))
+
+
+TARGETS = (Target("onnx", "model.onnx", _copy), Target("tensorrt", "model.plan", _plan, check_machine))
 """The forms; `TARGET_NAMES` of the options has the same names."""
 
 

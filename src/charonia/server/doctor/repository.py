@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import ServingError
+from charonia.install_hint import extra_hint
 from charonia.server.backends.registry import installed_backends
 from charonia.server.doctor.machine import COMPILERS
 from charonia.server.doctor.report import Check, Section, bytes_text
@@ -73,6 +75,10 @@ def problem_of(config: ModelConfig) -> tuple[str, str]:
     """Return what this machine lacks for a model, and a hint; empty where it lacks nothing."""
     if config.parameters.get(COMPILE) and not any(shutil.which(name) for name in COMPILERS):
         return "torch.compile needs a C++ compiler, and there is none", "install g++"
+    if config.backend == "tensorrt" and not visible_gpus():
+        return "a TensorRT plan runs on an NVIDIA GPU only, and there is none", "serve the ONNX model it was made from"
+    if config.backend == "tensorrt" and find_spec("tensorrt") is None:
+        return "a TensorRT plan needs the package tensorrt, which is not installed", extra_hint("tensorrt")
     cores = usable_cores()
     count = sum(group.count for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU)
     if count > cores and config.backend not in ("python", "identity"):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from charonia.server.backends.tensorflow.options import GRAPH_LINES
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -83,32 +85,29 @@ class {{class_name}}:
     )
 
 
-def _converted(options: str) -> str:
-    return (
-        "pip install tf2onnx tensorflow\n"
-        f"python -m tf2onnx.convert {options} {{path}} --output {{name}}.onnx\n"
-        "charonia serve {name}.onnx"
-    )
-
-
-SERVED = tuple(
-    Form(title, suffixes, filename=filename, start=start)
-    for title, suffixes, filename, start in (
-        ("an ONNX model", (".onnx",), "model.onnx", b""),
-        ("an OpenVINO model", (".xml",), "model.xml", b""),
-        ("a TensorFlow Lite model", (".tflite",), "model.tflite", b""),
-        ("a PaddlePaddle model", (".pdmodel",), "model.pdmodel", b""),
-        ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt", b""),
-        ("a PyTorch program", (".pt2",), "model.pt2", b""),
-        ("a Python file", (".py",), "model.py", b""),
-        ("an XGBoost model", (".ubj", ".xgb", ".bst"), "xgboost.ubj", b""),
-        ("an XGBoost model", (".json",), "xgboost.json", b'{"learner"'),
-        ("a LightGBM model", (".txt",), "model.txt", b"tree\n"),
-        ("a checkpoint of treelite", (".tl",), "checkpoint.tl", b""),
-        ("an estimator", (".skops",), "model.skops", b""),
-        ("an estimator", (".joblib",), "model.joblib", b""),
-        ("an estimator", (".pkl", ".pickle"), "model.pkl", b""),
-    )
+SERVED = (
+    *(
+        Form(title, suffixes, filename=filename, start=start)
+        for title, suffixes, filename, start in (
+            ("an ONNX model", (".onnx",), "model.onnx", b""),
+            ("an OpenVINO model", (".xml",), "model.xml", b""),
+            ("a TensorFlow Lite model", (".tflite",), "model.tflite", b""),
+            ("a PaddlePaddle model", (".pdmodel",), "model.pdmodel", b""),
+            ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt", b""),
+            ("a PyTorch program", (".pt2",), "model.pt2", b""),
+            ("a TensorRT plan", (".plan", ".engine", ".trt"), "model.plan", b""),
+            ("a Keras model", (".keras",), "model.keras", b""),
+            ("a Python file", (".py",), "model.py", b""),
+            ("an XGBoost model", (".ubj", ".xgb", ".bst"), "xgboost.ubj", b""),
+            ("an XGBoost model", (".json",), "xgboost.json", b'{"learner"'),
+            ("a LightGBM model", (".txt",), "model.txt", b"tree\n"),
+            ("a checkpoint of treelite", (".tl",), "checkpoint.tl", b""),
+            ("an estimator", (".skops",), "model.skops", b""),
+            ("an estimator", (".joblib",), "model.joblib", b""),
+            ("an estimator", (".pkl", ".pickle"), "model.pkl", b""),
+        )
+    ),
+    Form("a TensorFlow SavedModel", members=("saved_model.pb*",), filename="model.savedmodel"),
 )
 """The forms that are served."""
 
@@ -116,11 +115,6 @@ CHECKPOINT = Form("a checkpoint of PyTorch", (".ckpt", ".bin"), lines="checkpoin
 """What `torch.save` writes, also in a file that is called as one that is served."""
 
 RECOGNISED = (
-    Form(
-        "a TensorFlow SavedModel",
-        members=("saved_model.pb*",),
-        lines=_converted("--saved-model"),
-    ),
     Form(
         "a Hugging Face model",
         members=("config.json", "*.safetensors"),
@@ -178,15 +172,15 @@ class {class_name}:
         ),
     ),
     Form(
-        "a Keras model",
-        (".keras", ".h5"),
+        "a Keras model of an earlier version",
+        (".h5",),
         lines=(
-            "pip install keras tensorflow tf2onnx\n"
+            "pip install tensorflow\n"
             "python - <<'EOF'\n"
             "import keras\n\n"
-            'keras.saving.load_model({path_text}).export("{name}.onnx", format="onnx")\n'
+            'keras.saving.load_model({path_text}, compile=False).save("{name}.keras")\n'
             "EOF\n"
-            "charonia serve {name}.onnx"
+            "charonia serve {name}.keras"
         ),
     ),
     Form(
@@ -207,7 +201,6 @@ charonia.serve(model, example=rows, name="{name}")
     ),
     Form("weights without their model", (".safetensors", ".msgpack", ".npz"), lines="weights"),
     CHECKPOINT,
-    Form("a TensorRT engine", (".plan", ".engine", ".trt"), lines="source"),
     Form("a Core ML model", (".mlmodel", ".mlpackage"), lines="source"),
     Form("a TensorFlow graph", (".pb", ".graphdef"), lines="graph"),
 )
@@ -224,11 +217,7 @@ _SHARED = {
         '"torch"', "", "torch.load({path_text}, map_location=device)", '  # perhaps with ["state_dict"] behind it'
     ),
     "source": "charonia serve {name}.onnx    # the ONNX model that it was made from",
-    "graph": (
-        "pip install tf2onnx tensorflow\n"
-        "python -m tf2onnx.convert --graphdef {path} --output {name}.onnx --inputs INPUT:0 --outputs OUTPUT:0\n"
-        "charonia serve {name}.onnx"
-    ),
+    "graph": f"pip install tensorflow\n{GRAPH_LINES}charonia serve {{name}}.savedmodel",
 }
 """Lines that several forms have in common, by the word that stands for them in the table."""
 
@@ -300,7 +289,7 @@ def advice(form: Form, path: str, config: str = "") -> str:
 def model_name(path: str) -> str:
     """Return the name of a model for the path of its file or folder."""
     file = PurePosixPath(path)
-    known = {suffix for form in (*SERVED, *RECOGNISED) for suffix in form.suffixes}
+    known = {suffix for form in (*SERVED, *RECOGNISED) for suffix in form.suffixes} | {".savedmodel"}
     stem = file.stem if file.suffix.lower() in known else file.name
     return re.sub(r"[^\w.-]+", "_", stem).strip("._-") or "model"
 

@@ -71,7 +71,9 @@ def sort(paths: Sequence[str]) -> GivenFiles:
             form = CHECKPOINT
         if form is not None and form not in SERVED:
             raise _unserveable(path, form)
-        if "://" in given or (entries is not None and not _is_model(path, entries)):
+        if entries is not None and form is not None:
+            files.append((path.absolute(), form))
+        elif "://" in given or (entries is not None and not _is_model(path, entries)):
             repositories.append(given)
         elif entries is not None:
             models.append(path.absolute())

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping, Set
 
-from charonia.config.platforms import FOREIGN_BACKENDS
 from charonia.core.errors import invalid
 from charonia.server.backends.api import Backend, BackendSettings, Models
 from charonia.server.execution.busy_poll import BusyPoll
@@ -80,10 +79,9 @@ class Backends:
         if backend is None:
             factory = self._factories.get(name)
             if factory is None:
-                way_out = "; models of other frameworks can be exported to ONNX" if name in FOREIGN_BACKENDS else ""
                 raise invalid(
                     f"unable to find backend '{name}' for model '{model}'",
-                    hint=f"installed backends: {', '.join(sorted(self._factories))}{way_out}",
+                    hint=f"installed backends: {', '.join(sorted(self._factories))}",
                 )
             async with self._making:
                 backend = self._made.get(name)

@@ -29,6 +29,8 @@ INSTANCE_COUNT_MAX = 1024
 _RUNTIMES = {"pytorch": ("model.py",)}
 """Values of `runtime` by backend, in addition to the backend's own library."""
 
+_TENSORRT = "tensorrt"
+
 _RAGGED = ("onnxruntime", "python", "identity")
 """Backends that accept requests of different shapes in one batch. The last two receive each request separately."""
 
@@ -37,15 +39,15 @@ def unsupported(config: ModelConfig) -> list[Problem]:
     """Return all unsupported features that the model uses, each with its path."""
     found = [*_of_model(config)]
     for index, given in enumerate(config.input):
-        found += _of_tensor(given, f"input[{index}]")
+        found += _of_tensor(config, given, f"input[{index}]")
         if given.allow_ragged_batch and config.backend not in _RAGGED:
             backend = config.backend
             feature = f"ragged batching of input '{given.name}' in a model of backend '{backend}'"
             found.append((f"input[{index}].allow_ragged_batch", feature))
     for index, output in enumerate(config.output):
-        found += _of_tensor(output, f"output[{index}]")
+        found += _of_tensor(config, output, f"output[{index}]")
     for index, group in enumerate(config.instance_group):
-        found += _of_group(group, f"instance_group[{index}]")
+        found += _of_group(config, group, f"instance_group[{index}]")
     return [Problem(path, f"{feature} is not available in this version of the server") for path, feature in found]
 
 
@@ -56,26 +58,26 @@ def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
     for field in ("batch_input", "batch_output"):
         if getattr(config, field) and config.backend not in _RAGGED:
             yield field, f"{field} in a model of backend '{config.backend}'"
-    if config.cc_model_filenames:
+    if config.cc_model_filenames and config.backend != _TENSORRT:
         yield "cc_model_filenames", "choosing the file by compute capability"
     if CUSTOM_BATCHING in config.parameters and PYTHON_STRATEGY not in config.parameters:
         feature = f"a batching strategy from a library, unlike one in Python (parameter {PYTHON_STRATEGY}),"
         yield f"parameters[{CUSTOM_BATCHING}]", feature
 
 
-def _of_tensor(tensor: ModelInput | ModelOutput, path: str) -> Iterator[tuple[str, str]]:
-    if tensor.is_shape_tensor:
+def _of_tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, path: str) -> Iterator[tuple[str, str]]:
+    if tensor.is_shape_tensor and config.backend != _TENSORRT:
         yield f"{path}.is_shape_tensor", f"shape tensor '{tensor.name}'"
     if tensor.is_non_linear_format_io:
         yield f"{path}.is_non_linear_format_io", f"the non-linear format of '{tensor.name}'"
 
 
-def _of_group(group: InstanceGroup, path: str) -> Iterator[tuple[str, str]]:
+def _of_group(config: ModelConfig, group: InstanceGroup, path: str) -> Iterator[tuple[str, str]]:
     if group.passive:
         yield f"{path}.passive", "a passive instance"
-    if group.secondary_devices:
+    if group.secondary_devices and config.backend != _TENSORRT:
         yield f"{path}.secondary_devices", "a secondary device"
-    if group.profile:
+    if group.profile and config.backend != _TENSORRT:
         yield f"{path}.profile", "an optimization profile"
 
 
@@ -254,7 +256,7 @@ def _group_problems(config: ModelConfig, group: InstanceGroup, path: str, gpu_co
                     known = ", ".join(str(device) for device in range(gpu_count))
                     message = f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs here are {known}"
                     yield Problem(f"{path}.gpus[{position}]", message)
-    if group.profile and config.backend != "tensorrt":
+    if group.profile and config.backend != _TENSORRT:
         yield Problem(f"{path}.profile", f"{subject} has a profile, which only TensorRT models can have")
     for position, resource in enumerate(group.rate_limiter.resources if group.rate_limiter else ()):
         if not resource.name:

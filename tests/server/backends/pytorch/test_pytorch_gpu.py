@@ -19,13 +19,12 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import DeviceRequest, InferRequest
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
+from charonia.server.backends.block_pool import MIN_BLOCK_BYTES, BlockPool
 from charonia.server.backends.pytorch.backend import PyTorchBackend, PyTorchModel
 from charonia.server.backends.pytorch.devices import (
-    MIN_BLOCK_BYTES,
     ComputeDevice,
     CpuDevice,
     GpuDevice,
-    PinnedPool,
     check_gpu,
 )
 from charonia.server.backends.pytorch.instance import PyTorchInstance
@@ -39,20 +38,20 @@ BLOCK = MIN_BLOCK_BYTES
 FP32 = DataType.FP32
 
 
-def plain(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8)
+def plain(size: int) -> Array:
+    return np.empty(size, np.uint8)
 
 
-class TestPinnedPool:
+class TestBlockPool:
     def test_blocks_are_powers_of_two_and_used_again(self) -> None:
         account = PinnedMemory(1 << 20)
         made: list[int] = []
 
-        def allocate(size: int) -> torch.Tensor:
+        def allocate(size: int) -> Array:
             made.append(size)
             return plain(size)
 
-        pool = PinnedPool(account, allocate)
+        pool = BlockPool(account, allocate)
         first = pool.take(BLOCK + 1)
         assert first is not None
         pool.give_back(first)
@@ -64,7 +63,7 @@ class TestPinnedPool:
 
     def test_without_room_there_is_none_and_nobody_waits(self) -> None:
         account = PinnedMemory(2 * BLOCK)
-        pool = PinnedPool(account, plain)
+        pool = BlockPool(account, plain)
         held = [pool.take(1), pool.take(1)]
 
         assert pool.take(1) is None
@@ -72,7 +71,7 @@ class TestPinnedPool:
         assert account.used_bytes == 2 * BLOCK
 
     def test_free_blocks_of_other_sizes_give_way(self) -> None:
-        pool = PinnedPool(PinnedMemory(2 * BLOCK), plain)
+        pool = BlockPool(PinnedMemory(2 * BLOCK), plain)
         for block in [pool.take(1), pool.take(1)]:
             assert block is not None
             pool.give_back(block)
@@ -85,14 +84,14 @@ class TestPinnedPool:
     def test_memory_that_the_system_does_not_pin_is_no_block_and_counts_nothing(self) -> None:
         account = PinnedMemory(1 << 20)
 
-        def refuse(size: int) -> torch.Tensor:
+        def refuse(size: int) -> Array:
             raise RuntimeError("CUDA error: out of memory")
 
-        assert PinnedPool(account, refuse).take(1) is None
+        assert BlockPool(account, refuse).take(1) is None
         assert account.used_bytes == 0
 
     def test_a_limit_of_zero_pins_nothing(self) -> None:
-        assert PinnedPool(PinnedMemory(0), plain).take(1) is None
+        assert BlockPool(PinnedMemory(0), plain).take(1) is None
 
 
 class FakeStream:
@@ -124,7 +123,7 @@ class FakeCuda:
 
 def pretended(limit: int = 1 << 20) -> tuple[GpuDevice, FakeCuda, PinnedMemory]:
     cuda, account = FakeCuda(), PinnedMemory(limit)
-    return GpuDevice(torch.device("cpu"), PinnedPool(account, plain), cuda), cuda, account
+    return GpuDevice(torch.device("cpu"), BlockPool(account, plain), cuda), cuda, account
 
 
 class TestCopies:

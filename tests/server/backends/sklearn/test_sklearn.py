@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,8 @@ class Odd(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.n_features_in_ = rows.shape[1]
         self.classes_ = np.unique(targets)
         return self
+
+    owner: object = None
 
     def predict(self, rows: Array) -> Array:
         if np.asarray(rows, float).max() > 1e6:
@@ -275,7 +278,7 @@ class TestTables:
     def test_without_pandas_the_package_is_named(
         self, folder: Path, table: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+        monkeypatch.setitem(sys.modules, "pandas", None)
 
         error = refusal(folder)
 
@@ -354,6 +357,16 @@ def test_a_file_that_is_cut_short_is_refused(folder: Path) -> None:
 
     assert error.code is Code.INVALID_ARG
     assert "cannot read model.joblib" in error.message
+
+
+def test_a_file_of_skops_without_skops_says_how_to_install_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, LOGISTIC)
+    monkeypatch.setitem(sys.modules, "skops.io", None)
+
+    error = refusal(folder)
+
+    assert error.message == "model.skops needs the package 'skops', which is not installed"
+    assert "[sklearn]" in error.hint
 
 
 def test_the_archive_of_another_framework_is_refused(folder: Path) -> None:
@@ -515,6 +528,14 @@ def test_native_libraries_use_the_threads_of_the_instance(folder: Path) -> None:
 
     with threadpoolctl.threadpool_limits(2):
         assert asyncio.run(go()) == {"blas": {1}, "openmp": {1}}
+
+
+def test_an_estimator_that_refers_to_itself_is_visited_once() -> None:
+    inner = Odd().fit(ROWS, CLASSES)
+    pipeline = make_pipeline(StandardScaler(), inner)
+    inner.owner = [pipeline]
+
+    assert [type(part).__name__ for part in features.parts_of(pipeline)] == ["Pipeline", "StandardScaler", "Odd"]
 
 
 def test_a_row_of_each_kind_of_features_is_an_example() -> None:

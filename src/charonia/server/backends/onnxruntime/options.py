@@ -161,6 +161,10 @@ CUDA = "CUDAExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
+ENGINE_CACHE = "~/.cache/charonia/tensorrt"
+"""Folder of TensorRT engines where a model keeps them and names no other."""
+
+_ON = ("1", "true")
 _OPENVINO_PARAMETERS = {
     "device_type": "TARGET_DEVICE",
     "num_of_threads": "INFERENCE_NUM_THREADS",
@@ -240,6 +244,8 @@ def _on_gpu(model: str, accelerator: Accelerator, plan: SessionPlan, placement: 
     if accelerator.name != "tensorrt":
         raise _unknown(model, accelerator, "gpu", "tensorrt and cuda")
     options = {"device_id": str(placement.device_id)}
+    if accelerator.parameters.get("trt_engine_cache_enable", "0").lower() in _ON:
+        options["trt_engine_cache_path"] = f"{ENGINE_CACHE}/{model}"  # ONNX Runtime's own is the working directory
     for key, text in accelerator.parameters.items():
         if key == "precision_mode":
             if text not in _PRECISIONS:
@@ -247,6 +253,11 @@ def _on_gpu(model: str, accelerator: Accelerator, plan: SessionPlan, placement: 
                     f"model '{model}': precision_mode: expected one of {', '.join(_PRECISIONS)}, got '{text}'"
                 )
             options |= _PRECISIONS[text]
+        elif key == "trt_cuda_graph_enable" and text.lower() in _ON:
+            raise unsupported(
+                f"model '{model}': trt_cuda_graph_enable needs inputs and outputs at fixed addresses",
+                hint="a TensorRT plan (backend tensorrt) can have CUDA graphs",
+            )
         elif key in _TENSORRT_OPTIONS or key.startswith("trt_"):
             options[_TENSORRT_OPTIONS.get(key, key)] = text
         else:

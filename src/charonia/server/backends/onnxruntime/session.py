@@ -3,6 +3,8 @@
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -16,7 +18,7 @@ from charonia.core.tensor import Array
 from charonia.install_hint import package_hint
 from charonia.server.backends.model_file import broken_file_hint
 from charonia.server.backends.onnxruntime.model_file import read_external
-from charonia.server.backends.onnxruntime.options import CPU, Provider, SessionPlan
+from charonia.server.backends.onnxruntime.options import CPU, TENSORRT, Provider, SessionPlan
 
 SPIN_US = 20
 """How long a thread of the pool spins for more work before it sleeps."""
@@ -173,7 +175,7 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
     try:
         for library in plan.op_libraries:
             options.register_custom_ops_library(library)
-        named = [(name, dict(values)) for name, values in providers]
+        named = [(name, _prepared(name, values)) for name, values in providers]
         # Other providers read the files themselves; older versions lack the method.
         give = getattr(options, "add_external_initializers_from_files_in_memory", None)
         external = read_external(path) if give is not None and all(name == CPU for name, _ in providers) else {}
@@ -192,6 +194,19 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
                 hint="check that its libraries (CUDA, cuDNN, TensorRT) have the versions that ONNX Runtime needs",
             )
     return cast(Session, session)
+
+
+def _prepared(provider: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a provider; for TensorRT, load the libraries of its package and make the cache's folder."""
+    prepared = dict(options)
+    if provider == TENSORRT:
+        with suppress(ImportError, OSError):  # the libraries may be those of the system
+            import_module("tensorrt_libs")
+        cache = prepared.get("trt_engine_cache_path")
+        if cache is not None:
+            prepared["trt_engine_cache_path"] = str(folder := Path(cache).expanduser())
+            folder.mkdir(parents=True, exist_ok=True)
+    return prepared
 
 
 def _load_hint(path: Path, problem: str) -> str:

@@ -143,14 +143,17 @@ def compile_network(core: Any, network: Network, config: ModelConfig, plan: Open
     """
     instances = sum(group.count for group in config.instance_group)
     try:
+        wanted = {**plan.defaults(instances, threads), **plan.properties}
+        own = _settable(core, plan.device.partition(":")[0].partition(".")[0])
+        known = set(own)
+        # A virtual device (AUTO, HETERO) has few properties; those of the devices behind it are set on them.
         for name in (CPU,) if plan.device == CPU else core.available_devices:
             settable = _settable(core, name)
-            defaults = plan.defaults(instances, threads)
-            core.set_property(name, {key: text for key, text in defaults.items() if key in settable})
-        properties = _settable(core, plan.device.partition(":")[0].partition(".")[0])
-        for sentence in unknown_parameters(config.name, plan, properties):
+            known |= settable
+            core.set_property(name, {key: text for key, text in wanted.items() if key in settable})
+        for sentence in unknown_parameters(config.name, plan, known):
             _log.warning(sentence)
-        asked = {key: text for key, text in plan.properties.items() if key in properties}
+        asked = {key: text for key, text in plan.properties.items() if key in own}
         return core.compile_model(network.model, plan.device, asked)
     except RuntimeError as error:
         raise plain_error(f"OpenVINO cannot compile model '{config.name}'", error, Code.INVALID_ARG) from error

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import orjson
@@ -144,11 +144,27 @@ class PythonBackend:
 
 
 class PythonModel:
-    """A version of a Python model whose instances are worker processes."""
+    """A version of a Python model whose instances are worker processes.
+
+    Args:
+        files: Folders of the version.
+        config: The complete configuration.
+        path: File of the model.
+        environment: Where its workers run.
+        server: Services of the server.
+        arguments: Returns arguments of `initialize` for an instance, in addition to those of every model.
+    """
 
     def __init__(
-        self, files: ModelFiles, config: ModelConfig, path: Path, environment: Environment, server: ServerServices
+        self,
+        files: ModelFiles,
+        config: ModelConfig,
+        path: Path,
+        environment: Environment,
+        server: ServerServices,
+        arguments: Callable[[Placement], Mapping[str, str]] = lambda _: {},
     ) -> None:
+        self._arguments = arguments
         self._files = files
         self._server = server
         self._config = config
@@ -173,12 +189,14 @@ class PythonModel:
                 on_end=end,
             )
 
+        *folders, arguments = _what_to_load(self._files, self._config, self._path, placement)
         instance = PythonInstance(
             placement.name,
             make_process,
             (
                 "initialize",
-                *_what_to_load(self._files, self._config, self._path, placement),
+                *folders,
+                {**arguments, **self._arguments(placement)},
                 placement.name,
                 {"decoupled": self._config.is_decoupled, "gpu": is_usable()},
             ),

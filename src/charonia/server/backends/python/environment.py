@@ -45,6 +45,7 @@ from charonia.server.backends.python.build import (
     unpack_archive,
 )
 from charonia.server.backends.python.inline_metadata import InlineMetadata, inline_metadata
+from charonia.server.backends.python.template import WorkerTemplate
 
 _log = logging.getLogger(__name__)
 
@@ -95,10 +96,12 @@ class Environment:
     Attributes:
         python: Its path.
         folder: The environment that it belongs to, None for the server's own interpreter.
+        template: The process that workers in it are forked from, None where each one starts the interpreter.
     """
 
     python: str = sys.executable
     folder: Path | None = None
+    template: WorkerTemplate | None = None
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables of a process in it, without those of other environments."""

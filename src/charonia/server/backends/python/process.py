@@ -25,6 +25,7 @@ from charonia.server.backends.python.channel_end import SOCKET_BYTES, ChannelEnd
 from charonia.server.backends.python.codec import log_of_model
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment
 from charonia.server.backends.python.reaper import reaper
+from charonia.server.backends.python.template import THREAD_VARIABLES, ForkedProcess
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import RegionPool
 from charonia.server.machine.cores import bound_to
@@ -43,6 +44,9 @@ TAIL_CHARS_MAX = 16 * 1024
 KILL_WAIT_S = 5.0
 """Time limit for a killed process to exit."""
 
+COMMON_S_MAX = 60.0
+"""Time after which memory that processes have in common is measured again, which takes milliseconds."""
+
 DISCONNECTED_S_MAX = 1.0
 """Time after which a process without its connection is killed."""
 
@@ -50,7 +54,6 @@ LAST_READS_MAX = 64
 """Reads of the remaining data of an ended process: more than the socket's buffers hold."""
 
 _SCRIPT = Path(__file__).parent / "worker" / "script.py"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class WorkerProcess:
@@ -95,20 +98,21 @@ class WorkerProcess:
                 end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
         ours.setblocking(False)
         our_input.setblocking(False)
-        variables = {**dict.fromkeys(_THREAD_VARIABLES, str(threads)), **environment.variables(os.environ)}
+        variables = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **environment.variables(os.environ)}
         variables["PYTHONUNBUFFERED"] = "1"
-        arguments = (str(_SCRIPT), str(their_input.fileno()), str(theirs.fileno()), str(os.getpid()))
-        with their_input, theirs, bound_to(cores):
-            # Not in a thread pool: the worker is killed when the thread that forked it ends.
-            self._process = subprocess.Popen(
-                [environment.python, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(their_input.fileno(), theirs.fileno()),
-                env=variables,
-                start_new_session=True,
-            )
+        self._is_forked = environment.template is not None
+        self._common_bytes = 0  # what is others' share of common memory
+        self._common_until_s = 0.0
+        with contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            undo.callback(our_input.close)
+            with their_input, theirs:
+                self._process = (
+                    environment.template.fork(their_input, theirs, variables, cores)
+                    if environment.template is not None
+                    else _start(environment, their_input, theirs, variables, cores)
+                )
+            undo.pop_all()
         try:
             reaper.watch(self._process.pid)
         except OSError as error:  # the worker runs without it
@@ -123,7 +127,7 @@ class WorkerProcess:
         )
         self.pool.exports_gpu = takes_gpu
         self._loop.add_reader(self._output.fileno(), self._output_readable)
-        self._pidfd = _open_pidfd(self._process.pid)
+        self._pidfd = self._process.pidfd if isinstance(self._process, ForkedProcess) else _open_pidfd(self.pid)
         if self._pidfd is not None:
             self._loop.add_reader(self._pidfd, self._exited)
 
@@ -148,11 +152,16 @@ class WorkerProcess:
         return self._channel.pool
 
     def resident_bytes(self) -> int:
-        """Return the resident memory of the process."""
+        """Return the resident memory of the process, with its share only of what forks of a template have in common."""
         try:
-            return int(psutil.Process(self._process.pid).memory_info().rss)
+            process = psutil.Process(self._process.pid)
+            resident = int(process.memory_info().rss)
+            if self._is_forked and self._loop.time() >= self._common_until_s:
+                self._common_until_s = self._loop.time() + COMMON_S_MAX
+                self._common_bytes = resident - int(process.memory_full_info().pss)
         except psutil.Error:
             return 0
+        return max(0, resident - self._common_bytes)
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the process so far."""
@@ -297,6 +306,27 @@ class WorkerLink(TensorLink):
             self.send(("release",))
 
 
+def _start(
+    environment: Environment,
+    receiving: socket.socket,
+    sending: socket.socket,
+    variables: dict[str, str],
+    cores: Sequence[int],
+) -> "subprocess.Popen[bytes]":
+    arguments = (str(_SCRIPT), str(receiving.fileno()), str(sending.fileno()), str(os.getpid()))
+    with bound_to(cores):
+        # Not in a thread pool: the worker is killed when the thread that forked it ends.
+        return subprocess.Popen(
+            [environment.python, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(receiving.fileno(), sending.fileno()),
+            env=variables,
+            start_new_session=True,
+        )
+
+
 def _open_pidfd(pid: int) -> int | None:
     """Return a pidfd, which becomes readable when the process exits, None where it is not available."""
     if sys.platform != "linux":
@@ -310,7 +340,7 @@ def _open_pidfd(pid: int) -> int | None:
 def describe_exit(status: int | None) -> str:
     """Describe how a process ended, by its `Popen` return code."""
     if status is None:
-        return "the worker process closed its connection but did not end"
+        return "the worker process closed its connection, and how it ended is not known"
     if status < 0:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
         hint = ": often the system's answer to a lack of memory" if -status == signal.SIGKILL else ""

@@ -24,15 +24,16 @@ from charonia.core.request import InferRequest
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.block_pool import BlockPool
 from charonia.server.backends.pytorch import aoti
 from charonia.server.backends.pytorch.archive import FileKind
 from charonia.server.backends.pytorch.devices import (
     ComputeDevice,
     CpuDevice,
     GpuDevice,
-    PinnedPool,
     check_gpu,
     gpu_count,
+    pinned,
 )
 from charonia.server.backends.pytorch.instance import PyTorchInstance
 from charonia.server.backends.pytorch.openmp import in_passing_thread
@@ -95,7 +96,7 @@ class PyTorchModel:
         pool: Pinned memory for instances on GPUs.
     """
 
-    def __init__(self, source: Source, config: ModelConfig, plan: RunPlan, pool: PinnedPool) -> None:
+    def __init__(self, source: Source, config: ModelConfig, plan: RunPlan, pool: BlockPool) -> None:
         self._source = source
         self._config = config
         self._plan = plan
@@ -185,7 +186,7 @@ class PyTorchBackend:
 
     def __init__(self) -> None:
         self._inter_op_threads = 0
-        self._pool: PinnedPool | None = None
+        self._pool: BlockPool | None = None
 
     def uses_gpus(self) -> bool:
         """Whether the installed PyTorch can use the GPUs of this machine."""
@@ -242,7 +243,7 @@ class PyTorchBackend:
             _log.warning(sentence)
         self._set_process_options(config.name, plan)
         if self._pool is None:
-            self._pool = PinnedPool(settings.pinned or PinnedMemory())
+            self._pool = BlockPool(settings.pinned or PinnedMemory(), pinned)
         return PyTorchModel(source, seen_by_model(config), plan, self._pool)
 
     async def aclose(self) -> None:

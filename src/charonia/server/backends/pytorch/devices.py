@@ -5,11 +5,9 @@ cannot be swapped out, so its total is limited. Blocks come in powers of two and
 limit, arrays are copied through pageable memory, which is slower; nothing waits for a block.
 """
 
-import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +15,7 @@ import torch
 
 from charonia.core.errors import ServingError, unsupported
 from charonia.core.tensor import Array, DeviceContent
-from charonia.server.metrics.devices import PinnedMemory
+from charonia.server.backends.block_pool import Block, BlockPool
 
 
 def gpu_count() -> int:
@@ -52,75 +50,10 @@ def _missing(instance: str, reason: str, hint: str) -> ServingError:
     )
 
 
-MIN_BLOCK_BYTES = 4096
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """Pinned memory, at least as large as requested.
-
-    Attributes:
-        memory: The bytes.
-    """
-
-    memory: torch.Tensor
-
-    @property
-    def size(self) -> int:
-        """Number of bytes."""
-        return self.memory.numel()
-
-
-def pinned(size: int) -> torch.Tensor:
+def pinned(size: int) -> Array:
     """Return new pinned memory."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-
-class PinnedPool:
-    """Blocks of pinned memory. Thread-safe.
-
-    Args:
-        account: The limit of all blocks together, used and free; it counts the used bytes.
-        allocate: Allocates memory.
-    """
-
-    def __init__(self, account: PinnedMemory, allocate: Callable[[int], torch.Tensor] = pinned) -> None:
-        self._account = account
-        self._allocate = allocate
-        self._lock = threading.Lock()
-        self._free: dict[int, list[Block]] = {}
-        self._free_bytes = 0
-
-    def take(self, size: int) -> Block | None:
-        """Return a block of at least `size` bytes, None at the limit."""
-        wanted = max(MIN_BLOCK_BYTES, 1 << (size - 1).bit_length()) if size > 0 else MIN_BLOCK_BYTES
-        with self._lock:
-            free = self._free.get(wanted)
-            if free:
-                block = free.pop()
-                self._free_bytes -= wanted
-                self._account.used_bytes += wanted
-                return block
-            if self._account.used_bytes + wanted > self._account.limit_bytes:
-                return None
-            if self._account.used_bytes + self._free_bytes + wanted > self._account.limit_bytes:
-                # Free blocks of other sizes are released.
-                self._free.clear()
-                self._free_bytes = 0
-            self._account.used_bytes += wanted
-        try:
-            return Block(self._allocate(wanted))
-        except RuntimeError:  # the system has no more to pin
-            with self._lock:
-                self._account.used_bytes -= wanted
-            return None
-
-    def give_back(self, block: Block) -> None:
-        """Take back a block that is no longer in use."""
-        with self._lock:
-            self._account.used_bytes -= block.size
-            self._free_bytes += block.size
-            self._free.setdefault(block.size, []).append(block)
+    array: Array = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return array
 
 
 class ComputeDevice(Protocol):
@@ -204,7 +137,7 @@ class GpuDevice:
         api: `torch.cuda`, or a replacement in tests.
     """
 
-    def __init__(self, device: torch.device, pool: PinnedPool, api: Any = torch.cuda) -> None:
+    def __init__(self, device: torch.device, pool: BlockPool, api: Any = torch.cuda) -> None:
         self._device = device
         self._pool = pool
         self._api = api
@@ -227,7 +160,7 @@ class GpuDevice:
                 self._pool.give_back(block)
             return torch.from_numpy(joined(parts)).to(self._device)
         self._busy.append(block)
-        host = block.memory[:size].numpy().view(datatype).reshape(shape)
+        host = block.array(size).view(datatype).reshape(shape)
         if len(parts) > 1:
             np.concatenate(parts, out=host)
         else:
@@ -264,10 +197,10 @@ class GpuDevice:
         block = self._pool.take(size) if size else None
         if block is None:
             return tensor.cpu().numpy()
-        raw = block.memory.numpy()
+        raw = block.array(size)
         # Views keep it alive: the block is free when the last one is gone.
         weakref.finalize(raw, self._pool.give_back, block)
-        host = raw[:size].view(_numpy_of(tensor.dtype)).reshape(tuple(tensor.shape))
+        host = raw.view(_numpy_of(tensor.dtype)).reshape(tuple(tensor.shape))
         torch.from_numpy(host).copy_(tensor, non_blocking=True)
         return host
 

@@ -114,15 +114,23 @@ def prepare(estimator: Any) -> Features:
     return features
 
 
-def parts_of(value: Any) -> Iterator[Any]:
-    """Yield an estimator and those that it consists of."""
-    if hasattr(value, "get_params") and not isinstance(value, type):
-        yield value
-        for attribute in list(vars(value).values()):
-            yield from parts_of(attribute)
+def parts_of(value: Any, known: set[int] | None = None) -> Iterator[Any]:
+    """Yield an estimator and those that it consists of, each once.
+
+    Args:
+        value: An estimator, or what one has as an attribute.
+        known: The ids of those that were yielded.
+    """
+    known = set() if known is None else known
+    if hasattr(value, "get_params") and hasattr(value, "__dict__") and not isinstance(value, type):
+        if id(value) not in known:
+            known.add(id(value))
+            yield value
+            for attribute in list(vars(value).values()):
+                yield from parts_of(attribute, known)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from parts_of(each)
+            yield from parts_of(each, known)
 
 
 def features_of(estimator: Any) -> Features:

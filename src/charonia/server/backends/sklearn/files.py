@@ -109,7 +109,7 @@ def _read_skops(path: Path, trust: Trust) -> Any:
         import skops.io  # it imports all of scikit-learn, which pickles can do without
     except ModuleNotFoundError as error:
         raise unsupported(
-            f"{path.name} needs the package '{error.name}', which is not installed", hint=extra_hint("sklearn")
+            f"{path.name} needs the package 'skops', which is not installed", hint=extra_hint("sklearn")
         ) from error
 
     unknown = skops.io.get_untrusted_types(file=path)

@@ -22,12 +22,18 @@ class Threads:
     """The native libraries that compute for estimators, as they are loaded now."""
 
     def __init__(self) -> None:
-        found = ThreadpoolController().lib_controllers
-        self._libraries = [library for library in found if _OF_OTHERS not in library.filepath]
+        found = [each for each in ThreadpoolController().lib_controllers if _OF_OTHERS not in each.filepath]
+        self._openmp = [library for library in found if library.user_api == "openmp"]
+        self._blas = [library for library in found if library.user_api == "blas"]
 
-    def limit(self, threads: int) -> None:
-        """Set the number of threads: of OpenMP for calls of this thread, of BLAS for the process."""
-        for library in self._libraries:
+    def limit_process(self, threads: int) -> None:
+        """Set the number of threads of BLAS, which is one for the process."""
+        for library in self._blas:
+            library.set_num_threads(threads)
+
+    def limit_thread(self, threads: int) -> None:
+        """Set the number of threads of OpenMP, for calls of this thread."""
+        for library in self._openmp:
             library.set_num_threads(threads)
 
 
@@ -50,6 +56,7 @@ class SklearnInstance(ArrayInstance):
         self._features = features
         self._libraries = libraries
         self._threads = threads
+        libraries.limit_process(threads)
         self._ranks = {plan.name: len(plan.source) + int(self.is_batched) for plan in self.outputs}
         self._datatypes: dict[str, DataType] = {plan.name: plan.datatype for plan in self.outputs}
 
@@ -63,7 +70,7 @@ class SklearnInstance(ArrayInstance):
         Raises:
             ServingError: INVALID_ARG where the estimator refuses its input, such as NaN; INTERNAL where it fails.
         """
-        self._libraries.limit(self._threads)
+        self._libraries.limit_thread(self._threads)
         found = {}
         try:
             rows = self._features.table(feed)

@@ -66,35 +66,35 @@ class Driver:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._call("cuInit", 0)
+        self.call("cuInit", 0)
 
     def device_count(self) -> int:
         """Return how many GPUs this process sees."""
         count = ctypes.c_int()
-        self._call("cuDeviceGetCount", ctypes.byref(count))
+        self.call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
 
     def is_shared(self, device_id: int) -> bool:
         """Return whether several processes may use a GPU at a time."""
         device, mode = ctypes.c_int(), ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(device), device_id)
-        self._call("cuDeviceGetAttribute", ctypes.byref(mode), _COMPUTE_MODE, device)
+        self.call("cuDeviceGet", ctypes.byref(device), device_id)
+        self.call("cuDeviceGetAttribute", ctypes.byref(mode), _COMPUTE_MODE, device)
         return mode.value == _COMPUTE_MODE_DEFAULT
 
     def context(self, device_id: int) -> ctypes.c_void_p:
         """Return the primary context of a GPU, which stays until the process ends."""
         if device_id not in self._contexts:
             device, context = ctypes.c_int(), ctypes.c_void_p()
-            self._call("cuDeviceGet", ctypes.byref(device), device_id)
-            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self.call("cuDeviceGet", ctypes.byref(device), device_id)
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
             self._contexts[device_id] = context
         return self._contexts[device_id]
 
     def uuid(self, device_id: int) -> bytes:
         """Return the UUID of a GPU."""
         device, uuid = ctypes.c_int(), _Uuid()
-        self._call("cuDeviceGet", ctypes.byref(device), device_id)
-        self._call("cuDeviceGetUuid", ctypes.byref(uuid), device)
+        self.call("cuDeviceGet", ctypes.byref(device), device_id)
+        self.call("cuDeviceGetUuid", ctypes.byref(uuid), device)
         return bytes(uuid)
 
     def device_of(self, uuid: bytes) -> int:
@@ -112,8 +112,8 @@ class Driver:
         """Return the memory that an address belongs to."""
         context, device = ctypes.c_void_p(), ctypes.c_int()
         pointer = ctypes.c_uint64(address)
-        self._call("cuPointerGetAttribute", ctypes.byref(context), _POINTER_CONTEXT, pointer)
-        self._call("cuPointerGetAttribute", ctypes.byref(device), _POINTER_DEVICE, pointer)
+        self.call("cuPointerGetAttribute", ctypes.byref(context), _POINTER_CONTEXT, pointer)
+        self.call("cuPointerGetAttribute", ctypes.byref(device), _POINTER_DEVICE, pointer)
         if not context.value:
             raise CudaError("memory of a pool belongs to no context")
         start, size = self._range(context, pointer)
@@ -126,21 +126,21 @@ class Driver:
             CudaError: It has none: it was allocated in a way that knows no handles.
         """
         handle = _IpcHandle()
-        with self._current(allocation.context):
-            self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(allocation.start))
+        with self.current(allocation.context):
+            self.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(allocation.start))
         return bytes(handle)
 
     def synchronize(self, context: ctypes.c_void_p) -> None:
         """Return when the GPU has done everything that was begun in a context."""
-        with self._current(context):
-            self._call("cuCtxSynchronize")
+        with self.current(context):
+            self.call("cuCtxSynchronize")
 
     def open(self, context: ctypes.c_void_p, raw_handle: bytes) -> tuple[int, int]:
         """Return address and size of the memory behind a handle."""
         address = ctypes.c_uint64()
         handle = _IpcHandle.from_buffer_copy(raw_handle)
-        with self._current(context):
-            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, _LAZY_PEER_ACCESS)
+        with self.current(context):
+            self.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, _LAZY_PEER_ACCESS)
         try:
             start, size = self._range(context, address)
         except CudaError:
@@ -150,34 +150,36 @@ class Driver:
 
     def close(self, context: ctypes.c_void_p, address: int) -> None:
         """Close memory; memory that is already lost is not an error."""
-        with contextlib.suppress(CudaError), self._current(context):
-            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+        with contextlib.suppress(CudaError), self.current(context):
+            self.call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def to_host(self, context: ctypes.c_void_p, target: Any, address: int) -> None:
         """Copy device memory to a buffer of the host."""
-        with self._current(context):
-            self._call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(len(target)))
+        with self.current(context):
+            self.call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(len(target)))
 
     def to_device(self, context: ctypes.c_void_p, address: int, data: bytes) -> None:
         """Copy bytes of the host to device memory."""
-        with self._current(context):
-            self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+        with self.current(context):
+            self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
 
     def _range(self, context: ctypes.c_void_p, address: ctypes.c_uint64) -> tuple[int, int]:
         start, size = ctypes.c_uint64(), ctypes.c_size_t()
-        with self._current(context):
-            self._call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), address)
+        with self.current(context):
+            self.call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), address)
         return start.value, size.value
 
     @contextlib.contextmanager
-    def _current(self, context: ctypes.c_void_p) -> Iterator[None]:
-        self._call("cuCtxPushCurrent_v2", context)
+    def current(self, context: ctypes.c_void_p) -> Iterator[None]:
+        """Make a context current in this thread."""
+        self.call("cuCtxPushCurrent_v2", context)
         try:
             yield
         finally:
             self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
-    def _call(self, function: str, *arguments: object) -> None:
+    def call(self, function: str, *arguments: object) -> None:
+        """Call a function of the library. Raises CudaError."""
         status = getattr(self._library, function)(*arguments)
         if status:
             raise CudaError(f"{function} failed with CUDA error {status}")

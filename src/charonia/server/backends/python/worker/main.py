@@ -115,14 +115,19 @@ def main() -> None:
     receiving, sending = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     server = int(sys.argv[3])
     sys.argv[:] = [""]  # as in an embedded interpreter: models parse it with argparse or unittest
-    for sock in (receiving, sending):
-        sock.set_inheritable(False)
-    faulthandler.enable()  # a crash in a library says which line of the model was in it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the server's to handle
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
             return
+    work(receiving, sending)
+
+
+def work(receiving: socket.socket, sending: socket.socket) -> None:
+    """Be a worker, until the server says to finalize, or is gone."""
+    for sock in (receiving, sending):
+        sock.set_inheritable(False)
+    faulthandler.enable()  # a crash in a library says which line of the model was in it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the server's to handle
     worker = Worker(receiving, sending)
     for leave in (worker.connection.reader.close, worker.connection.writer.become_child):
         os.register_at_fork(after_in_child=leave)

@@ -1,0 +1,205 @@
+"""Options of plans from configurations and the backend's settings, and which shapes CUDA graphs are captured for. Pure.
+
+Source: the documentation of Triton's TensorRT backend and of its model configuration.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from charonia.config.kinds import InstanceKind, ModelPriority
+from charonia.config.model import GraphLowerBound, GraphShape, GraphSpec, InstanceGroup, ModelConfig
+from charonia.config.parameters import SERVER_PARAMETERS
+from charonia.config.problems import Problem
+
+ALLOCATION = "execution_context_allocation_strategy"
+_STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
+_PARAMETERS = (ALLOCATION, "enable_multi_device")
+_FLAGS = {"false": False, "0": False, "true": True, "1": True}
+
+STREAM_PRIORITIES = {
+    ModelPriority.PRIORITY_DEFAULT: 0,
+    ModelPriority.PRIORITY_MAX: -100,
+    ModelPriority.PRIORITY_MIN: 100,
+}
+"""CUDA's priority of an instance's stream; the driver clamps it to what the GPU has."""
+
+GRAPH_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Batch sizes that graphs are captured for where neither `graph_spec` nor `preferred_batch_size` names any."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """Options of a model.
+
+    Attributes:
+        plugins: Libraries of plugins.
+        runs_host_code: Whether the plan may bring code that runs in this process, as version-compatible ones do.
+        priority: CUDA's priority of the streams.
+        has_graphs: Whether CUDA graphs are captured.
+    """
+
+    plugins: tuple[str, ...] = ()
+    runs_host_code: bool = False
+    priority: int = 0
+    has_graphs: bool = False
+
+
+def read_options(config: ModelConfig, settings: Mapping[str, str]) -> tuple[PlanOptions, list[Problem]]:
+    """Return the options, and all problems in the configuration and settings.
+
+    Args:
+        config: The model's configuration.
+        settings: Settings of the backend (`--backend-config`).
+    """
+    problems = list(_problems(config))
+    text = settings.get("version-compatible", "false").lower()
+    if text not in _FLAGS:
+        problems.append(
+            Problem("--backend-config tensorrt,version-compatible", f"expected true or false, got '{text}'")
+        )
+    optimization = config.optimization
+    return PlanOptions(
+        plugins=tuple(path for path in settings.get("plugins", "").split(";") if path),
+        runs_host_code=_FLAGS.get(text, False),
+        priority=STREAM_PRIORITIES[optimization.priority] if optimization is not None else 0,
+        has_graphs=bool(optimization is not None and optimization.cuda is not None and optimization.cuda.graphs),
+    ), problems
+
+
+def _problems(config: ModelConfig) -> Iterator[Problem]:
+    for index, group in enumerate(config.instance_group):
+        if group.kind in (InstanceKind.KIND_CPU, InstanceKind.KIND_MODEL):
+            message = f"group '{group.name}' would run on the CPU ({group.kind.name}): a plan runs on a GPU only"
+            yield Problem(f"instance_group[{index}].kind", f"{message}; `charonia doctor` looks for GPUs")
+        for number, text in enumerate(group.profile):
+            if not text.isdecimal():
+                path = f"instance_group[{index}].profile[{number}]"
+                yield Problem(path, f"expected the number of an optimization profile, got '{text}'")
+    strategy = config.parameters.get(ALLOCATION, _STRATEGIES[0])
+    if strategy not in _STRATEGIES:
+        yield Problem(f"parameters['{ALLOCATION}']", f"expected one of {', '.join(_STRATEGIES)}, got '{strategy}'")
+    if config.parameters.get("enable_multi_device", "false").lower() not in ("false", "0"):
+        yield Problem("parameters['enable_multi_device']", "an engine over several GPUs is not available")
+    optimization = config.optimization
+    accelerators = optimization.execution_accelerators if optimization is not None else None
+    if accelerators is not None and (accelerators.gpu_execution_accelerator or accelerators.cpu_execution_accelerator):
+        yield Problem(
+            "optimization.execution_accelerators",
+            "a plan is compiled already; accelerators are for ONNX models (backend onnxruntime)",
+        )
+    yield from _graph_problems(config)
+
+
+def without_effect(config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each parameter that is unknown, and for each option that changes nothing here."""
+    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS - set(_PARAMETERS)):
+        near = difflib.get_close_matches(key, _PARAMETERS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        yield f"model '{config.name}': the tensorrt backend has no parameter '{key}', it has no effect{hint}"
+    for key in ("coalesce-request-input", "execution-policy"):
+        if key in settings:
+            yield f"model '{config.name}': --backend-config tensorrt,{key} has no effect"
+    optimization = config.optimization
+    cuda = optimization.cuda if optimization is not None else None
+    for name, is_set in (
+        ("cuda.busy_wait_events", cuda is not None and cuda.busy_wait_events),
+        ("cuda.output_copy_stream", cuda is not None and cuda.output_copy_stream),
+        ("eager_batching", optimization is not None and optimization.eager_batching),
+        ("gather_kernel_buffer_threshold", optimization is not None and optimization.gather_kernel_buffer_threshold),
+    ):
+        if is_set:
+            yield f"model '{config.name}': optimization.{name} has no effect"
+
+
+def group_of(config: ModelConfig, instance: str) -> InstanceGroup:
+    """Return the group of an instance, by the instance's name."""
+    name = instance.rpartition("_")[0]
+    return next((group for group in config.instance_group if group.name == name), InstanceGroup())
+
+
+def profiles_of(group: InstanceGroup) -> list[int]:
+    """Return the numbers of the optimization profiles of a group: profile 0 where it names none."""
+    return list(dict.fromkeys(map(int, group.profile))) or [0]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphShapes:
+    """The shapes of a CUDA graph.
+
+    Attributes:
+        upper: Shape of each input as it is captured.
+        lower: The smallest shape of each input that the graph may serve; what is missing is filled with zeros.
+    """
+
+    upper: Mapping[str, Shape]
+    lower: Mapping[str, Shape]
+
+    def is_a_range(self) -> bool:
+        """Whether no lower bound is above the shape that it belongs to."""
+        return self.serves(self.lower)
+
+    def serves(self, shapes: Mapping[str, Shape]) -> bool:
+        """Whether the graph can run inputs of these shapes."""
+        return all(
+            len(shape) == len(self.upper[name])
+            and all(
+                low <= size <= high for low, size, high in zip(self.lower[name], shape, self.upper[name], strict=True)
+            )
+            for name, shape in shapes.items()
+        )
+
+
+def graph_shapes(config: ModelConfig, usual: Mapping[str, Shape]) -> list[GraphShapes]:
+    """Return the shapes to capture graphs for: those of `graph_spec`, else the usual ones in several batch sizes.
+
+    Args:
+        config: The configuration.
+        usual: The shape of each input that a profile was optimised for.
+    """
+    optimization = config.optimization
+    specs = optimization.cuda.graph_spec if optimization is not None and optimization.cuda is not None else ()
+    if not specs:
+        specs = tuple(GraphSpec(batch_size=size) for size in _usual_batches(config))
+    return [
+        GraphShapes(
+            _shapes(spec, usual), _shapes(spec.graph_lower_bound if spec.graph_lower_bound is not None else spec, usual)
+        )
+        for spec in specs
+    ]
+
+
+def _usual_batches(config: ModelConfig) -> list[int]:
+    largest = config.max_batch_size
+    if largest == 0:
+        return [0]
+    oldest = config.sequence_batching.oldest if config.sequence_batching is not None else None
+    scheduler = config.dynamic_batching if config.dynamic_batching is not None else oldest
+    preferred = scheduler.preferred_batch_size if scheduler is not None else GRAPH_BATCHES
+    return sorted({1, largest, *(size for size in preferred if size <= largest)})
+
+
+def _shapes(spec: GraphSpec | GraphLowerBound, usual: Mapping[str, Shape]) -> dict[str, Shape]:
+    batch = (spec.batch_size,) if spec.batch_size else ()
+    if not spec.input:
+        return {name: (*batch, *shape[len(batch) :]) for name, shape in usual.items()}
+    return {name: (*batch, *spec.input.get(name, GraphShape()).dim) for name in usual}
+
+
+def _graph_problems(config: ModelConfig) -> Iterator[Problem]:
+    optimization, largest = config.optimization, config.max_batch_size
+    names = {tensor.name for tensor in config.input}
+    usual: dict[str, Shape] = dict.fromkeys(names, ())
+    specs = optimization.cuda.graph_spec if optimization is not None and optimization.cuda is not None else ()
+    for index, spec in enumerate(specs):
+        path, low = f"optimization.cuda.graph_spec[{index}]", spec.graph_lower_bound
+        for bound in (spec, *((low,) if low is not None else ())):
+            if not min(1, largest) <= bound.batch_size <= largest:
+                yield Problem(path, f"expected batch sizes from {min(1, largest)} to {largest}, got {bound.batch_size}")
+            if bound.input and bound.input.keys() != names:
+                yield Problem(path, f"expected the shape of each input ({', '.join(sorted(names))})")
+                return
+        if low is not None and not GraphShapes(_shapes(spec, usual), _shapes(low, usual)).is_a_range():
+            yield Problem(f"{path}.graph_lower_bound", "must have the inputs of the graph, and no larger shapes")

@@ -1,0 +1,494 @@
+"""Plans on a stand-in for TensorRT and a GPU: what is completed, computed and refused."""
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.pretended_tensorrt import StreamingCuda, plan_bytes, pretended
+
+from charonia.config.kinds import InstanceKind, ModelPriority
+from charonia.config.model import (
+    Cuda,
+    GraphLowerBound,
+    GraphShape,
+    GraphSpec,
+    InstanceGroup,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    Optimization,
+    SecondaryDevice,
+)
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array, Tensor
+from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
+from charonia.server.backends.tensorrt import backend as tensorrt_backend
+from charonia.server.backends.tensorrt.backend import TensorRtBackend
+from charonia.server.backends.tensorrt.instance import PlanInstance
+from charonia.server.metrics.devices import PinnedMemory
+from charonia.testing.backend_suite import BackendCase, BackendSuite
+
+FP32, INT64 = DataType.FP32, DataType.INT64
+CONFIG = ModelConfig(
+    name="m",
+    max_batch_size=8,
+    input=(ModelInput("x", FP32, dims=(4,)),),
+    output=(ModelOutput("y", FP32, dims=(4,)),),
+)
+WIDE = {"x": ("INPUT", "FLOAT", (-1, -1)), "y": ("OUTPUT", "FLOAT", (-1, -1))}
+TWO_PROFILES = [{"x": ((1, 1), (1, 4), (4, 8))}, {"x": ((1, 8), (4, 8), (16, 32))}]
+VALUES = {
+    "x": ("INPUT", "FLOAT", (-1, 4)),
+    "size": ("INPUT", "INT64", (2,), "shape"),
+    "y": ("OUTPUT", "FLOAT", (-1, -1)),
+    "n": ("OUTPUT", "INT64", (2,), "shape"),
+}
+VALUES_PROFILE = [{"x": ((1, 4), (2, 4), (4, 4)), "size": ((1, 1), (2, 2), (4, 6))}]
+POSITIVE = {"x": ("INPUT", "FLOAT", (-1,)), "y": ("OUTPUT", "FLOAT", (-1,))}
+GRAPHS = Optimization(cuda=Cuda(graphs=True))
+
+
+@pytest.fixture
+def cuda(tmp_path: Path) -> Iterator[StreamingCuda]:
+    folder = tmp_path / "gpu"
+    folder.mkdir()
+    with pretended(folder) as found:
+        yield found
+
+
+class Bench:
+    """A model's folder and a backend."""
+
+    def __init__(self, tmp_path: Path, plan: bytes, name: str = "model.plan", **settings: str) -> None:
+        folder = tmp_path / "m" / "1"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(plan)
+        self.files = ModelFiles(folder.parent, 1, folder)
+        self.settings = BackendSettings(settings, pinned=PinnedMemory())
+        self.backend = TensorRtBackend()
+
+    def complete(self, config: ModelConfig | None = None) -> ModelConfig:
+        config = config if config is not None else ModelConfig(name="m")
+        return asyncio.run(self.backend.complete(self.files, config, self.settings)).config
+
+    def instance(self, config: ModelConfig = CONFIG, name: str = "m_0", device: int = 0) -> PlanInstance:
+        async def make() -> PlanInstance:
+            model = await self.backend.load(self.files, config, self.settings)
+            return await model.create_instance(Placement(name, InstanceKind.KIND_GPU, device))
+
+        return asyncio.run(make())
+
+    def refusal(self, config: ModelConfig = CONFIG) -> ServingError:
+        with pytest.raises(ServingError) as refused:
+            self.instance(config)
+        return refused.value
+
+
+def request(**inputs: Array) -> InferRequest:
+    kinds = {"f": FP32, "i": INT64}
+    return InferRequest("m", {name: Tensor(name, kinds[array.dtype.kind], array) for name, array in inputs.items()})
+
+
+def rows(*shape: int) -> Array:
+    return np.arange(np.prod(shape), dtype="<f4").reshape(shape)
+
+
+def answers(instance: PlanInstance, *requests: InferRequest) -> list[dict[str, Array]]:
+    found = []
+    for result in instance.execute(requests).results:
+        assert isinstance(result, Outputs), result
+        found.append({tensor.name: tensor.array for tensor in result.tensors})
+    return found
+
+
+def wide(**more: Any) -> ModelConfig:
+    return replace(
+        CONFIG,
+        max_batch_size=16,
+        input=(ModelInput("x", FP32, dims=(-1,)),),
+        output=(ModelOutput("y", FP32, dims=(-1,)),),
+        **more,
+    )
+
+
+class TestCompletion:
+    def test_tensors_and_the_largest_batch_come_from_the_plan(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        config = Bench(tmp_path, plan_bytes()).complete()
+
+        assert (config.max_batch_size, config.input, config.output) == (8, CONFIG.input, CONFIG.output)
+        assert config.dynamic_batching is not None
+
+    def test_a_plan_of_fixed_shapes_does_not_batch(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        tensors = {"x": ("INPUT", "HALF", (2, 4)), "y": ("OUTPUT", "HALF", (2, 4))}
+        config = Bench(tmp_path, plan_bytes(tensors=tensors, profiles=[{"x": ((2, 4),) * 3}])).complete()
+
+        assert (config.max_batch_size, config.dynamic_batching) == (0, None)
+        assert config.input == (ModelInput("x", DataType.FP16, dims=(2, 4)),)
+
+    def test_the_batch_is_that_of_the_profiles_which_instances_use(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
+        used = ModelConfig(name="m", instance_group=(InstanceGroup(profile=("0", "1")),))
+
+        assert bench.complete().max_batch_size == 4
+        assert bench.complete(used).max_batch_size == 16
+
+    def test_a_larger_batch_than_the_plan_takes_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes())
+
+        with pytest.raises(ServingError, match="specified max-batch 9 but TensorRT engine only supports max-batch 8"):
+            bench.complete(ModelConfig(name="m", max_batch_size=9))
+        assert "takes batches of up to 8" in str(bench.refusal(replace(CONFIG, max_batch_size=9)))
+
+    def test_values_that_are_shapes_are_marked_and_lack_the_batch(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        config = Bench(tmp_path, plan_bytes("fill", tensors=VALUES, profiles=VALUES_PROFILE)).complete()
+
+        assert config.max_batch_size == 4
+        assert config.input == (
+            ModelInput("x", FP32, dims=(4,)),
+            ModelInput("size", INT64, dims=(1,), is_shape_tensor=True),
+        )
+        assert [(o.name, o.dims, o.is_shape_tensor) for o in config.output] == [("y", (-1,), False), ("n", (1,), True)]
+
+
+class TestRuns:
+    def test_requests_are_computed_as_one_batch(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        instance = Bench(tmp_path, plan_bytes()).instance()
+        first, second = rows(1, 4), 10 * rows(3, 4)
+
+        found = answers(instance, request(x=first), request(x=second))
+
+        assert [answer["y"].tolist() for answer in found] == [(2 * x + 1).tolist() for x in (first, second)]
+
+    def test_only_outputs_that_are_asked_for_are_taken(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        tensors = {**WIDE, "y": ("OUTPUT", "FLOAT", (-1, 1)), "z": ("OUTPUT", "FLOAT", (-1, -1))}
+        bench = Bench(tmp_path, plan_bytes("rows", tensors=tensors, profiles=TWO_PROFILES))
+        config = replace(wide(), max_batch_size=4, output=(ModelOutput("y", FP32, dims=(1,)),))
+
+        assert answers(bench.instance(config), request(x=rows(2, 3)))[0]["y"].tolist() == [[3.0], [12.0]]
+
+    def test_the_profile_that_fits_best_is_used(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
+        instance = bench.instance(wide(instance_group=(InstanceGroup("m", profile=("1", "0")),)))
+
+        for shape, profile in (((1, 1), 0), ((4, 8), 1), ((3, 7), 0), ((1, 5), 0), ((2, 8), 1), ((16, 32), 1)):
+            assert answers(instance, request(x=rows(*shape)))[0]["y"].tolist() == (2 * rows(*shape) + 1).tolist()
+            assert cuda.profiles[-1] == profile
+
+    def test_shapes_that_no_profile_takes_fail_alone_with_the_ranges(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
+        instance = bench.instance(replace(wide(), max_batch_size=4))
+
+        with pytest.raises(ServingError, match=r"no optimization profile .* x \[1, 9\].* x \[1, 1\] to \[4, 8\]") as no:
+            instance.execute([request(x=rows(1, 9))])
+        assert (no.value.code, no.value.hint) == (
+            Code.INVALID_ARG,
+            "`profile` of the instance group selects others",
+        )
+        assert answers(instance, request(x=rows(1, 8)))[0]["y"].shape == (1, 8)
+
+    def test_a_profile_that_the_plan_lacks_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        config = replace(CONFIG, instance_group=(InstanceGroup("m", profile=("1",)),))
+
+        assert "the plan has 1 optimization profiles" in str(Bench(tmp_path, plan_bytes()).refusal(config))
+
+    def test_values_that_are_shapes_are_one_for_the_batch(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes("fill", tensors=VALUES, profiles=VALUES_PROFILE))
+        instance = bench.instance(bench.complete())
+        three, two = np.array([[3]]), np.array([[2]])
+
+        first, second = answers(instance, request(x=rows(1, 4), size=three), request(x=rows(1, 4), size=three))
+        assert first["y"].tolist() == second["y"].tolist() == [[6.0] * 3]
+        assert first["n"].tolist() == [[3]]
+
+        first, second = answers(instance, request(x=rows(1, 4), size=three), request(x=rows(1, 4), size=two))
+        assert (first["y"].shape, second["y"].shape) == ((1, 3), (1, 2))
+        with pytest.raises(ServingError, match=r"no optimization profile .* size \[1, 7\]"):
+            instance.execute([request(x=rows(1, 4), size=np.array([[7]]))])
+
+    def test_values_without_batches_are_passed_as_they_are(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes("fill", tensors=VALUES, profiles=VALUES_PROFILE))
+        config = ModelConfig(
+            name="m",
+            input=(ModelInput("x", FP32, dims=(-1, 4)), ModelInput("size", INT64, dims=(2,), is_shape_tensor=True)),
+            output=(ModelOutput("y", FP32, dims=(-1, -1)), ModelOutput("n", INT64, dims=(2,), is_shape_tensor=True)),
+        )
+        (found,) = answers(bench.instance(config), request(x=rows(2, 4), size=np.array([2, 5])))
+
+        assert (found["y"].shape, found["n"].tolist()) == ((2, 5), [2, 5])
+
+    def test_scalars_and_empty_tensors_are_passed(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        scalar = {"x": ("INPUT", "FLOAT", ()), "y": ("OUTPUT", "FLOAT", ())}
+        bench = Bench(tmp_path, plan_bytes(tensors=scalar, profiles=[{"x": ((), (), ())}]))
+        config = bench.complete()
+        assert answers(bench.instance(config), request(x=np.array([3.0], "<f4")))[0]["y"].tolist() == [7.0]
+
+        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=[{"x": ((0, 0), (1, 1), (4, 4))}]))
+        assert answers(bench.instance(replace(wide(), max_batch_size=4)), request(x=rows(2, 0)))[0]["y"].shape == (2, 0)
+
+    def test_an_output_whose_shape_depends_on_data_has_the_shape_of_the_run(
+        self, cuda: StreamingCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bench = Bench(tmp_path, plan_bytes("positive", tensors=POSITIVE, profiles=[{"x": ((1,), (4,), (9,))}]))
+        config = ModelConfig(
+            name="m",
+            input=(ModelInput("x", FP32, dims=(-1,)),),
+            output=(ModelOutput("y", FP32, dims=(-1,)),),
+            optimization=GRAPHS,
+        )
+        instance = bench.instance(config)
+
+        for values in ([1.0, -1.0, 3.0], [-1.0], [2.0]):
+            positive = [value for value in values if value > 0]
+            assert answers(instance, request(x=np.array(values, "<f4")))[0]["y"].tolist() == positive
+        assert "no CUDA graphs are captured" in caplog.text
+
+    def test_answers_are_in_pinned_memory_until_they_are_gone(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes())
+        instance, account = bench.instance(), bench.settings.pinned
+        assert account is not None
+
+        found = answers(instance, request(x=rows(2, 4)))
+        assert account.used_bytes > 0
+        del found
+        assert account.used_bytes == 0
+
+    def test_without_pinned_memory_copies_go_through_other_memory(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes())
+        bench.settings = BackendSettings(pinned=PinnedMemory(0))
+
+        assert answers(bench.instance(), request(x=rows(2, 4)))[0]["y"].tolist() == (2 * rows(2, 4) + 1).tolist()
+        assert cuda.pinned == 0
+
+    def test_contexts_of_an_instance_share_memory_and_closing_releases_it(
+        self, cuda: StreamingCuda, tmp_path: Path
+    ) -> None:
+        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES, memory=[1 << 20, 1 << 16]))
+        config = wide(instance_group=(InstanceGroup("m", profile=("0", "1")),), optimization=GRAPHS)
+        instance = bench.instance(config)
+
+        assert 1 << 20 < instance.bytes < (1 << 20) + (1 << 16)
+        instance.close()
+        assert cuda.left() == 0
+
+    def test_a_gpu_without_memory_is_named(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        cuda.memory_bytes = 1 << 12
+        refused = Bench(tmp_path, plan_bytes(memory=[1 << 20])).refusal()
+
+        assert cuda.left() == 0
+        assert (refused.code, "GPU 0 has no 1048576 bytes of memory left" in str(refused)) == (Code.UNAVAILABLE, True)
+
+    def test_a_gpu_that_fails_is_an_error_of_the_request(
+        self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        instance = Bench(tmp_path, plan_bytes()).instance()
+        monkeypatch.setattr(StreamingCuda, "_cuStreamSynchronize", lambda *_: 719)
+
+        with pytest.raises(ServingError, match="the GPU failed: cuStreamSynchronize failed with CUDA error 719"):
+            instance.execute([request(x=rows(1, 4))])
+
+    def test_memory_is_that_of_each_plan_on_a_gpu_and_of_each_instance(
+        self, cuda: StreamingCuda, tmp_path: Path
+    ) -> None:
+        bench = Bench(tmp_path, plan_bytes())
+
+        async def main() -> None:
+            model = await bench.backend.load(bench.files, CONFIG, bench.settings)
+            made = [await model.create_instance(Placement(f"m_{n}", InstanceKind.KIND_GPU)) for n in range(2)]
+            found = {usage.instance: usage.byte_size for usage in model.memory()}
+            assert found == {"": len(plan_bytes()), "m_0": made[0].bytes, "m_1": made[1].bytes}
+            assert made[0].bytes >= 1024 + 2 * 8 * 4 * 4
+
+        asyncio.run(main())
+
+    def test_the_priority_of_the_model_is_that_of_its_streams(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        optimization = Optimization(priority=ModelPriority.PRIORITY_MAX)
+        Bench(tmp_path, plan_bytes()).instance(replace(CONFIG, optimization=optimization))
+
+        assert cuda.priorities == [-100]
+
+
+class TestGraphs:
+    def test_batches_of_usual_sizes_are_launched_as_graphs(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        instance = Bench(tmp_path, plan_bytes()).instance(replace(CONFIG, optimization=GRAPHS))
+
+        for batch, launches in ((1, 1), (3, 2), (8, 3), (5, 3), (8, 4)):
+            assert answers(instance, request(x=rows(batch, 4)))[0]["y"].tolist() == (2 * rows(batch, 4) + 1).tolist()
+            assert cuda.launches == launches
+
+    def test_a_graph_with_a_lower_bound_serves_what_is_smaller(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
+        low = GraphLowerBound(2, {"x": GraphShape((4,))})
+        spec = GraphSpec(4, {"x": GraphShape((8,))}, low)
+        config = replace(wide(), max_batch_size=4, optimization=Optimization(cuda=Cuda(True, graph_spec=(spec,))))
+        instance = bench.instance(config)
+
+        found = answers(instance, request(x=rows(3, 8)))[0]["y"]
+        assert (found.tolist(), cuda.launches) == ((2 * rows(3, 8) + 1).tolist(), 1)
+        filled = answers(instance, request(x=rows(2, 4)))[0]["y"]
+        assert (filled.shape, filled[:, :4].tolist(), cuda.launches) == ((2, 8), (2 * rows(2, 4) + 1).tolist(), 2)
+        assert filled[:, 4:].tolist() == [[1.0] * 4] * 2  # of zeros
+        answers(instance, request(x=rows(1, 8)))
+        assert cuda.launches == 2
+
+    def test_a_graph_that_no_profile_takes_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
+        spec = GraphSpec(4, {"x": GraphShape((9,))})
+        config = replace(wide(), max_batch_size=4, optimization=Optimization(cuda=Cuda(True, graph_spec=(spec,))))
+
+        assert "graph_spec[0]: no profile takes {'x': (4, 9)}" in str(bench.refusal(config))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("content", "reason", "hint"),
+        [
+            (b"", "cannot load", "the file is empty"),
+            (b"version https://git-lfs.github.com/spec/v1\n", "cannot load", "Git LFS pointer"),
+            (b"\x08\x09\x12\x07pytorch", "Magic tag does not match", "is the file a plan?"),
+            (b"\x08\x09\x12\x07pytorch", "its header is not one of a plan, installed is", "is the file a plan?"),
+            (plan_bytes()[:60], "Invalid size", "the file may be incomplete"),
+            (b"\x09\0\0\0{'a': 1}  " + plan_bytes(), "Magic tag", "behind metadata of Ultralytics"),
+            (plan_bytes(version="10.3.0.26"), "built with TensorRT 10.3.0.26, installed is 10.9.0.34", "one release"),
+            (plan_bytes(capability="8.6"), "expecting compute 9.0 got compute 8.6", "one kind of GPU"),
+            (plan_bytes(host_code=True), "host code", "version-compatible=true"),
+            (plan_bytes(plugin="Mine"), "could not find plugin Mine", "plugins=PATH"),
+        ],
+    )
+    def test_a_file_that_cannot_be_loaded_says_why(
+        self, cuda: StreamingCuda, tmp_path: Path, content: bytes, reason: str, hint: str
+    ) -> None:
+        refused = Bench(tmp_path, content).refusal()
+
+        assert refused.code is Code.INVALID_ARG
+        assert reason in refused.message
+        assert hint in refused.hint
+
+    def test_a_version_compatible_plan_is_loaded_where_that_is_allowed(
+        self, cuda: StreamingCuda, tmp_path: Path
+    ) -> None:
+        bench = Bench(tmp_path, plan_bytes(host_code=True, version="10.3.0.26"), **{"version-compatible": "true"})
+
+        assert answers(bench.instance(), request(x=rows(1, 4)))[0]["y"].shape == (1, 4)
+
+    @pytest.mark.parametrize(
+        ("tensors", "reason"),
+        [
+            ({"x": ("INPUT", "FP8", (-1, 4)), "y": ("OUTPUT", "FLOAT", (-1, 4))}, "'x' of the plan is FP8"),
+            ({"x": ("INPUT", "FLOAT", (-1, 4), "CHW32"), "y": ("OUTPUT", "FLOAT", (-1, 4))}, "is in the format Thirty"),
+        ],
+    )
+    def test_tensors_that_cannot_be_served_are_named(
+        self, cuda: StreamingCuda, tmp_path: Path, tensors: Mapping[str, Sequence[object]], reason: str
+    ) -> None:
+        refused = Bench(tmp_path, plan_bytes(tensors=tensors)).refusal()
+
+        assert (refused.code, reason in str(refused)) == (Code.UNSUPPORTED, True)
+
+    def test_a_configuration_that_contradicts_the_plan_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        config = replace(CONFIG, input=(ModelInput("x", DataType.INT32, dims=(4,)),))
+
+        assert "model provides TYPE_FP32" in str(Bench(tmp_path, plan_bytes()).refusal(config))
+
+    def test_a_dla_core_that_the_gpu_lacks_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        config = replace(CONFIG, instance_group=(InstanceGroup("m", secondary_devices=(SecondaryDevice(),)),))
+
+        assert "needs DLA core 0, this GPU has 0" in str(Bench(tmp_path, plan_bytes()).refusal(config))
+
+    def test_a_dla_core_that_is_there_runs_the_plan(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        cuda.dla_cores = 2
+        group = InstanceGroup("m", secondary_devices=(SecondaryDevice(device_id=1),))
+        instance = Bench(tmp_path, plan_bytes()).instance(replace(CONFIG, instance_group=(group,)))
+
+        assert instance._plan.engine.content["dla_core"] == 1
+        assert answers(instance, request(x=rows(1, 4)))[0]["y"].shape == (1, 4)
+
+    def test_a_plugin_library_that_is_not_there_is_named(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        refused = Bench(tmp_path, plan_bytes(), plugins="/no/such.so").refusal()
+
+        assert "plugins: cannot load '/no/such.so'" in refused.message
+
+    def test_a_gpu_that_is_not_there_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        with pytest.raises(ServingError, match="needs GPU 1: this process sees 1"):
+            Bench(tmp_path, plan_bytes()).instance(device=1)
+
+    def test_a_machine_without_a_driver_is_refused(
+        self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cuda, "_gpus", [])
+
+        assert "sees 0" in str(Bench(tmp_path, plan_bytes()).refusal())
+
+    def test_without_the_package_the_command_that_installs_it_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "tensorrt", None)
+        refused = Bench(tmp_path, plan_bytes()).refusal()
+
+        assert "needs the package 'tensorrt', which is not installed" in refused.message
+        assert "[tensorrt]" in refused.hint
+
+    def test_a_driver_that_is_too_old_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        cuda.is_old = True
+        refused = Bench(tmp_path, plan_bytes()).refusal()
+
+        assert "TensorRT does not start: CUDA initialization failure with error: 35" in refused.message
+        assert "driver new enough" in refused.hint
+
+    def test_the_oldest_package_is_accepted(
+        self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.modules["tensorrt"], "__version__", "10.3.0")
+
+        assert answers(Bench(tmp_path, plan_bytes()).instance(), request(x=rows(1, 4)))[0]["y"].shape == (1, 4)
+
+    def test_warnings_of_tensorrt_are_in_the_log_and_details_are_not(
+        self, cuda: StreamingCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        Bench(tmp_path, plan_bytes()).instance()
+
+        warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert warned == ["Using default stream"]
+
+    def test_a_missing_file_is_known_before_the_gpu_is_asked(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes(), "other.plan")
+
+        with pytest.raises(ServingError, match=r"has no file 1/model\.plan"):
+            asyncio.run(bench.backend.load(bench.files, CONFIG, bench.settings))
+
+    def test_a_package_that_is_too_old_is_refused(
+        self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.modules["tensorrt"], "__version__", "8.6.1")
+
+        assert "TensorRT 8.6.1 is installed, expected 10.3 or newer" in str(Bench(tmp_path, plan_bytes()).refusal())
+
+    def test_the_file_for_the_capability_of_the_gpu_is_loaded(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        bench = Bench(tmp_path, plan_bytes(), "h100.plan")
+        config = replace(CONFIG, cc_model_filenames={"9.0": "h100.plan", "8.6": "a10.plan"})
+
+        assert answers(bench.instance(config), request(x=rows(1, 4)))[0]["y"].shape == (1, 4)
+
+
+class TestTensorRtConformance(BackendSuite):
+    """The conformance suite, on the stand-in."""
+
+    @pytest.fixture
+    def backend_case(self, cuda: StreamingCuda, tmp_path: Path) -> BackendCase:
+        def make(seed: int, batch: int) -> InferRequest:
+            return request(x=np.random.default_rng(seed).random((batch, 4), "f4"))
+
+        files = Bench(tmp_path, plan_bytes()).files
+        return BackendCase(TensorRtBackend, files, CONFIG, make)
+
+
+def test_plans_run_where_gpus_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorrt_backend, "visible_gpus", lambda: 2)
+
+    assert TensorRtBackend().uses_gpus()
