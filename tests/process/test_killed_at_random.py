@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import numpy as np
@@ -319,6 +320,15 @@ def is_ready(server: ServeProcess) -> bool:
         return False
 
 
+def has_statistics(server: ServeProcess) -> bool:
+    """Whether the engine answers; a front end that has not met it again yet says 503."""
+    try:
+        counts(server)
+    except HTTPError:
+        return False
+    return True
+
+
 def counts(server: ServeProcess) -> dict[str, tuple[int, int]]:
     """Return the numbers of requests that succeeded and failed, by model."""
     with urlopen(f"http://{server.http}/v2/models/stats", timeout=WAIT_S) as answer:
@@ -357,6 +367,7 @@ def test_each_request_has_one_answer_or_one_clear_error(server: ServeProcess, py
     killer = Killer(server, seed=2, engines=1 + requests // 20_000)
     clients.send(requests // 2, killer)
     assert eventually(lambda: killer.are_back and is_ready(server) and in_flight(server) == 0), server.log
+    assert eventually(lambda: all(has_statistics(server) for _ in range(20))), server.log
     ends, before = {name: Counter(end) for name, end in clients.ends.items()}, counts(server)
     # From here on the engine lives, so its statistics can be compared with what the clients saw.
     last = Killer(server, seed=3, engines=0)

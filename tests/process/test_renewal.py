@@ -182,6 +182,8 @@ def test_a_stream_goes_on_over_the_front_end_before(server: ServeProcess) -> Non
     before = [child(server, f"front_end_{slot}") for slot in (1, 2)]
     with grpcclient.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: came.put(error))
+        client.async_stream_infer("echo", [given])
+        assert came.get(timeout=60) is None
         for process in before:
             process.terminate()
         assert server.logs(") is ready again", times=2)

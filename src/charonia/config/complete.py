@@ -115,7 +115,8 @@ def derive_backend(
         if filename != entry.filename:
             notes.append(f"default_model_filename: '{filename}', the only {entry.suffix} file of the version")
     backend = config.backend or entry.backend
-    if installed and backend not in installed:
+    is_of_another = bool(config.platform) and not config.backend and filename not in file_names
+    if installed and (backend not in installed or (is_of_another and not config.default_model_filename)):
         _point_at_model(model_name, backend, file_names, installed)
     completed = replace(
         config,
@@ -127,16 +128,17 @@ def derive_backend(
 
 
 def _point_at_model(model_name: str, backend: str, file_names: Collection[str], installed: Collection[str]) -> None:
-    """Refuse a backend that is not there, if the version holds a model of one that is.
+    """Refuse a backend that is not there or has no file, if the version holds a model of another one.
 
     Raises:
         ServingError: INVALID_ARG with the file, and what to change.
     """
-    fitting = (e for e in FORMATS if e.backend in installed and e.filename in file_names)
+    fitting = (e for e in FORMATS if e.backend in installed and e.backend != backend and e.filename in file_names)
     entry = next(fitting, None)
     if entry is not None:
+        lacking = f"a file for backend '{backend}'" if backend in installed else f"backend '{backend}'"
         raise invalid(
-            f"unable to find backend '{backend}' for model '{model_name}'",
+            f"unable to find {lacking} for model '{model_name}'",
             hint=f"the version's folder holds {entry.filename}: leave out platform and backend, or write "
             f'backend: "{entry.backend}"',
         )
