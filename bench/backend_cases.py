@@ -245,6 +245,7 @@ def _tensorflow(folder: Path, threads: int) -> Call:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     signature = tf.saved_model.load(folder / "model.savedmodel").signatures["serving_default"]
     (name,) = signature.structured_input_signature[1]
     return lambda batch: [each.numpy() for each in signature(**{name: tf.constant(batch)}).values()]

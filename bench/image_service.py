@@ -174,7 +174,7 @@ async def client(way: Way, port: int, end: float, latencies: list[float]) -> Non
     while (begin := time.perf_counter()) < end:
         writer.write(data)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        answer = await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+        answer = await reader.readexactly(int(head.split(b"\r\ncontent-length: ")[1].split(b"\r\n")[0]))
         if b" 200 " not in head[:16]:
             raise RuntimeError(f"{way.name}: {answer[:200]!r}")
         latencies.append(time.perf_counter() - begin)

@@ -25,7 +25,9 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, BlockingInstance, Completion, ModelFiles, Outputs, Placement
+from charonia.server.backends.openvino import instance
 from charonia.server.backends.openvino.backend import OpenVinoBackend
+from charonia.server.backends.openvino.network import Network, NetworkTensor, follows_batch
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 
 FP32, INT64, BF16 = DataType.FP32, DataType.INT64, DataType.BF16
@@ -491,3 +493,34 @@ def test_a_bad_ir_is_refused_with_the_reason(
 
     assert caught.value.code is Code.INVALID_ARG
     assert hint in caught.value.hint
+
+
+def test_a_size_of_batches_that_has_run_needs_no_change_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_of(tmp_path, layer())
+    config = complete(files, ModelConfig(name="m", max_batch_size=4)).config
+    running = load(files, replace(config, parameters={"INFERENCE_NUM_THREADS": "1"}))
+    synchronous: list[tuple[int, ...]] = []
+    run = instance._infer
+
+    def watched(request: Any, *given: Any) -> None:
+        synchronous.append(tuple(request.get_input_tensor(0).shape))
+        run(request, *given)
+
+    monkeypatch.setattr(instance, "_infer", watched)
+    for size in (2, 3, 2, 3, 1):
+        x = np.random.default_rng(size).random((size, 16), np.float32)
+        assert_close(infer(running, x=x)["scores"], expected(x))
+
+    assert synchronous == [(2, 16), (3, 16)]
+
+
+@pytest.mark.parametrize(("model", "follows"), [("layer", True), ("values", False), ("width", False)])
+def test_what_decides_the_shapes_within_a_model(model: str, follows: bool) -> None:
+    x = op.parameter([-1, -1 if model == "width" else 4], np.float32, name="x")
+    result = op.non_zero(x) if model == "values" else op.relu(x)
+    made = named(result, [x], "y")
+    shape = tuple(-1 if dim.is_dynamic else dim.get_length() for dim in made.inputs[0].partial_shape)
+
+    assert follows_batch(Network(made, (NetworkTensor("x", 0, x.output(0).element_type, shape),), (), 0)) is follows

@@ -17,6 +17,7 @@ from charonia.server.backends.openvino.instance import OpenVinoInstance
 from charonia.server.backends.openvino.network import (
     Network,
     compile_network,
+    follows_batch,
     loses_errors,
     new_core,
     read,
@@ -53,7 +54,9 @@ class OpenVinoModel:
             self._compiled = asyncio.create_task(asyncio.to_thread(self._compile, placement.threads))
         network, compiled = await asyncio.shield(self._compiled)
         is_async = loses_errors(compiled, network, self._plan)
-        return OpenVinoInstance(compiled.create_infer_request(), network, self._config, is_async=is_async)
+        learns = is_async and self._config.max_batch_size > 0 and follows_batch(network)
+        request = compiled.create_infer_request()
+        return OpenVinoInstance(request, network, self._config, is_async=is_async, learns=learns)
 
     def memory(self) -> list[MemoryUsage]:
         """Return the size of the weights, which is that of their files."""

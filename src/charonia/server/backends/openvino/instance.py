@@ -24,11 +24,16 @@ class OpenVinoInstance(ArrayInstance):
         network: The model.
         config: The complete configuration.
         is_async: Whether runs are asynchronous.
+        learns: Whether they need not be for sizes of batches that have run.
     """
 
-    def __init__(self, request: Any, network: Network, config: ModelConfig, *, is_async: bool) -> None:
+    def __init__(
+        self, request: Any, network: Network, config: ModelConfig, *, is_async: bool, learns: bool = False
+    ) -> None:
         super().__init__(config)
         self._is_async = is_async
+        self._learns = learns
+        self._proven: set[int] = set()
         self._request = request
         self._batch = network.batch
         self._inputs = {port.name: port for port in network.inputs}
@@ -67,9 +72,11 @@ class OpenVinoInstance(ArrayInstance):
                 shape = (rows, *dims) if self.is_batched else dims
                 array = own[name] = np.empty(shape, self._datatypes[name])
                 request.set_output_tensor(index, openvino.Tensor(array, shape, kind))
-            if self._is_async:
+            if self._is_async and rows not in self._proven:
                 request.start_async()
                 request.wait()
+                if self._learns:
+                    self._proven.add(rows)
             else:
                 _infer(request, {}, True, False)
         except RuntimeError as error:

@@ -170,6 +170,19 @@ def loses_errors(compiled: Any, network: Network, plan: OpenVinoPlan) -> bool:
     return plan.device != CPU or compiled.get_property(THREADS) < 2
 
 
+def follows_batch(network: Network) -> bool:
+    """Whether the size of the batch decides every shape within a model: a size that ran once then always runs."""
+    shapes = [tensor.shape or (-1, -1) for tensor in network.inputs]
+    if any(-1 in shape[1:] for shape in shapes):
+        return False
+    model = network.model.clone()
+    try:
+        model.reshape({index: openvino.PartialShape([1, *shape[1:]]) for index, shape in enumerate(shapes)})
+    except RuntimeError:
+        return False
+    return not any(output.partial_shape.is_dynamic for node in model.get_ops() for output in node.outputs())
+
+
 def signature_of(network: Network, config: ModelConfig) -> Signature:
     """Return a model's inputs and outputs.
 
