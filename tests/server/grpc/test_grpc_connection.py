@@ -367,6 +367,9 @@ def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(play: Any) -> N
         bench.engine.hold = False
         stream_id = stream.start("ModelStreamInfer", INFER, end=False)
         handing = asyncio.create_task(bench.frontend.hand_on(1000.0))
+        await asyncio.sleep(0.1)
+        for client in (idle, unary, stream):
+            client.exchange()
         await asyncio.sleep(QUIET_S + 0.5)
         assert (idle.transport.is_closed, unary.transport.is_closed) == (True, False)
         bench.engine.release(0)
@@ -385,6 +388,28 @@ def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(play: Any) -> N
         assert len(stream.responses[stream_id].messages) == 2
         assert stream.responses[stream_id].status == Status.UNAVAILABLE
         assert stream.transport.is_closed
+
+    play(scenario)
+
+
+def test_who_hands_on_serves_a_client_that_has_not_read_that_it_should_leave(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("charonia.server.grpc.frontend.UNREAD_NOTICE_S", 3 * QUIET_S)
+
+    async def scenario(bench: Any) -> None:
+        silent = bench.client()
+        silent.transport.may_end = False
+        handing = asyncio.create_task(bench.frontend.hand_on(1000.0))
+        await asyncio.sleep(2.5 * QUIET_S)
+        assert silent.goaways == []
+        call = silent.start("ModelInfer", INFER)
+        assert silent.responses[call].status == Status.OK
+        await asyncio.sleep(QUIET_S + 0.5)
+        silent.exchange()
+        await handing
+
+        assert silent.transport.is_closed
 
     play(scenario)
 

@@ -22,11 +22,13 @@ from charonia.server.grpc.call_table import CallTable, server_fault
 from charonia.server.grpc.calls import Service
 from charonia.server.grpc.http2 import (
     PREFACE,
+    SHUTDOWN_PING,
     ConnectionClosed,
     DataReceived,
     ErrorCode,
     Event,
     Http2Error,
+    PingAcknowledged,
     PingReceived,
     RequestReceived,
     ServerConnection,
@@ -51,7 +53,7 @@ TIMER_RESOLUTION_S = 0.01
 AGE_JITTER = 0.1
 """Random variation of the age limit, so that clients do not all reconnect at once."""
 
-_CONTROLS = frozenset((TrailersReceived, StreamReset, SettingsReceived, PingReceived, ConnectionClosed))
+_OTHERS = frozenset((TrailersReceived, StreamReset, SettingsReceived, PingReceived, PingAcknowledged, ConnectionClosed))
 """Events besides those of calls; the library handles others: windows, answers to settings and pings."""
 
 HTTP1_ANSWER = (
@@ -104,6 +106,7 @@ class GrpcConnection(asyncio.Protocol):
         "_offender_wait_s",
         "_owner",
         "_phase",
+        "_read_s",
         "_timers",
         "_transport",
         "_write_buffer_bytes",
@@ -134,6 +137,7 @@ class GrpcConnection(asyncio.Protocol):
         self._write_buffer_bytes = limits.write_buffer_bytes
         self._offender_wait_s = limits.offender_wait_s
         self._phase = _Phase.OPEN
+        self._read_s = 0.0
         self._is_greeted = False
         self._is_flush_due = False
         self._is_paused = False
@@ -145,8 +149,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         """Return e.g. `<GrpcConnection draining calls=3 deferred=1 paused>`."""
-        paused = " paused" if self._is_paused else ""
-        return f"<GrpcConnection {self._phase.value} {self._calls!r}{paused}>"
+        return f"<GrpcConnection {self._phase.value} {self._calls!r}{' paused' if self._is_paused else ''}>"
 
     # Called by the transport.
 
@@ -232,13 +235,14 @@ class GrpcConnection(asyncio.Protocol):
         self._http2.ping()
         self._flush()
 
-    def retire(self, grace_s: float, notice_s: float = RETIRE_NOTICE_S) -> int | None:
+    def retire(self, grace_s: float, notice_s: float = RETIRE_NOTICE_S, read_s: float = 0.0) -> int | None:
         """Ask the client to reconnect, and close once its calls are done, or after `grace_s` (0: no limit).
 
-        New calls are served for `notice_s`, since the client does not know at once. Returns `CallTable.uses`.
+        New calls are served for `notice_s`, or for `read_s` after the client has read it. Returns `CallTable.uses`.
         """
         if self._phase is _Phase.OPEN:
             self._phase = _Phase.DRAINING
+            self._read_s = read_s
             self._http2.announce_shutdown()
             self._flush()
             self._loop.call_later(notice_s, self._refuse_streams)
@@ -303,7 +307,7 @@ class GrpcConnection(asyncio.Protocol):
     def _control(self, event: Event) -> None:
         if type(event) is StreamClosed:  # the end of every call
             self._calls.drop(event.stream_id)
-        elif type(event) not in _CONTROLS:
+        elif type(event) not in _OTHERS:
             return
         elif isinstance(event, TrailersReceived):
             self._calls.receive(event.stream_id, b"", True)
@@ -313,9 +317,10 @@ class GrpcConnection(asyncio.Protocol):
             if not self._abuse_limits.may_set(time.monotonic_ns()):
                 self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_settings")
         elif isinstance(event, PingReceived):
-            calls = self._calls
-            if not self._abuse_limits.may_ping(time.monotonic_ns(), calls.sends, has_calls=len(calls) > 0):
+            if not self._abuse_limits.may_ping(time.monotonic_ns(), self._calls.sends, has_calls=len(self._calls) > 0):
                 self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+        elif isinstance(event, PingAcknowledged) and event.opaque_data == SHUTDOWN_PING and self._read_s:
+            self._loop.call_later(self._read_s, self._refuse_streams)
         elif isinstance(event, ConnectionClosed):
             self._close(client_first=not event.error_code)
 

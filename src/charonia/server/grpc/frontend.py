@@ -13,6 +13,9 @@ from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
 
 __all__ = ["GrpcFrontend", "GrpcLimits"]
 
+UNREAD_NOTICE_S = 20.0
+"""Time for which a front end that hands on serves new calls of a client that does not read that it should reconnect."""
+
 QUIET_STREAM_S = 10.0
 """Time without a request after which a front end that hands on ends a stream."""
 
@@ -131,4 +134,4 @@ class GrpcFrontend:
 
 def _let_go(connection: GrpcConnection) -> int | None:
     """Retire a connection, which then ends with its last call."""
-    return connection.retire(0.0, notice_s=QUIET_S)
+    return connection.retire(0.0, notice_s=UNREAD_NOTICE_S, read_s=QUIET_S)

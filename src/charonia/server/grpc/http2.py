@@ -46,6 +46,9 @@ __all__ = [
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """The first bytes of every client."""
 
+SHUTDOWN_PING = b"shutdown"
+"""Content of the ping that follows the notice of a shutdown."""
+
 FATAL_FACTOR = 4
 """Up to this many times a limit, the server answers with an error; above, the library ends the connection."""
 
@@ -199,9 +202,13 @@ class ServerConnection:
             self._connection.ping()
 
     def announce_shutdown(self) -> None:
-        """Tell the client to open no more streams; those in transit are still served."""
+        """Tell the client to open no more streams; those in transit are still served.
+
+        A ping follows: `PingAcknowledged` with SHUTDOWN_PING says that the client has read it.
+        """
         with suppress(*_GONE):
             self._connection.send_shutdown_notice()
+            self._connection.ping(SHUTDOWN_PING)
 
     def refuse_streams(self) -> None:
         """Refuse streams after `last_stream_id`; open ones continue."""
