@@ -12,6 +12,7 @@ import asyncio
 import io
 import json
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -30,6 +31,10 @@ from bench.machine import machine
 from bench.models import MODEL, MODELS
 from bench.servers import Server
 from charonia.core.dtypes import DataType
+from charonia.server.backends.image.decoding import decode
+from charonia.server.backends.image.instance import Renderer
+from charonia.server.backends.image.options import read_plan
+from charonia.server.backends.image.resizing import chosen_resize
 
 BATCH = 8
 """Images that run together."""
@@ -187,6 +192,43 @@ def measure(server: Server, way: Way, clients: int, images: int, seconds: float)
     }
 
 
+def print_steps() -> None:
+    """Print the CPU time of each step of the classifier, here and with Pillow and numpy, in ms: medians, one thread."""
+    plan, _ = read_plan(RECIPES["classifier"].parameters, DataType.FP32)
+    renderer, resize = Renderer(plan), chosen_resize(plan)
+    mean, std = (np.array(values, np.float32) for values in (plan.values.mean, plan.values.std))
+    out = np.empty((3, 224, 224), np.float32)
+    for size, file in PHOTOS.items():
+        data = file()
+        image, framing = decode(data, plan, "image")
+        small = resize(image, framing)
+        pixels = np.asarray(small)
+        steps: Mapping[str, Callable[[], object]] = {
+            "decode": lambda data=data: decode(data, plan, "image"),
+            "decode, Pillow": lambda data=data: Image.open(io.BytesIO(data)).convert("RGB"),
+            "resize and crop": lambda image=image, framing=framing: resize(image, framing),
+            "resize and crop, Pillow": lambda image=image, whole=framing.resized, part=framing.part: image.resize(
+                whole, Image.Resampling.BILINEAR
+            ).crop(part),
+            "normalise, numpy": lambda pixels=pixels: np.ascontiguousarray(
+                ((pixels.astype(np.float32) / np.float32(255) - mean) / std).transpose(2, 0, 1)
+            ),
+            "all": lambda data=data: renderer.render(data, "image", out),
+        }
+        for name, step in steps.items():
+            print(f"{size:9} {name:24} {_cpu_ms(step):6.2f}")
+
+
+def _cpu_ms(step: Callable[[], object], runs: int = 31) -> float:
+    step()
+    times = []
+    for _ in range(runs):
+        start = time.thread_time_ns()
+        step()
+        times.append(time.thread_time_ns() - start)
+    return statistics.median(times) / 1e6
+
+
 def main() -> None:
     """Measure, print and write after each line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -198,7 +240,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--output", type=Path, default=RESULTS / "image_backend.json")
+    parser.add_argument("--steps", action="store_true", help="only the CPU time of each step, without servers")
     given = parser.parse_args()
+    if given.steps:
+        print_steps()
+        return
     settings = {key: value for key, value in vars(given).items() if key != "output"}
     points: list[dict[str, object]] = []
     record = {
