@@ -95,7 +95,7 @@ def test_units_become_those_of_the_load_generator(tmp_path: Path) -> None:
     assert made.load.intervals_ns == (5_000,)
     assert made.measure.stability == 0.05
     assert made.measure.latency_limit_ns == 7_000_000
-    assert [(one.text, one.latency_ns) for one in made.measure.objectives] == [("latency:1.5ms", 1_500_000)]
+    assert [(one.text, one.limit) for one in made.measure.objectives] == [("latency:1.5ms", 1_500_000)]
     assert made.command == f"charonia perf --model resnet --request-intervals {gaps} --stability-percentage 5 " + (
         "--latency-threshold 7 --goodput latency:1.5ms"
     )

@@ -46,7 +46,63 @@ TARGET = (
         default="none",
         rank=1,
     ),
-    Option("--service-kind", "", read.service_kind, "triton", "Kind of server: KServe v2 protocol"),
+    Option(
+        *("--service-kind", "", read.service_kind, "triton|openai"),
+        "Kind of server: of the KServe v2 protocol, or openai, the same as --llm",
+        default="triton",
+    ),
+)
+
+LANGUAGE = (
+    flag("--llm", "is_language", True, "Measure a language model: times to tokens, tokens per second", rank=1),
+    Option(
+        *("--endpoint", "language.endpoint", read.endpoint, "chat|completions|embeddings|generate|infer"),
+        "API: one of OpenAI's, Triton's generate, or KServe inference with text_input and text_output",
+    ),
+    Option(
+        *("--tokenizer", "language.tokenizer", read.present_place, "FILE|FOLDER"),
+        "tokenizer.json that counts tokens and makes prompts of exact length",
+        default="the server's counts",
+        rank=1,
+    ),
+    flag("--no-stream", "language.streaming", False, "Ask for whole responses instead of streams", rank=1),
+    Option(
+        *("--prompts", "prompts.file", read.present_file, "FILE"),
+        "JSON lines with prompts, messages, sessions or a trace, instead of generated prompts",
+        rank=1,
+    ),
+    flag("--fixed-schedule", "prompts.is_replay", True, "Send the requests at the timestamps of --prompts"),
+    Option("--prompt-count", "prompts.count", integer(1, 1_000_000), "N", "Generated prompts, or sessions", rank=1),
+    Option(
+        *("--input-tokens", "prompts.input_tokens", read.length(1), "MEAN[:STDDEV]"),
+        "Tokens of a generated prompt",
+        default="550",
+        rank=1,
+    ),
+    Option(
+        *("--output-tokens", "prompts.output_tokens", read.length(1), "MEAN[:STDDEV]"),
+        "Most tokens of a response (max_tokens)",
+        default="the server's",
+        rank=1,
+    ),
+    flag("--ignore-eos", "prompts.ignore_eos", True, "Responses go on to --output-tokens (ignore_eos)", rank=1),
+    Option(
+        *("--prefixes", "", read.prefixes, "COUNT:TOKENS"),
+        "Prefixes that generated prompts share, before their own tokens",
+        default="none",
+        rank=1,
+    ),
+    Option(
+        *("--turns", "prompts.turns", read.length(1), "MEAN[:STDDEV]", "Turns of a generated session"),
+        default="1",
+        rank=1,
+    ),
+    Option(
+        *("--turn-delay", "prompts.turn_delay_ms", read.length(0), "MS[:STDDEV]"),
+        "Time between a response and the next turn of its session",
+        default="0",
+        rank=1,
+    ),
 )
 
 LOAD = (
@@ -138,8 +194,9 @@ MEASUREMENT = (
     ),
     flag("--binary-search", "load.binary_search", True, "Binary search of the range instead of steps"),
     Option(
-        *("--goodput", "measure.objectives", read.objectives, "latency:TIME"),
-        "Also count the requests that were answered within TIME, e.g. latency:50ms",
+        *("--goodput", "measure.objectives", read.objectives, "FIGURE:LIMIT"),
+        "Also count the requests that meet limits: latency:50ms; with --llm also ttft:200ms, itl:30ms",
+        joined,
         default="",
         rank=1,
     ),
@@ -360,7 +417,6 @@ OLD_NAMES = (
 """Old names of perf_analyzer, with the new ones."""
 
 _IN_PROCESS = "the server is measured over the network only (hint: charonia serve MODELS, then charonia perf -m NAME)"
-_LANGUAGE_MODELS = "chats of language models are not supported"
 _OTHER_SERVICE = "only servers of the KServe v2 protocol are measured"
 
 REFUSED = (
@@ -369,10 +425,7 @@ REFUSED = (
     *refused(_OTHER_SERVICE, "--model-signature-name", "--grpc-method"),
     # In perf_analyzer's documentation but not in its parser, so prefixes must not match it.
     Option("--proto", "", str, "FILE", "", unsupported=_OTHER_SERVICE, is_refused=True, rank=NEVER),
-    *refused(_LANGUAGE_MODELS, "--endpoint", "--session-concurrency"),
-    *refused(
-        *(f"{_LANGUAGE_MODELS} (hint: --request-intervals replays gaps from a file)", "--fixed-schedule"), metavar=""
-    ),
+    *refused("sessions in flight are the concurrency (hint: --concurrency-range)", "--session-concurrency"),
 )
 """Options of perf_analyzer that are refused, with the reason."""
 
@@ -388,9 +441,11 @@ Measure a model on a server of the KServe v2 protocol: Charonia, Triton, others.
   charonia perf -m NAME --concurrency-range 1:8 -f r.csv  1 to 8 at a time
   charonia perf -m NAME --request-rate-range 200          200 a second
   charonia perf -m NAME --measurement-mode adaptive       as short as it can be
+  charonia perf -m NAME --llm --concurrency-range 8       a language model: tokens
 """,
     groups={
         "Server and model": TARGET,
+        "Language models": LANGUAGE,
         "Load": LOAD,
         "Measurement": MEASUREMENT,
         "Data": DATA,

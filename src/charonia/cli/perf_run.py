@@ -15,6 +15,7 @@ from charonia.client.errors import ClientError
 from charonia.client.sync_client import Client
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, unavailable
+from charonia.core.metadata import ModelMetadata, ServerMetadata
 from charonia.core.tensor import Tensor
 from charonia.tools.perf.api import (
     Event,
@@ -28,7 +29,16 @@ from charonia.tools.perf.api import (
 from charonia.tools.perf.data.convert import from_bfloat
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
-from charonia.tools.perf.options import CallStyle, PerfOptions, ReportOptions, is_decoupled, is_sequence, target
+from charonia.tools.perf.language.load import LanguageRun, model_inputs
+from charonia.tools.perf.options import (
+    CallStyle,
+    PerfOptions,
+    ReportOptions,
+    WireProtocol,
+    is_decoupled,
+    is_sequence,
+    target,
+)
 from charonia.tools.perf.run import Subject, ask, run, stopped_by_signals
 from charonia.tools.report import markdown
 from charonia.tools.report.console import (
@@ -90,14 +100,21 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
     with Client(wanted.url, options=wanted.transport) as client:
         subject = _asked(client, options)
         settings = settings_for(subject.config)
-        source = load_inputs(model_spec(subject.metadata, subject.config, options.target.version), options)
+        source: InputSource
+        replies = None
+        if options.is_language:
+            language = _language_run(options, subject)
+            source, replies = language.source, language.replies
+            settings = language.settings(settings)
+        else:
+            source = load_inputs(model_spec(subject.metadata, subject.config, options.target.version), options)
         out = _text_output(options)
         printer = None if out is None else Printer(options, is_decoupled(subject.config), out)
         if out is not None:
             print(settings_text(printed_settings(options, subject.config)), file=out, flush=True)
         with live_view(options.report.live_port) as live:
             with stopped_by_signals() as stop, watched(options.report, printer, live) as progress:
-                made = run(settings, source, client, subject, progress, stop)
+                made = run(settings, source, client, subject, progress, stop, replies)
             failed = failures(options.report.fail_if, made)
             made = replace(made, notes=(*made.notes, *(f"Failed: {sentence}" for sentence in failed)))
             if printer is not None:
@@ -108,10 +125,23 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
     return made
 
 
+def _language_run(options: PerfOptions, subject: Subject) -> LanguageRun:
+    given, plan = options.target, options.language
+    inputs = model_inputs(plan, subject.metadata, subject.config)
+    prompts = replace(options.prompts, fields=given.parameters)
+    is_grpc = given.protocol is WireProtocol.GRPC
+    return LanguageRun((given.model, given.version), plan, prompts, options.load.seed, inputs, is_grpc)
+
+
 def _asked(client: Client, options: PerfOptions) -> Subject:
     try:
         return ask(client, target(options))
     except ServingError as error:
+        is_there = not isinstance(error, ClientError) or error.failure is Failure.STATUS
+        if options.is_language and options.language.endpoint.is_openai and is_there:
+            # A server of OpenAI's API only, or a model that only its requests can name.
+            model = ModelMetadata(options.target.model, (), "", (), ())
+            return Subject(ServerMetadata("", "", ()), model, {})
         raise ServingError(error.code, f"{CONTEXT}: {error.message}", hint=_hint(error)) from None
 
 
@@ -148,6 +178,7 @@ class Printer:
             percentile=options.measure.percentile,
             verbose=self._verbose,
             decoupled=decoupled,
+            language=options.is_language,
             metrics=options.collect_metrics,
         )
 
@@ -193,6 +224,7 @@ def printed_settings(options: PerfOptions, config: Mapping[str, Any]) -> Setting
         binary_search=load.binary_search,
         is_async=style is CallStyle.ASYNC,
         decoupled=is_decoupled(config),
+        language=options.language.endpoint.value if options.is_language else "",
     )
 
 

@@ -12,9 +12,15 @@ from charonia.cli.command_line import Fields
 from charonia.cli.values import INTEGER_MAX, duration, filled, integer, number
 from charonia.core.trace import TraceLevel
 from charonia.tools.perf.api import ServiceObjective, SharedMemory
+from charonia.tools.perf.language.plan import LanguageEndpoint, Length
+from charonia.tools.results.language import NAMES
 from charonia.tools.results.records import LoadMode
 
 RATE_MAX = 1e9
+LENGTH_MAX = 1e7
+"""Limit of the length of a generated prompt or response, in tokens, and of a delay, in milliseconds."""
+
+PREFIXES_MAX = 100_000
 PORT_MAX = 65_535
 INTERVALS_MAX = 10_000_000
 """Limit of lines in a file of intervals."""
@@ -170,14 +176,59 @@ def composing_models(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def objectives(text: str) -> tuple[ServiceObjective, ...]:
-    """Read `latency:TIME`; a number alone is in milliseconds."""
-    metric, _, limit = text.partition(":")
-    if metric.strip() not in ("latency", "request_latency"):
-        raise ValueError(f"expected latency:TIME, e.g. latency:50ms, got '{text}'")
+    """Read `latency:TIME`, of language models also others such as `ttft:200ms itl:30ms`; numbers are milliseconds."""
+    return tuple(_objective(part) for part in filled(text).replace(",", " ").split())
+
+
+_LIMITED = ("latency", "first_token", "second_token", "inter_token", "user_rate")
+
+
+def _objective(text: str) -> ServiceObjective:
+    name, _, limit = text.partition(":")
+    figure = NAMES.get(name, "")
+    if figure not in _LIMITED:
+        raise ValueError(f"expected latency:TIME, e.g. latency:50ms, or ttft:TIME, itl:TIME, got '{text}'")
+    if figure == "user_rate":
+        return ServiceObjective(text, number(0, above=True)(limit), figure)
     limit_ns = duration("ms")(limit)
     if limit_ns == 0:
         raise ValueError(f"expected a time above 0, got '{text}'")
-    return (ServiceObjective(f"latency:{limit_ns / 1e6:g}ms", limit_ns),)
+    shown = figure if figure == "latency" else name
+    return ServiceObjective(f"{shown}:{limit_ns / 1e6:g}ms", limit_ns, figure)
+
+
+def length(least: float) -> Callable[[str], Length]:
+    """Return a reader of `mean[:deviation]`."""
+
+    def read(text: str) -> Length:
+        mean, _, deviation = text.partition(":")
+        return Length(number(least, LENGTH_MAX)(mean), number(0, LENGTH_MAX)(deviation) if deviation else 0.0)
+
+    return read
+
+
+def prefixes(text: str) -> Fields:
+    """Read `count:tokens` of shared prefixes."""
+    count, colon, tokens = text.partition(":")
+    if not colon:
+        raise ValueError(f"expected COUNT:TOKENS, got '{text}'")
+    return Fields(
+        {
+            "prompts.prefix_count": integer(1, PREFIXES_MAX)(count),
+            "prompts.prefix_tokens": integer(1, int(LENGTH_MAX))(tokens),
+        }
+    )
+
+
+def endpoint(text: str) -> LanguageEndpoint:
+    """Read the API of a language model: its name, or the path of one of OpenAI's."""
+    word = text.strip().strip("/").removeprefix("v1/").lower()
+    word = "chat" if word == "chat/completions" else word
+    try:
+        return LanguageEndpoint(word)
+    except ValueError:
+        names = ", ".join(each.value for each in LanguageEndpoint)
+        raise ValueError(f"expected one of {names}, got '{text}'") from None
 
 
 def shared_memory(text: str) -> SharedMemory:
@@ -190,11 +241,19 @@ def shared_memory(text: str) -> SharedMemory:
     return SharedMemory(word)
 
 
-def service_kind(text: str) -> str:
-    """Read the kind of service, which must be triton."""
-    if text.strip().lower() != "triton":
-        raise ValueError(f"expected triton, got '{text}': only servers of the KServe v2 protocol are measured")
-    return "triton"
+def service_kind(text: str) -> Fields:
+    """Read the kind of service: triton, or openai, which is the same as `--llm`."""
+    word = text.strip().lower()
+    if word not in ("triton", "openai"):
+        raise ValueError(f"expected triton or openai, got '{text}'")
+    return Fields({"is_language": True} if word == "openai" else {})
+
+
+def present_place(text: str) -> str:
+    """Read the path of an existing file or folder."""
+    if not Path(filled(text)).exists():
+        raise ValueError(f"expected a file or a folder, got '{text}', which does not exist")
+    return text
 
 
 def present_file(text: str) -> str:

@@ -7,6 +7,7 @@ it.
 
 import asyncio
 import time
+from array import array
 from collections import deque
 from typing import cast
 
@@ -28,6 +29,7 @@ class ClientExchange:
     """A request and its answer: the sender's handle."""
 
     __slots__ = (
+        "arrivals",
         "connection",
         "first_byte_ns",
         "is_over",
@@ -47,6 +49,7 @@ class ClientExchange:
         self.request = request
         self.on_answer = on_answer
         self.keep_body = keep_body
+        self.arrivals: array[int] = array("q")
         self.connection: HttpClientConnection | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.timeout_s = 0.0
@@ -140,13 +143,17 @@ class HttpClientConnection(asyncio.Protocol):
         if exchange is None:
             self.abort()  # unsolicited data, which would be taken for the next response
             return
+        now_ns = _now_ns()
         if not exchange.first_byte_ns:
-            exchange.first_byte_ns = _now_ns()
+            exchange.first_byte_ns = now_ns
+        reader = self._reader
         try:
-            is_complete = self._reader.feed(data)
+            is_complete = reader.feed(data)
         except BadResponseError as error:
             self._garbled(exchange, error)
             return
+        if exchange.keep_body and reader.received:
+            exchange.arrivals.extend((now_ns, reader.received))
         if is_complete:
             self._complete(exchange)
 
@@ -226,6 +233,7 @@ class HttpClientConnection(asyncio.Protocol):
             return failed(answer, failure, f"{self._owner.endpoint}: {error.message}")
         if exchange.keep_body:
             answer.body = body
+            answer.arrivals = None if head.coding else exchange.arrivals
         if head.status != 200:
             self._owner.failures[Failure.STATUS] += 1
             answer.failure = Failure.STATUS

@@ -228,6 +228,8 @@ def error_message(body: Buffer, status: int) -> str:
         text = bytes(body[:400]).decode("utf-8", "replace").strip()
         return f"HTTP status {status}: {text}" if text else f"HTTP status {status}"
     message = document.get("error") if type(document) is dict else None
+    if type(message) is dict:  # OpenAI's form
+        message = message.get("message")
     return message if type(message) is str and message else f"HTTP status {status}"
 
 

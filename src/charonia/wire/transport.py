@@ -14,6 +14,7 @@ Invariants:
 `connect` in `charonia.tools.perf.worker` makes a transport for a URL. All methods run on the event loop's thread.
 """
 
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -70,9 +71,12 @@ class Answer:
         received_bytes: Size of the body, or of the gRPC message.
         json_bytes: Bytes of JSON at the start of `body`; -1 if all of it is JSON, or over gRPC.
         body: The body or the message, decompressed; b"" unless bodies are kept.
+        arrivals: When the body came, if it is kept: the time of each part, and the size of the body with it. Over gRPC,
+            where each response is an answer of its own, and for a body that was compressed: None.
     """
 
     __slots__ = (
+        "arrivals",
         "body",
         "code",
         "done_ns",
@@ -102,6 +106,7 @@ class Answer:
         self.received_bytes = 0
         self.json_bytes = -1
         self.body: bytes | memoryview = b""
+        self.arrivals: array[int] | None = None
 
     def __repr__(self) -> str:
         if self.failure is None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
+from charonia.tools.perf.language.plan import LanguagePlan
 from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, PerfRun, Window
 from charonia.wire.transport import WireOptions
 
@@ -159,11 +160,13 @@ class ServiceObjective:
 
     Attributes:
         text: As the user wrote it.
-        latency_ns: Longest response time.
+        limit: Longest time in nanoseconds, or lowest rate.
+        figure: What it limits: `latency`, or another field of `LanguageFigures` for a language model.
     """
 
     text: str
-    latency_ns: int
+    limit: float
+    figure: str = "latency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,7 @@ class RunSettings:
         load: The levels.
         measure: When the measurement of a level ends.
         sequences: Settings of sequences, None for a stateless model.
+        language: How a language model is measured, None for other models.
         server: Observation of the server.
         keep_requests: Whether to fill `LevelResult.requests`, which takes memory.
         tolerance: Absolute and relative tolerance of floating-point outputs compared with validation data.
@@ -242,6 +246,7 @@ class RunSettings:
     load: LoadPlan = LoadPlan()
     measure: MeasurePlan = MeasurePlan()
     sequences: SequencePlan | None = None
+    language: LanguagePlan | None = None
     server: ServerPlan = ServerPlan()
     keep_requests: bool = False
     tolerance: float = 0.0

@@ -4,6 +4,8 @@ import time
 
 import numpy as np
 
+from charonia.tools.perf.language.counts import GARBLED, ReplyReader, figures, fill, problem, widened
+from charonia.tools.perf.language.replies import Times
 from charonia.tools.perf.samples import (
     DONE,
     OUTCOME,
@@ -17,8 +19,10 @@ from charonia.tools.perf.samples import (
     no_rows,
     response_times,
     successes,
+    together,
 )
-from charonia.tools.results.records import ErrorKind, RequestRecord
+from charonia.tools.results.language import LanguageFigures
+from charonia.tools.results.records import ERROR_SAMPLES_MAX, ErrorKind, RequestRecord
 from charonia.wire.transport import Failure
 
 LOST_NS = 3_000_000_000
@@ -34,9 +38,10 @@ class Ledger:
     Args:
         process_count: Number of workers.
         keep_requests: Whether to keep a record of every request.
+        replies: Decodes the responses of a language model, None for others.
     """
 
-    def __init__(self, process_count: int, keep_requests: bool = False) -> None:
+    def __init__(self, process_count: int, keep_requests: bool = False, replies: ReplyReader | None = None) -> None:
         self._until = [0] * process_count
         self._in_flight = [0] * process_count
         self._finished = [False] * process_count
@@ -48,6 +53,8 @@ class Ledger:
         self._numbers: list[dict[int, int]] = [{} for _ in range(process_count)]
         self._messages: dict[int, list[str]] = {}
         self._keep = keep_requests
+        self._replies = replies
+        self._gaps: list[tuple[int, Times]] = []
         self._to_epoch = time.time_ns() - time.monotonic_ns()
         self._requests: list[tuple[int, RequestRecord]] = []
         self.request_count = 0
@@ -71,6 +78,8 @@ class Ledger:
                 table[number] = shared
             rows = rows.copy()
             rows[:, OUTCOME] = table[rows[:, OUTCOME]]
+        if self._replies is not None:
+            rows = self._with_tokens(rows, chunk, self._replies)
         self._count(rows)
         if len(rows):
             self._parts.append(rows)
@@ -151,6 +160,19 @@ class Ledger:
         chosen = [(done, record) for done, record in self._requests if begin_ns <= done < end_ns]
         return tuple(record for _, record in sorted(chosen, key=lambda pair: pair[1].begin_ns))
 
+    def figures(self, good: Rows, begin_ns: int, end_ns: int) -> LanguageFigures | None:
+        """Return the figures of a language model, None for other models, or without a successful request.
+
+        Args:
+            good: The successful requests that ended in an interval.
+            begin_ns: Its start.
+            end_ns: Its end, which is not part of it.
+        """
+        if self._replies is None or not len(good):
+            return None
+        gaps = [gaps for done_ns, gaps in self._gaps if begin_ns <= done_ns < end_ns]
+        return figures(good, gaps, end_ns - begin_ns, self._replies)
+
     def epoch_ns(self, monotonic_ns: int) -> int:
         """Return a monotonic time as nanoseconds since the epoch."""
         return monotonic_ns + self._to_epoch
@@ -165,6 +187,30 @@ class Ledger:
         elif len(rows):
             lost = [self._kinds[kind] for kind in _LOST if kind in self._kinds]
             self._lost_since_success += int(np.isin(rows[:, OUTCOME], lost).sum())
+
+    def _with_tokens(self, rows: Rows, chunk: Chunk, replies: ReplyReader) -> Rows:
+        """Return rows with the times and tokens of the responses in a report."""
+        wide = widened(rows)
+        for number, received in chunk.replies.items():
+            row = wide[number]
+            if row[OUTCOME]:
+                continue
+            try:
+                counted = replies.read(int(row[PLACE]), received)
+                kind, message = problem(counted.reply)
+            except ValueError as error:
+                kind, message = GARBLED, str(error)
+            if kind:
+                row[OUTCOME] = self._kinds.setdefault(kind, len(self._kinds) + 1)
+                samples = self._messages.setdefault(int(row[OUTCOME]), [])
+                if message not in samples and len(samples) < ERROR_SAMPLES_MAX:
+                    samples.append(message)
+                continue
+            gaps = fill(row, counted)
+            if self._keep:
+                chunk.responses[number] = tuple(counted.reply.times_ns.tolist())
+            self._gaps.append((int(row[DONE]), gaps))
+        return wide
 
     def _remember(self, rows: Rows, chunk: Chunk) -> None:
         names = {number: kind for kind, number in self._kinds.items()}
@@ -193,7 +239,7 @@ class Recent:
 
     def take(self) -> tuple[int, int, int]:
         """Return number, median and 99th percentile of the response times since the last call."""
-        times = response_times(successes(np.concatenate([no_rows(), *self._parts])))
+        times = response_times(successes(together(self._parts)))
         self._parts = []
         if not times.size:
             return 0, 0, 0

@@ -9,6 +9,7 @@ from enum import Enum
 
 from charonia.tools.perf import adaptive, windows
 from charonia.tools.perf.api import LevelTick, MeasurementMode, Progress, RunSettings, StopRequest, WindowDone
+from charonia.tools.perf.language.counts import ReplyReader
 from charonia.tools.perf.ledger import Ledger, Recent
 from charonia.tools.perf.messages import Begin
 from charonia.tools.perf.observer import Observer
@@ -48,6 +49,7 @@ class Context:
         batch_size: Items in a request.
         progress: Receives progress events.
         stop: The user's request to stop.
+        replies: Decodes the responses of a language model.
     """
 
     pool: WorkerPool
@@ -56,6 +58,7 @@ class Context:
     batch_size: int
     progress: Progress
     stop: StopRequest
+    replies: ReplyReader | None = None
 
 
 class RunningLoad:
@@ -75,7 +78,7 @@ class RunningLoad:
 
     def __init__(self, context: Context, level: LoadLevel, request_count: int) -> None:
         self.level = level
-        self.ledger = Ledger(context.pool.count, context.settings.keep_requests)
+        self.ledger = Ledger(context.pool.count, context.settings.keep_requests, context.replies)
         self.most_in_flight = 0
         self._context = context
         self._recent = Recent()

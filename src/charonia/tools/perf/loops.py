@@ -225,7 +225,11 @@ class ClosedLoopLoad:
             if kind in _UNSENT:
                 self._call_later(RETRY_DELAY_S, self._next, place)
                 return
-        self._next(place)
+        delay_s = place.slot.delay_s if isinstance(place.slot, SequenceSlot) else 0.0
+        if delay_s:
+            self._call_later(delay_s, self._next, place)
+        else:
+            self._next(place)
 
 
 class OpenLoop:

@@ -22,6 +22,7 @@ from charonia.tools.perf.api import (
     ServerPlan,
     SharedMemory,
 )
+from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
 from charonia.tools.results.conditions import Condition
 from charonia.tools.results.records import LoadMode
 from charonia.wire.endpoint import parse_url
@@ -178,6 +179,9 @@ class PerfOptions:
         server: Observation of the server beside the load.
         collect_metrics: Whether to read its metrics page.
         report: The output.
+        is_language: Whether the model is measured as a language model.
+        language: How a language model is measured.
+        prompts: Its prompts, in place of `data`.
 
     Raises:
         ServingError: INVALID_ARG with a line for every violated rule.
@@ -191,10 +195,13 @@ class PerfOptions:
     server: ServerPlan = field(default_factory=ServerPlan)
     collect_metrics: bool = False
     report: ReportOptions = ReportOptions()
+    is_language: bool = False
+    language: LanguagePlan = field(default_factory=LanguagePlan)
+    prompts: PromptPlan = field(default_factory=PromptPlan)
 
     def __post_init__(self) -> None:
         problems = [*_target_problems(self), *_load_problems(self), *_count_problems(self), *_sequence_problems(self)]
-        problems += _data_problems(self)
+        problems += [*_data_problems(self), *language_problems(self)]
         problems += [*_server_problems(self), *_report_problems(self)]
         if problems:
             raise invalid("\n".join(problems))
@@ -218,7 +225,7 @@ def target(options: PerfOptions) -> MeasuredTarget:
             request_compression=given.compression if is_grpc else "",
             timeout_s=given.timeout_s,
         ),
-        streaming=given.streaming,
+        streaming=given.streaming or (options.is_language and is_grpc),
         json_inputs=not is_grpc and given.json_inputs,
         json_outputs=not is_grpc and given.json_outputs,
         shared_memory=given.shared_memory,
@@ -240,7 +247,7 @@ def run_settings(
     Raises:
         ServingError: INVALID_ARG if the options do not fit the model.
     """
-    if is_decoupled(config) and not options.target.streaming:
+    if is_decoupled(config) and not options.target.streaming and not options.is_language:
         raise invalid(
             f"model '{options.target.model}' is decoupled: expected --streaming and -i grpc, got "
             f"-i {options.target.protocol.value}",
@@ -251,6 +258,7 @@ def run_settings(
         load=options.load,
         measure=options.measure,
         sequences=replace(options.sequences, length_from_data=has_own_lengths) if is_sequence(config) else None,
+        language=options.language if options.is_language else None,
         server=replace(options.server, metrics_url=_metrics_url(options) if options.collect_metrics else ""),
         keep_requests=options.report.profile_export is not None,
         tolerance=options.data.validation_tolerance,
@@ -365,6 +373,35 @@ def _data_problems(options: PerfOptions) -> list[str]:
     if len(sources) > 1 and others:
         return [f"--input-data: expected JSON files where there is more than one, got {others[0]}"]
     return []
+
+
+def language_problems(options: PerfOptions) -> list[str]:
+    """Return the violated rules of the options of language models."""
+    if not options.is_language:
+        figures = [objective.figure for objective in options.measure.objectives if objective.figure != "latency"]
+        conditions = [condition.text for condition in options.report.fail_if if condition.is_of_language]
+        given = {
+            "--endpoint, --tokenizer, --no-stream": options.language != LanguagePlan(),
+            "--prompts and other options of prompts": options.prompts != PromptPlan(),
+            "--goodput of tokens": bool(figures),
+            f"--fail-if '{''.join(conditions[:1])}'": bool(conditions),
+        }
+        return [f"{name}: expected --llm with it, got none" for name, is_given in given.items() if is_given]
+    target, prompts = options.target, options.prompts
+    is_grpc = target.protocol is WireProtocol.GRPC
+    load = options.load
+    is_single = load.mode is LoadMode.CONCURRENCY and load.end == 1 and not options.measure.request_count
+    rules = {
+        "-b: expected 1 with --llm: a request has one prompt": target.batch_size == 1,
+        "--input-data: expected --prompts in its place with --llm": options.data == DataOptions(),
+        "--shared-memory: expected none with --llm": target.shared_memory is SharedMemory.NONE,
+        "--endpoint: expected infer with -i grpc": not is_grpc or options.language.endpoint is LanguageEndpoint.INFER,
+        "--fixed-schedule: expected --prompts with it": not prompts.is_replay or bool(prompts.file),
+        "--fixed-schedule: expected neither a range nor --request-count with it": not prompts.is_replay or is_single,
+        "--periodic-concurrency-range: expected another range with --llm": load.mode is not LoadMode.PERIODIC,
+        "--prompts: expected no options of generated prompts with it": not prompts.file or not prompts.is_generated,
+    }
+    return [rule for rule, holds in rules.items() if not holds]
 
 
 def _server_problems(options: PerfOptions) -> list[str]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.perf import adaptive, intervals
 from charonia.tools.perf.api import MeasurePlan
+from charonia.tools.perf.language.counts import is_good
 from charonia.tools.perf.ledger import Ledger
 from charonia.tools.perf.samples import (
     DONE,
@@ -24,6 +25,7 @@ from charonia.tools.perf.samples import (
     SEND_END,
     SENT,
     SEQUENCE,
+    WIDTH,
     Rows,
     ended_within,
     response_times,
@@ -188,6 +190,7 @@ def level_result(
         requests=ledger.requests(span.used_begin_ns, span.used_end_ns),
         epoch_ns=ledger.epoch_ns(span.begin_ns),
         machine_load=seen.machine_load,
+        language=ledger.figures(good, span.used_begin_ns, span.used_end_ns),
     )
 
 
@@ -225,8 +228,11 @@ def offered(level: LoadLevel, used: Rows, ledger: Ledger, span: ResultSpan) -> O
 
 def goodput(used: Rows, plan: MeasurePlan, duration_ns: int) -> Goodput:
     """Return the requests that met their objectives."""
-    limit = min(objective.latency_ns for objective in plan.objectives)
-    count = int(np.count_nonzero((used[:, OUTCOME] == 0) & (response_times(used) <= limit)))
+    if used.shape[1] > WIDTH:
+        good = is_good(used, [(objective.figure, objective.limit) for objective in plan.objectives])
+    else:
+        good = (used[:, OUTCOME] == 0) & (response_times(used) <= min(each.limit for each in plan.objectives))
+    count = int(np.count_nonzero(good))
     return Goodput(
         objectives=tuple(objective.text for objective in plan.objectives),
         good_count=count,

@@ -31,6 +31,7 @@ from charonia.tools.perf.api import (
     StopRequest,
     silent,
 )
+from charonia.tools.perf.language.counts import ReplyReader
 from charonia.tools.perf.level import Context, measure
 from charonia.tools.perf.observer import Observer
 from charonia.tools.perf.options import is_decoupled, is_sequence
@@ -86,6 +87,7 @@ def run(
     subject: Subject,
     progress: Progress = silent,
     stop: StopRequest | None = None,
+    replies: ReplyReader | None = None,
 ) -> PerfRun:
     """Measure all levels.
 
@@ -96,6 +98,7 @@ def run(
         subject: The result of `ask`.
         progress: Receives progress events.
         stop: Ends the run early; the current level is part of the result.
+        replies: Decodes the responses of a language model.
 
     Raises:
         ServingError: Nothing can be measured. After a later failure, the results so far are returned with a note.
@@ -136,7 +139,7 @@ def run(
             batches = bool(subject.config.get("max_batch_size", 0))
             layout = stack.enter_context(shared(client, source, settings.target, subject.metadata, batches))
         workers = stack.enter_context(pool(settings, source, _process_count(settings), layout))
-        context = Context(workers, observer, settings, source.batch_size, progress, stop)
+        context = Context(workers, observer, settings, source.batch_size, progress, stop, replies)
         try:
             answer = _sweep(context, levels, so_far)
         except ServingError as error:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from charonia.tools.perf.language.received import Received
+
 Rows = NDArray[np.int64]
 """Completed requests, int64 [requests, WIDTH]; times are monotonic nanoseconds."""
 
@@ -56,6 +58,7 @@ class Chunk:
         kinds: New kinds of errors by number.
         messages: Messages of errors, with the numbers of their kinds.
         responses: Times of all responses by number of the row, if they are kept.
+        replies: Responses of a language model by number of the row, undecoded.
         finished: Whether all requests were sent and have ended.
     """
 
@@ -67,6 +70,7 @@ class Chunk:
     kinds: dict[int, str] = field(default_factory=dict)
     messages: tuple[tuple[int, str], ...] = ()
     responses: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    replies: dict[int, Received] = field(default_factory=dict)
     finished: bool = False
 
 
@@ -93,8 +97,14 @@ def ended_within(rows: Rows, begin_ns: int, end_ns: int) -> Rows:
     return rows[(rows[:, DONE] >= begin_ns) & (rows[:, DONE] < end_ns)]
 
 
+def together(parts: Iterable[Rows]) -> Rows:
+    """Return the rows of all parts, in their order; those of language models have further columns."""
+    filled = [part for part in parts if len(part)]
+    return np.concatenate(filled) if filled else no_rows()
+
+
 def joined(parts: Iterable[Rows]) -> Rows:
     """Return the rows of all parts, by completion time."""
-    rows = np.concatenate([no_rows(), *parts])
+    rows = together(parts)
     ordered: Rows = rows[np.argsort(rows[:, DONE], kind="stable")]
     return ordered

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from charonia.tools.perf.api import InputSource
+from charonia.tools.perf.language.received import Received
 from charonia.tools.perf.samples import Chunk, place, sequence_mark
 from charonia.tools.perf.sequences import Part, steps_once
 from charonia.tools.perf.validation import Validator
@@ -42,6 +43,7 @@ class RequestLog:
         self._rows = array("q")
         self._sent = array("q")
         self._responses: dict[int, tuple[int, ...]] = {}
+        self._replies: dict[int, Received] = {}
         self._row_count = 0
         self._kinds: dict[str, int] = {}
         self._new_kinds: dict[int, str] = {}
@@ -58,6 +60,10 @@ class RequestLog:
         if responses_ns:
             self._responses[self._row_count] = responses_ns
         self._row_count += 1
+
+    def received(self, reply: Received) -> None:
+        """Keep the response of a language model to the request that is recorded next."""
+        self._replies[self._row_count] = reply
 
     def kind(self, name: str, message: str) -> int:
         """Return the number of a kind of error, and keep the message as one of a few samples."""
@@ -83,10 +89,11 @@ class RequestLog:
             kinds=self._new_kinds,
             messages=tuple(self._messages),
             responses=self._responses,
+            replies=self._replies,
             finished=finished,
         )
         self._rows, self._sent = array("q"), array("q")
-        self._responses, self._row_count = {}, 0
+        self._responses, self._replies, self._row_count = {}, {}, 0
         self._new_kinds, self._messages = {}, []
         return chunk
 
@@ -154,7 +161,7 @@ class RequestSender:
     Args:
         transport: Connections to the server.
         source: The requests.
-        form_of: Returns the encoding of a request.
+        form_of: Returns the encoding of a request; None for a sender that encodes requests itself.
         log: Records the outcomes.
         validator: Checks the responses, None for no check.
     """
@@ -163,7 +170,7 @@ class RequestSender:
         self,
         transport: Transport,
         source: InputSource,
-        form_of: FormOf,
+        form_of: FormOf | None,
         log: RequestLog,
         validator: Validator | None = None,
     ) -> None:
@@ -175,6 +182,7 @@ class RequestSender:
         self._prepared_bytes = 0
         self._validator = validator
         self.inspects = validator is not None or log.keep_responses
+        self.keeps_bodies = validator is not None
         self.in_flight: set[SentRequest] = set()
         self.is_recording = True
 
@@ -186,17 +194,12 @@ class RequestSender:
             intended_ns: Scheduled send time; 0 for now, in a closed loop.
             then: Called when it has ended.
         """
-        key = place(part.stream, part.step)
-        prepared = self._prepared.get(key)
-        if prepared is None:
-            prepared = self._prepare(key, part)
-        if part.sequence_id:
-            prepared = prepared.with_sequence(part.sequence_id, part.start, part.end)
-        request = SentRequest(self, part, intended_ns, then)
+        request = self._new(part, intended_ns, then)
+        prepared = self._prepared_for(request)
         self.in_flight.add(request)
         if intended_ns and self.is_recording:
             self.log.sent(intended_ns, time.monotonic_ns())
-        request.handle = self._transport.send(prepared, request.on_answer, keep_body=self._validator is not None)
+        request.handle = self._transport.send(prepared, request.on_answer, keep_body=self.keeps_bodies)
         return request
 
     def warm(self) -> None:
@@ -246,8 +249,26 @@ class RequestSender:
             request.wrong_message = self._validator.problem(request.part, answer)
             request.wrong_kind = VALIDATION if request.wrong_message else ""
 
+    def _new(self, part: Part, intended_ns: int, then: Then) -> SentRequest:
+        return SentRequest(self, part, intended_ns, then)
+
+    def _prepared_for(self, request: SentRequest) -> PreparedRequest:
+        """Return a request as it is sent."""
+        part = request.part
+        key = place(part.stream, part.step)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = self._prepare(key, part)
+        if part.sequence_id:
+            prepared = prepared.with_sequence(part.sequence_id, part.start, part.end)
+        return prepared
+
+    def _encoded(self, part: Part) -> PreparedRequest:
+        assert self._form_of is not None
+        return self._transport.prepare(self._source.request(part.stream, part.step), self._form_of(part))
+
     def _prepare(self, key: int, part: Part) -> PreparedRequest:
-        prepared = self._transport.prepare(self._source.request(part.stream, part.step), self._form_of(part))
+        prepared = self._encoded(part)
         if self._prepared_bytes + prepared.byte_size <= PREPARED_BYTES_MAX:
             self._prepared[key] = prepared
             self._prepared_bytes += prepared.byte_size

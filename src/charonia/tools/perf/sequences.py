@@ -99,6 +99,11 @@ class SequenceSlot:
         self._id = 0
 
     @property
+    def delay_s(self) -> float:
+        """Time to wait before the next request, in seconds."""
+        return 0.0
+
+    @property
     def is_open(self) -> bool:
         """Whether a sequence has started and not ended."""
         return self._position < self._length
@@ -125,7 +130,10 @@ class SequenceSlot:
             self._ids.give_back(self._id)
 
     def _begin(self) -> None:
-        self._stream = self._random.randrange(self._source.stream_count)
+        self._choose(self._random.randrange(self._source.stream_count))
+
+    def _choose(self, stream: int) -> None:
+        self._stream = stream
         if self._plan.length_from_data:
             self._length = self._source.step_count(self._stream)
         else:

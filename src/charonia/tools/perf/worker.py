@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from itertools import cycle
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, cast
@@ -19,6 +20,11 @@ from charonia.client.grpc_transport import GrpcTransport
 from charonia.client.http_transport import HttpTransport
 from charonia.core.errors import ServingError
 from charonia.tools.perf import schedule
+from charonia.tools.perf.language.plan import LanguagePlan
+from charonia.tools.perf.language.replies import read_reply
+from charonia.tools.perf.language.requests import LanguageSource
+from charonia.tools.perf.language.sending import LanguageSender
+from charonia.tools.perf.language.sessions import OpenSessions, SessionSlot
 from charonia.tools.perf.loops import ClosedLoopLoad, Loop, OpenLoop, PeriodicLoop, Slot
 from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.sending import RequestLog, RequestSender
@@ -26,7 +32,7 @@ from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
 from charonia.tools.perf.validation import Validator
 from charonia.tools.results.records import LoadMode
 from charonia.wire.endpoint import parse_url
-from charonia.wire.transport import RequestForm, Transport, WireOptions
+from charonia.wire.transport import PreparedRequest, RequestForm, Transport, WireOptions
 
 _DEFAULT = WireOptions()
 
@@ -75,6 +81,23 @@ _DESCRIPTORS_MAX = 65_536  # the number of ports
 Tell = Callable[[object], None]
 
 
+def language_sender(
+    transport: Transport, source: LanguageSource, plan: LanguagePlan, log: RequestLog
+) -> LanguageSender:
+    """Return a sender of the requests of a language model."""
+    is_grpc = not isinstance(transport, HttpTransport)
+    form = RequestForm(streaming=plan.streaming)
+
+    def encode(part: Part, history: tuple[str, ...]) -> PreparedRequest:
+        if isinstance(transport, HttpTransport):
+            body = source.body(part.stream, part.step, history)
+            request = transport.encoder.request("POST", source.path(transport.endpoint.prefix), body)
+            return cast(PreparedRequest, request)
+        return transport.prepare(source.request(part.stream, part.step, history), form)
+
+    return LanguageSender(transport, source, encode, lambda reply: read_reply(plan.endpoint, reply, is_grpc), log)
+
+
 class LoadWorker:
     """One worker's part of a run.
 
@@ -95,6 +118,8 @@ class LoadWorker:
         options = replace(
             target.transport, connections_max=_descriptors() - RESERVED_DESCRIPTORS, waiting_max=WAITING_MAX
         )
+        if settings.language is not None and settings.language.asks_for_events(target.protocol):
+            options = replace(options, headers=(*options.headers, ("Accept", "text/event-stream")))
         self._transport: Transport = connect(target.url, options)
         form = RequestForm(target.json_inputs, target.json_outputs, target.streaming)
         validator = Validator(source, target, settings.tolerance) if source.expected(0, 0) is not None else None
@@ -103,7 +128,12 @@ class LoadWorker:
         def form_of(part: Part) -> RequestForm:
             return form if layout is None else layout.form(part, form)
 
-        self._sender = RequestSender(self._transport, source, form_of, RequestLog(settings.keep_requests), validator)
+        log = RequestLog(settings.keep_requests)
+        self._sender: RequestSender
+        if settings.language is not None and isinstance(source, LanguageSource):
+            self._sender = language_sender(self._transport, source, settings.language, log)
+        else:
+            self._sender = RequestSender(self._transport, source, form_of, log, validator)
         ids = SequenceIds(settings.sequences, setup.process, setup.process_count) if settings.sequences else None
         self._ids = ids
         self._steps = steps(source, setup.process, setup.process_count)
@@ -173,9 +203,12 @@ class LoadWorker:
             return [self._steps] * (schedule.split(value, count)[process] if mode is LoadMode.CONCURRENCY else 1)
         total = value if mode is LoadMode.CONCURRENCY else plan.concurrent
         seed = settings.load.seed
+        source = self._setup.source
+        if isinstance(source, LanguageSource):
+            numbers = range(process, total, count)
+            return [SessionSlot(source, self._ids, seed * 1_000_003 + number) for number in numbers]
         return [
-            SequenceSlot(plan, self._setup.source, self._ids, seed * 1_000_003 + number)
-            for number in range(process, total, count)
+            SequenceSlot(plan, source, self._ids, seed * 1_000_003 + number) for number in range(process, total, count)
         ]
 
     def _make(self, begin: Begin, slots: list[Slot], begin_ns: int) -> Loop:
@@ -189,6 +222,10 @@ class LoadWorker:
             return ClosedLoopLoad(self._sender, slots, mine)
         offsets = schedule.arrivals(plan.distribution, begin.level.value, plan.intervals_ns, plan.seed)
         times = _from(begin_ns, schedule.share(offsets, process, count))
+        source, ids = self._setup.source, self._ids
+        if isinstance(source, LanguageSource) and ids is not None:
+            streams = cycle(range(process % source.stream_count, source.stream_count, count))
+            return OpenSessions(self._sender, lambda: SessionSlot(source, ids, 0), streams, times, mine)
         serial = settings.sequences is not None and settings.sequences.serial
         return OpenLoop(self._sender, slots, times, mine, serial)
 

@@ -8,6 +8,7 @@ load and the verdict.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from charonia.tools.report.language import language_lines, language_summary
 from charonia.tools.results.records import (
     PERCENTILES,
     ErrorKind,
@@ -147,6 +148,7 @@ class Settings:
         binary_search: Whether a binary search selects the levels.
         is_async: Whether to print that calls are asynchronous.
         decoupled: Whether a request may have several responses.
+        language: API of a language model, "" for other models.
     """
 
     batch_size: int = 1
@@ -164,6 +166,7 @@ class Settings:
     binary_search: bool = False
     is_async: bool = False
     decoupled: bool = False
+    language: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ class View:
         percentile: Percentile that is reported as the latency, None for the mean.
         verbose: Whether to print more lines.
         decoupled: Whether to print the throughput of responses.
+        language: Whether to print figures of tokens.
         metrics: Whether the metrics page was read.
     """
 
@@ -182,12 +186,15 @@ class View:
     percentile: float | None = None
     verbose: bool = False
     decoupled: bool = False
+    language: bool = False
     metrics: bool = False
 
 
 def settings_text(settings: Settings) -> str:
     """Return the text printed before a run."""
     lines = ["*** Measurement Settings ***", f"  Batch size: {settings.batch_size}", "  Service Kind: TRITON"]
+    if settings.language:
+        lines[1:] = [f"  Language model, endpoint: {settings.language}"]
     if settings.warmup_request_count:
         lines.append(f"  Sending {settings.warmup_request_count} warmup request(s)")
     if settings.request_count:
@@ -205,8 +212,9 @@ def settings_text(settings: Settings) -> str:
         lines.append(f"  Using {name} distribution on request generation")
     if settings.binary_search:
         lines.append("  Using Binary Search algorithm")
-    lines.append(f"  Using {'asynchronous' if settings.is_async else 'synchronous'} calls for inference")
-    if settings.decoupled:
+    if not settings.language:
+        lines.append(f"  Using {'asynchronous' if settings.is_async else 'synchronous'} calls for inference")
+    if settings.decoupled and not settings.language:
         lines.append("  Detected decoupled model, using the last response for measuring latency")
     return "\n".join(lines) + "\n"
 
@@ -233,7 +241,8 @@ def pass_text(number: int, window: Window, deviation_ns: float, percentile: floa
 
 def level_text(result: LevelResult, view: View) -> str:
     """Return the text printed after the measurement of a level."""
-    lines = ["  Client: ", *(f"    {line}" for line in _client_lines(result, view))]
+    client = language_lines(result) if view.language else _client_lines(result, view)
+    lines = ["  Client: ", *(f"    {line}" for line in (*client, *_own_lines(result, view)))]
     lines += server_lines(result)
     if view.metrics:
         lines += ["", *gpu_lines(result)]
@@ -243,6 +252,8 @@ def level_text(result: LevelResult, view: View) -> str:
 
 def summary_text(run: PerfRun) -> str:
     """Return the text printed at the end of a run."""
+    if any(result.language is not None for result in run.levels):
+        return language_summary(run)
     percentile = run.stabilising_percentile
     name = "Average" if percentile is None else f"p{percentile:g}"
     lines = [f"Inferences/Second vs. Client {name} Batch Latency"]
@@ -307,7 +318,6 @@ def _client_lines(result: LevelResult, view: View) -> Iterator[str]:
     yield f"Max latency: {_usec(times.maximum)} usec"
     if not view.decoupled:
         yield _network_line(result, view)
-    yield from _own_lines(result, view)
 
 
 def percentiles(extra: float | None) -> list[float]:
@@ -338,12 +348,13 @@ def _network_line(result: LevelResult, view: View) -> str:
 
 def _own_lines(result: LevelResult, view: View) -> Iterator[str]:
     if result.throughput.confidence:
-        yield f"Throughput interval: {_interval(result.throughput, 1.0, 'infer/sec')}"
+        unit = "requests/sec" if view.language else "infer/sec"
+        yield f"Throughput interval: {_interval(result.throughput, 1.0, unit)}"
     if result.latency.confidence:
         name = "Avg" if view.percentile is None else f"p{view.percentile:g}"
         yield f"{name} latency interval: {_interval(result.latency, 1e-3, 'usec')}"
-    if view.decoupled and result.first_response_times is not None and result.first_response_times.count:
-        first = result.first_response_times
+    first = result.first_response_times
+    if view.decoupled and not view.language and first is not None and first.count:
         yield f"First response: avg {_usec(first.mean)} usec, p99 {_usec(first.percentile(99))} usec"
     if result.offered is not None:
         offered, service = result.offered, result.service_times

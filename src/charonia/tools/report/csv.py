@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.tools.report.console import HIGH_PERCENTILES, high_percentiles, percentiles
+from charonia.tools.report.language import language_columns
 from charonia.tools.results.records import LevelResult, LoadMode, PerfRun
 from charonia.tools.results.server import Gpu, ServerModel
 
@@ -159,6 +160,8 @@ def _own_columns(run: PerfRun) -> list[Column]:
             Column("Delayed Share", lambda level: "" if level.offered is None else float(level.offered.delayed_share)),
             Column("p99 service time", lambda level: _usec(level.service_times.percentile(99))),
         ]
+    if any(level.language is not None for level in run.levels):
+        columns += [Column(head, value) for head, value in language_columns()]
     if any(level.goodput is not None for level in run.levels):
         columns.append(Column("Goodput", lambda level: "" if level.goodput is None else float(level.goodput.rate)))
     return [*columns, Column("Verdict", lambda level: level.verdict.value)]

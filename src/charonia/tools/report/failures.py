@@ -26,6 +26,8 @@ def failures(conditions: Sequence[Condition], run: PerfRun) -> tuple[str, ...]:
 
 def _shown(condition: Condition, level: LevelResult) -> str:
     value = condition.value(level)
+    if condition.figure == "output_tokens":
+        return f"{number(value)} tokens/s"
     if condition.figure == "throughput":
         return f"{number(value)} infer/s"
     return percent(value) if condition.figure == "errors" else duration(value)

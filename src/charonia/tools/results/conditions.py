@@ -1,10 +1,12 @@
 """Conditions under which a run counts as failed, as a build server needs them: `p99 > 20ms`. Pure."""
 
+import math
 import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from charonia.tools.results.language import FIGURES, NAMES, LanguageFigures
 from charonia.tools.results.records import LevelResult
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -15,10 +17,11 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
-_FORM = re.compile(r"\s*([a-z]\w*(?:\.\d+)?)\s*(>=|<=|>|<)\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ%/]*)\s*")
+_OF_TOKENS = re.compile(rf"({'|'.join(NAMES)})\.(mean|min|max|p50|p90|p95|p99)")
+_FORM = re.compile(r"\s*([a-z]\w*(?:\.\w+)?)\s*(>=|<=|>|<)\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ%/]*)\s*")
 _EXPECTED = (
     "expected FIGURE > VALUE or FIGURE < VALUE; figures: mean, p99 (any percentile) and max with a time such as 20ms, "
-    "throughput in infer/s, errors in %"
+    "throughput in infer/s, errors in %; of language models ttft.p99 or itl.mean with a time, output_tokens in tokens/s"
 )
 
 
@@ -28,7 +31,8 @@ class Condition:
 
     Attributes:
         text: As it was written.
-        figure: `mean`, `p99`, `p99.9`, ..., `max`, `throughput` or `errors`.
+        figure: `mean`, `p99`, `p99.9`, ..., `max`, `throughput` or `errors`; of language models `output_tokens`, a
+            rate, or a name of `NAMES` with `mean`, `min`, `max`, `p50`, `p90`, `p95` or `p99`, such as `ttft.p99`.
         operator: `>`, `>=`, `<` or `<=`.
         limit: In nanoseconds, inferences per second, or as a share.
     """
@@ -57,6 +61,11 @@ class Condition:
             raise ValueError(f"'{figure}' takes a value in {units}, got '{value}{unit}'")
         return cls(text.strip(), figure, sign, float(value) * factors[unit])
 
+    @property
+    def is_of_language(self) -> bool:
+        """Whether only language models have this figure."""
+        return self.figure == "output_tokens" or _OF_TOKENS.fullmatch(self.figure) is not None
+
     def value(self, level: LevelResult) -> float:
         """Return the figure of a level."""
         match self.figure:
@@ -68,6 +77,8 @@ class Condition:
                 return level.throughput.value
             case "errors":
                 return level.error_share
+            case _ if self.is_of_language:
+                return _of_language(self.figure, level.language)
             case _:
                 return level.percentile(float(self.figure[1:]))
 
@@ -75,7 +86,23 @@ class Condition:
         """Whether it is true of a level. Without a successful request, there is no latency to compare."""
         if not level.request_count and self.figure not in ("throughput", "errors"):
             return False
+        if math.isnan(self.value(level)):
+            return False
         return _OPERATORS[self.operator](self.value(level), self.limit)
+
+
+_PARTS = {"mean": "mean", "min": "minimum", "max": "maximum"}
+
+
+def _of_language(figure: str, figures: LanguageFigures | None) -> float:
+    """Return a figure of a language model, NaN if the level has none."""
+    if figures is None:
+        return math.nan
+    if figure == "output_tokens":
+        return figures.output_rate
+    name, _, part = figure.partition(".")
+    spread = figures.spread(NAMES[name])
+    return math.nan if spread is None else float(getattr(spread, _PARTS.get(part, part)))
 
 
 def _units(figure: str) -> dict[str, float] | None:
@@ -83,4 +110,9 @@ def _units(figure: str) -> dict[str, float] | None:
         return {"": 1.0, "/s": 1.0, "infer/s": 1.0, "infer/sec": 1.0}
     if figure == "errors":
         return {"%": 0.01}
+    if figure == "output_tokens":
+        return {"": 1.0, "/s": 1.0, "tokens/s": 1.0}
+    found = _OF_TOKENS.fullmatch(figure)
+    if found is not None:
+        return _NS if FIGURES[NAMES[found[1]]].unit == "ms" else {"": 1.0}
     return _NS if figure in ("mean", "max") or _PERCENTILE.fullmatch(figure) else None

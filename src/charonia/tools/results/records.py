@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from charonia.core.latency import LatencyHistogram
+from charonia.tools.results.language import LanguageFigures
 from charonia.tools.results.server import Gpu, MachineLoad, ModelInfo, Resources, ServerInfo, ServerSide
 
 FORMAT = "charonia-perf"
@@ -265,6 +266,7 @@ class LevelResult:
         requests: All requests, if they are kept; not part of the JSON form.
         epoch_ns: Start of the level, nanoseconds since the epoch.
         machine_load: Who used the cores of the client's machine, None if it is unknown.
+        language: Times to tokens and rates of tokens, of a language model only.
     """
 
     level: LoadLevel
@@ -293,6 +295,7 @@ class LevelResult:
     requests: tuple[RequestRecord, ...] = field(default=(), metadata={"json": False})
     epoch_ns: int = 0
     machine_load: MachineLoad | None = None
+    language: LanguageFigures | None = None
 
     def percentile(self, percent: float) -> int:
         """Return the response time at a percentile, in nanoseconds."""

@@ -1,0 +1,96 @@
+"""The requests of a language model's run, and what decodes its responses."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from charonia.core.errors import invalid
+from charonia.core.metadata import ModelMetadata
+from charonia.tools.perf.api import RunSettings, SequencePlan
+from charonia.tools.perf.language.counts import ReplyReader
+from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
+from charonia.tools.perf.language.prompt_files import read_prompts
+from charonia.tools.perf.language.prompts import Conversation, TextGenerator, generated
+from charonia.tools.perf.language.requests import LanguageSource, ModelInputs
+from charonia.tools.perf.language.tokens import FileTokenizer
+from charonia.tools.results.records import LoadMode
+
+TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
+
+
+class LanguageRun:
+    """The requests, and what decodes their responses.
+
+    Args:
+        model: Model name and version, "" for the server's choice.
+        plan: The API and the tokenizer.
+        prompts: The prompts.
+        seed: Seed of all random choices.
+        inputs: What a model of the KServe protocol takes.
+        is_grpc: Whether requests go over gRPC.
+
+    Attributes:
+        source: The requests.
+        replies: Decodes the responses.
+
+    Raises:
+        ServingError: INVALID_ARG for a file that cannot be read, UNSUPPORTED if a package is missing.
+    """
+
+    def __init__(
+        self,
+        model: tuple[str, str],
+        plan: LanguagePlan,
+        prompts: PromptPlan,
+        seed: int,
+        inputs: ModelInputs,
+        is_grpc: bool,
+    ) -> None:
+        tokenizer = FileTokenizer(plan.tokenizer) if plan.tokenizer else None
+
+        def generator() -> TextGenerator:
+            return TextGenerator(tokenizer, seed)
+
+        if prompts.file:
+            self._conversations = read_prompts(prompts, generator, seed)
+        else:
+            self._conversations = generated(prompts, generator(), seed)
+        self._is_replay = prompts.is_replay
+        self.source = LanguageSource(model, plan, prompts, self._conversations, inputs)
+        self.replies = ReplyReader(self.source, plan.endpoint, tokenizer, is_grpc)
+
+    def settings(self, settings: RunSettings) -> RunSettings:
+        """Return the settings of a run with what follows from the prompts: sessions, and the times of a replay."""
+        if self.source.has_sessions:
+            settings = replace(settings, sequences=SequencePlan(length_from_data=True))
+        if not self._is_replay:
+            return settings
+        gaps_ns = replay_gaps(self._conversations)
+        load = replace(settings.load, mode=LoadMode.INTERVALS, intervals_ns=gaps_ns)
+        measure = replace(settings.measure, request_count=len(gaps_ns))
+        return replace(settings, load=load, measure=measure)
+
+
+def replay_gaps(conversations: list[Conversation]) -> tuple[int, ...]:
+    """Return the time before each conversation of a replay in nanoseconds; the first is sent at once."""
+    times = [conversation.at_ms or 0.0 for conversation in conversations]
+    before = [times[0], *times[:-1]]
+    return tuple(round((time - last) * 1e6) for last, time in zip(before, times, strict=True))
+
+
+def model_inputs(plan: LanguagePlan, metadata: ModelMetadata, config: Mapping[str, Any]) -> ModelInputs:
+    """Return what a model takes.
+
+    Raises:
+        ServingError: INVALID_ARG if it is no language model, and is to be asked as one of the KServe protocol.
+    """
+    names = frozenset(tensor.name for tensor in metadata.inputs)
+    outputs = {tensor.name for tensor in metadata.outputs}
+    if not plan.endpoint.is_openai and (TEXT_INPUT not in names or TEXT_OUTPUT not in outputs):
+        got = f"{', '.join(sorted(names)) or 'none'} and {', '.join(sorted(outputs)) or 'none'}"
+        raise invalid(
+            f"model '{metadata.name}': --endpoint {plan.endpoint.value}: expected an input '{TEXT_INPUT}' and an "
+            f"output '{TEXT_OUTPUT}', got {got}",
+        )
+    batches = bool(config.get("max_batch_size", 0)) and plan.endpoint is LanguageEndpoint.INFER
+    return ModelInputs(names, batches)

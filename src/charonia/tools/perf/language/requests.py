@@ -1,0 +1,216 @@
+"""The requests of a run: conversations in the form of an API. It is the run's `InputSource`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from charonia.core.dtypes import DataType
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Tensor
+from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
+from charonia.tools.perf.language.prompts import Conversation, Turn
+from charonia.wire.http_codec import model_path
+from charonia.wire.json_text import dump
+
+_PATHS = {
+    LanguageEndpoint.CHAT: "/v1/chat/completions",
+    LanguageEndpoint.COMPLETIONS: "/v1/completions",
+    LanguageEndpoint.EMBEDDINGS: "/v1/embeddings",
+}
+_JOINT = " "
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What a model of the KServe protocol takes.
+
+    Attributes:
+        names: Names of its inputs; empty if it is unknown.
+        batches: Whether they have a batch dimension.
+    """
+
+    names: frozenset[str] = frozenset()
+    batches: bool = False
+
+
+class LanguageSource:
+    """Conversations as requests. A stream is a conversation, a step one of its turns.
+
+    Args:
+        model: Model name and version, "" for the server's choice.
+        plan: The API.
+        prompts: Settings of all requests.
+        conversations: At least one.
+        inputs: What a model of the KServe protocol takes.
+
+    Attributes:
+        batch_size: Items in a request: one.
+        stream_count: Number of conversations.
+    """
+
+    def __init__(
+        self,
+        model: tuple[str, str],
+        plan: LanguagePlan,
+        prompts: PromptPlan,
+        conversations: Sequence[Conversation],
+        inputs: ModelInputs = ModelInputs(),
+    ) -> None:
+        self.batch_size = 1
+        self.stream_count = len(conversations)
+        self._name, self._version = model
+        self._plan = plan
+        self._prompts = prompts
+        self._conversations = conversations
+        self._inputs = inputs
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether a conversation has several turns."""
+        return any(len(conversation.turns) > 1 for conversation in self._conversations)
+
+    def step_count(self, stream: int) -> int:
+        """Return the number of turns of a conversation."""
+        return len(self._conversations[stream].turns)
+
+    def delay_s(self, stream: int, step: int) -> float:
+        """Return the time between the previous response and a turn, in seconds."""
+        return self._conversations[stream].turns[step].delay_ms / 1000
+
+    def expected(self, stream: int, step: int) -> Mapping[str, Tensor] | None:
+        """Return None: what a model says is not checked."""
+        return None
+
+    def texts(self, stream: int, step: int, history: Sequence[str] = ()) -> str:
+        """Return all texts of a request, joined by spaces, for counting its tokens."""
+        if self._plan.endpoint is LanguageEndpoint.CHAT:
+            return _JOINT.join(_content(message) for message in self._messages(stream, step, history))
+        return self._prompt(stream, step, history)
+
+    def path(self, prefix: str) -> str:
+        """Return the path of requests over HTTP.
+
+        Args:
+            prefix: Path of the server's URL, which may already end with `/v1`.
+        """
+        endpoint = self._plan.endpoint
+        if endpoint in _PATHS:
+            path = _PATHS[endpoint]
+            return path.removeprefix("/v1") if prefix.endswith("/v1") else path
+        if endpoint is LanguageEndpoint.INFER:
+            call = "infer"
+        else:
+            call = "generate_stream" if self._plan.streaming else "generate"
+        return f"{model_path(self._name, self._version)}/{call}"
+
+    def body(self, stream: int, step: int, history: Sequence[str] = ()) -> bytes:
+        """Return the body of a request over HTTP.
+
+        Args:
+            stream: The conversation.
+            step: Its turn.
+            history: The replies to the turns before.
+        """
+        endpoint = self._plan.endpoint
+        if endpoint is LanguageEndpoint.INFER:
+            values = self._values(stream, step, history)
+            shape = [1, 1] if self._inputs.batches else [1]
+            inputs = [
+                {"name": name, "shape": shape, "datatype": _datatype(value).wire, "data": [value]}
+                for name, value in values.items()
+            ]
+            return dump({"inputs": inputs})
+        if endpoint is LanguageEndpoint.GENERATE:
+            return dump(self._values(stream, step, history))
+        return dump(self._openai(stream, step, history))
+
+    def request(self, stream: int, step: int, history: Sequence[str] = ()) -> InferRequest:
+        """Return a request over gRPC."""
+        shape = (1, 1) if self._inputs.batches else (1,)
+        tensors = {}
+        for name, value in self._values(stream, step, history).items():
+            datatype = _datatype(value)
+            element = value.encode() if isinstance(value, str) else value
+            array = np.empty(shape, datatype.numpy)
+            array.fill(element)
+            tensors[name] = Tensor(name, datatype, array)
+        return InferRequest(self._name, tensors, model_version=self._version)
+
+    def _openai(self, stream: int, step: int, history: Sequence[str]) -> dict[str, Any]:
+        turn = self._turn(stream, step)
+        document: dict[str, Any] = {"model": self._name}
+        if self._plan.endpoint is LanguageEndpoint.EMBEDDINGS:
+            return {**document, "input": self._prompt(stream, step, ()), **self._fields(turn)}
+        if self._plan.endpoint is LanguageEndpoint.CHAT:
+            document["messages"] = self._messages(stream, step, history)
+        else:
+            document["prompt"] = self._prompt(stream, step, history)
+        document |= self._limits(turn)
+        if self._plan.streaming:
+            document |= {"stream": True, "stream_options": {"include_usage": True}}
+        return document | self._fields(turn)
+
+    def _values(self, stream: int, step: int, history: Sequence[str]) -> dict[str, Any]:
+        """Return the inputs of a model of the KServe protocol."""
+        turn, names = self._turn(stream, step), self._inputs.names
+        values: dict[str, Any] = {"text_input": self._prompt(stream, step, history)}
+        if "stream" in names:
+            values["stream"] = self._plan.streaming
+        parameters = self._limits(turn) | self._fields(turn)
+        if "sampling_parameters" in names:
+            values["sampling_parameters"] = dump(parameters).decode()
+        elif self._plan.endpoint is LanguageEndpoint.GENERATE:
+            values |= parameters  # the server takes what is no input for a parameter
+        else:
+            values |= {name: value for name, value in parameters.items() if name in names}
+        if not self._plan.tokenizer:
+            counts = ("return_num_input_tokens", "return_num_output_tokens")
+            values |= {name: True for name in counts if name in names}
+        return values
+
+    def _limits(self, turn: Turn) -> dict[str, Any]:
+        limits: dict[str, Any] = {"max_tokens": turn.output_tokens} if turn.output_tokens else {}
+        if self._prompts.ignore_eos:
+            limits["ignore_eos"] = True
+            if turn.output_tokens:
+                limits["min_tokens"] = turn.output_tokens
+        return limits
+
+    def _fields(self, turn: Turn) -> dict[str, Any]:
+        return {**dict(self._prompts.fields), **turn.fields}
+
+    def _turn(self, stream: int, step: int) -> Turn:
+        return self._conversations[stream].turns[step]
+
+    def _messages(self, stream: int, step: int, history: Sequence[str]) -> list[Mapping[str, Any]]:
+        messages: list[Mapping[str, Any]] = []
+        for place, turn in enumerate(self._conversations[stream].turns[: step + 1]):
+            messages += turn.messages or ({"role": "user", "content": turn.text},)
+            if place < len(history) and place < step:
+                messages.append({"role": "assistant", "content": history[place]})
+        return messages
+
+    def _prompt(self, stream: int, step: int, history: Sequence[str]) -> str:
+        parts = []
+        for place, turn in enumerate(self._conversations[stream].turns[: step + 1]):
+            parts.append(turn.text or _JOINT.join(map(_content, turn.messages)))
+            if place < len(history) and place < step:
+                parts.append(history[place])
+        return _JOINT.join(parts)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return _JOINT.join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
+
+
+def _datatype(value: bool | int | float | str) -> DataType:
+    if isinstance(value, bool):
+        return DataType.BOOL
+    if isinstance(value, str):
+        return DataType.BYTES
+    return DataType.INT32 if isinstance(value, int) else DataType.FP32
