@@ -69,7 +69,7 @@ class _Connection(asyncio.Protocol):
             task.cancel()
 
     async def _answer(self, path: str, body: bytes) -> None:
-        if not path.startswith("/v1/"):
+        if not path.startswith("/v1/") or not body:
             self._whole(404, {"error": "no such path"})
             return
         document = json.loads(body)
