@@ -89,7 +89,17 @@ def run_aiperf(given: argparse.Namespace, file: Path, folder: Path) -> Values:
     # Its members are those of `--ignore-eos`.
     extra = [f"ignore_eos:true,min_tokens:{given.output_tokens}"] if given.ignore_eos else []
     command = [
-        *(given.aiperf, "profile", "--model", given.model, "--url", given.url, "--endpoint-type", "chat", "--streaming"),
+        *(
+            given.aiperf,
+            "profile",
+            "--model",
+            given.model,
+            "--url",
+            given.url,
+            "--endpoint-type",
+            "chat",
+            "--streaming",
+        ),
         *("--tokenizer", TOKENIZER, "--input-file", str(file), "--custom-dataset-type", "mooncake_trace"),
         *("--concurrency", str(given.concurrency), "--request-count", str(given.requests), "--ui", "none"),
         *("--artifact-dir", str(artifacts), "--use-legacy-max-tokens"),
@@ -162,10 +172,9 @@ def main() -> None:
         file = folder / "prompts.jsonl"
         prompts(file, given)
         for number in range(given.rounds):
-            turns = [lambda: ours.append(run_charonia(given, file, folder))]
-            turns.append(lambda: theirs.append(run_aiperf(given, file, folder)))
-            for turn in turns if number % 2 == 0 else reversed(turns):
-                turn()
+            turns = [(run_charonia, ours), (run_aiperf, theirs)]
+            for run, found in turns if number % 2 == 0 else reversed(turns):
+                found.append(run(given, file, folder))
     rows = compared(ours, theirs)
     for row in rows:
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"

@@ -9,7 +9,8 @@ change if the interval contains zero, or if it is below the smallest change of i
    factor: the variance of the percentile's rank among its intervals, relative to that of independent requests (the
    design effect of Woodruff's intervals). With the reduced number, the rank of a percentile has a beta distribution,
    and the histogram converts ranks to latencies.
-3. Share of errors: likewise, by errors per interval of the time line.
+3. Of language models, output tokens per second vary as the throughput does, and times to tokens as response times do.
+4. Share of errors: likewise, by errors per interval of the time line.
 
 An interval covers the variation within a run. A single run cannot show the variation between starts of a server.
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from charonia.core.errors import invalid
 from charonia.core.latency import LatencyHistogram
+from charonia.tools.results.language import LanguageFigures
 from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, PerfRun, TimeBucket, Verdict
 from charonia.tools.results.student import student
 
@@ -246,9 +248,34 @@ def _figures(first: LevelResult, second: LevelResult, generator: np.random.Gener
         if percent <= 99 or all(curve.reaches(percent) for curve in curves):
             draws = _ratio(*(curve.draws(percent, generator) for curve in curves))
             yield _Figure(f"p{percent:g}", first.percentile(percent), second.percentile(percent), draws)
+    if first.language is not None and second.language is not None:
+        yield from _token_figures((first, first.language), (second, second.language), generator)
     shares = [_error_draws(result, generator) for result in (first, second)]
     difference = None if shares[0] is None or shares[1] is None else shares[1] - shares[0]
     yield _Figure("errors", first.error_share, second.error_share, difference, is_share=True)
+
+
+def _token_figures(
+    first: tuple[LevelResult, LanguageFigures],
+    second: tuple[LevelResult, LanguageFigures],
+    generator: np.random.Generator,
+) -> Iterator[_Figure]:
+    rates = [_scaled(result.throughput, figures.output_rate) for result, figures in (first, second)]
+    draws = _ratio(*(_draws_of(rate, generator) for rate in rates))
+    yield _Figure("tokens/s", rates[0].value, rates[1].value, draws, more_is_better=True)
+    for name, field in (("ttft", "first_token_times"), ("itl", "inter_token_times")):
+        times: list[LatencyHistogram] = [getattr(figures, field) for _, figures in (first, second)]
+        curves = [_Percentiles(pair[0], found) for pair, found in zip((first, second), times, strict=True)]
+        for percent in (50.0, 99.0) if all(found.count for found in times) else ():
+            draws = _ratio(*(curve.draws(percent, generator) for curve in curves))
+            values = [found.percentile(percent) for found in times]
+            yield _Figure(f"{name} p{percent:g}", values[0], values[1], draws)
+
+
+def _scaled(estimate: Estimate, value: float) -> Estimate:
+    """Return an estimate of something that varies as this one does: its interval has the same share of it."""
+    factor = value / estimate.value if estimate.value else 0.0
+    return Estimate(value, estimate.low * factor, estimate.high * factor, estimate.confidence if factor else 0.0)
 
 
 def _change(figure: _Figure, confidence: float, criteria: Criteria) -> MetricChange:
@@ -288,16 +315,23 @@ def _draws_of(estimate: Estimate, generator: np.random.Generator) -> Floats | No
 
 
 class _Percentiles:
-    """The distributions of the percentiles of a level."""
+    """The distributions of the percentiles of a level.
 
-    def __init__(self, result: LevelResult) -> None:
-        self._count = result.response_times.count
+    Args:
+        result: The level.
+        times: The times of its requests, None for response times. Other times of the same requests are taken to be as
+            correlated as those.
+    """
+
+    def __init__(self, result: LevelResult, times: LatencyHistogram | None = None) -> None:
         self._curve = _Curve(result.response_times)
         pieces = [piece for piece in _pieces(result) if piece.completed_count]
         self._effects = {
             percent: _design_effect(self._surprises(pieces, percent, value)) if len(pieces) >= PIECES_MIN else None
             for percent, value in ((50.0, _median), (99.0, _tail))
         }
+        times = result.response_times if times is None else times
+        self._count, self._curve = times.count, _Curve(times)
 
     def reaches(self, percent: float) -> bool:
         """Whether there are enough independent requests beyond a percentile."""

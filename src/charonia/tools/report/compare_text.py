@@ -135,7 +135,7 @@ def rows_of(level: LevelChange) -> Iterator[tuple[str, ...]]:
 
 def _value(change: MetricChange, value: float) -> str:
     match change.figure:
-        case "throughput":
+        case "throughput" | "tokens/s":
             return f"{number(value)}/s"
         case "errors":
             return percent(value)

@@ -13,6 +13,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from charonia.tools.report.language import STATISTICS, counted_text, spread_rows
 from charonia.tools.report.quantities import duration, number, percent, size
 from charonia.tools.report.summary import VERDICT_TEXTS, best_level, is_open_loop, is_trusted
 from charonia.tools.results.records import LevelResult, PerfRun
@@ -42,9 +43,7 @@ def levels_table(run: PerfRun) -> str:
     columns = [
         _level_column(run),
         _Column("Verdict", _verdict, is_text=True),
-        _Column("Inferences/s", _throughput),
-        *(_Column(f"p{percent:g}", _percentile(percent)) for percent in PERCENTILES),
-        _Column("Slowest", lambda result: duration(result.response_times.maximum)),
+        *(_of_language() if any(result.language is not None for result in run.levels) else _of_inferences()),
         _Column("Errors", lambda result: percent(result.error_share)),
         *(_open_loop() if is_open_loop(run) else ()),
         *(_goodput() if any(result.goodput is not None for result in run.levels) else ()),
@@ -159,6 +158,53 @@ def _open_loop() -> tuple[_Column, ...]:
         _Column("Sent late", lambda result: percent(result.offered.delayed_share) if result.offered else _UNKNOWN),
         _Column("Service p99", lambda result: duration(result.service_times.percentile(99))),
     )
+
+
+def _of_inferences() -> tuple[_Column, ...]:
+    return (
+        _Column("Inferences/s", _throughput),
+        *(_Column(f"p{percent:g}", _percentile(percent)) for percent in PERCENTILES),
+        _Column("Slowest", lambda result: duration(result.response_times.maximum)),
+    )
+
+
+def _of_language() -> tuple[_Column, ...]:
+    return (
+        _Column("Tokens/s", lambda result: number(result.language.output_rate) if result.language else _UNKNOWN),
+        _Column("TTFT p50", _of_tokens("first_token", "p50")),
+        _Column("p99", _of_tokens("first_token", "p99")),
+        _Column("ITL p50", _of_tokens("inter_token", "p50")),
+        _Column("p99", _of_tokens("inter_token", "p99")),
+        _Column("Requests/s", _throughput),
+        _Column("Latency p50", _percentile(50.0)),
+        _Column("p99", _percentile(99.0)),
+    )
+
+
+def _of_tokens(figure: str, field: str) -> _Cell:
+    def cell(result: LevelResult) -> str:
+        spread = None if result.language is None else result.language.spread(figure)
+        return _UNKNOWN if spread is None else duration(getattr(spread, field))
+
+    return cell
+
+
+def language_tables(run: PerfRun) -> Iterator[str]:
+    """Yield, for each level of a language model, a collapsed table of the figures of its requests."""
+    head = "".join(f"<th scope='col'>{name}</th>" for name in ("", *STATISTICS))
+    measured = [result for result in run.levels if result.language is not None]
+    for result in measured:
+        assert result.language is not None
+        rows = "".join(
+            f"<tr><th scope='row'>{escape(title)}</th>"
+            + "".join(f"<td>{number(getattr(spread, field) * factor)}</td>" for field in STATISTICS.values())
+            + "</tr>"
+            for title, spread, factor in spread_rows(result.language)
+        )
+        table = scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
+        about = f"<p class='about'>{escape(counted_text(result.language))}</p>"
+        is_open = " open" if len(measured) == 1 else ""
+        yield f"<details{is_open}><summary>Tokens at {escape(str(result.level))}</summary>{table}{about}</details>"
 
 
 def _goodput() -> tuple[_Column, ...]:

@@ -12,6 +12,7 @@ from charonia.tools.report.document import (
     asset,
     document,
     errors_table,
+    language_tables,
     levels_table,
     moment,
     resources_table,
@@ -21,6 +22,7 @@ from charonia.tools.report.document import (
 from charonia.tools.report.plot_data import TITLES, plot_data
 from charonia.tools.report.quantities import clock, duration, number, percent, size
 from charonia.tools.report.summary import VERDICT_TEXTS, best_level, headline, is_trusted
+from charonia.tools.results.language import LanguageFigures
 from charonia.tools.results.records import LevelResult, PerfRun
 
 
@@ -79,7 +81,7 @@ def _sections(runs: Sequence[PerfRun], names: Sequence[str]) -> Iterator[str]:
 def _plots() -> Iterator[str]:
     yield "<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>"
     for identity, text in _PLOTS.items():
-        if identity == "distribution":
+        if identity == "ttft":
             yield '<div id="chooser"></div>'  # of the run that the plots from here on show
         title = TITLES[identity]
         yield f'<section class="plot" id="{identity}" hidden><h2>{title}</h2><p class="about">{text}</p></section>'
@@ -87,6 +89,9 @@ def _plots() -> Iterator[str]:
 
 _PLOTS = {
     "tradeoff": "Each point is a level. Right is more work done, low is a shorter wait.",
+    "ttft": "How long requests waited for the first piece of their response.",
+    "itl": "The mean time between the tokens of a response, a value for each request.",
+    "icl": "The time between two pieces of a response that follow each other, all of all responses.",
     "distribution": "How long requests had to wait: the further right, the rarer. "
     "Each step of the axis is ten times rarer.",
     "timeline": "What happened when, from the first request on. The shaded time made up the results.",
@@ -105,6 +110,7 @@ def _summary(run: PerfRun) -> Iterator[str]:
         yield f'<dl class="tiles">{"".join(_tiles(run, best))}</dl>'
     yield from _cautions(run)
     yield f"</section><section><h2>Levels</h2>{levels_table(run)}"
+    yield from language_tables(run)
     yield from trials_tables(run)
     yield "</section>"
     errors = errors_table(run)
@@ -127,10 +133,13 @@ def _measured(run: PerfRun) -> str:
 def _tiles(run: PerfRun, best: LevelResult) -> Iterator[str]:
     load, value = str(best.level).rsplit(" ", 1)
     yield _tile(f"Best {load}" if len(run.levels) > 1 else load.capitalize(), value, _badge(best))
+    if best.language is not None:
+        yield from _language_tiles(best.language)
     estimate = best.throughput
     sure = f"{100 * estimate.confidence:g} % sure"
     spread = f"± {percent(estimate.relative_half_width)}, {sure}" if estimate.confidence else ""
-    yield _tile("Inferences/s", number(estimate.value), escape(spread))
+    name = "Inferences/s" if best.language is None else "Requests/s"
+    yield _tile(name, number(estimate.value), escape(spread))
     yield _tile("Median latency", duration(best.percentile(50)), escape(f"p99 {duration(best.percentile(99))}"))
     if best.goodput is not None:
         objectives = escape(", ".join(best.goodput.objectives))
@@ -139,6 +148,16 @@ def _tiles(run: PerfRun, best: LevelResult) -> Iterator[str]:
     yield _tile("Errors", percent(best.error_share), failed)
     if best.resources is not None:
         yield _tile("Server CPU", f"{number(best.resources.cpu_cores)} cores", size(best.resources.rss_bytes))
+
+
+def _language_tiles(figures: LanguageFigures) -> Iterator[str]:
+    user = figures.user_rate
+    if figures.output_tokens is not None:
+        below = f"{number(user.mean)} a user" if user is not None else ""
+        yield _tile("Output tokens/s", number(figures.output_rate), below)
+    for name, spread in (("Time to first token", figures.first_token), ("Inter-token latency", figures.inter_token)):
+        if spread is not None:
+            yield _tile(name, duration(spread.p50), f"p99 {duration(spread.p99)}")
 
 
 def _tile(name: str, value: str, below: str) -> str:

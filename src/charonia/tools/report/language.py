@@ -21,7 +21,7 @@ STATISTICS = {
 COUNTED = {
     CountedBy.TOKENIZER: "the tokenizer",
     CountedBy.SERVER: "the server",
-    CountedBy.PIECES: "nobody (each piece of a stream counts as one token)",
+    CountedBy.PIECES: "pieces of the streams, each taken for one token",
     CountedBy.NOBODY: "nobody",
 }
 """Who counted tokens, in words."""
@@ -37,7 +37,7 @@ def counted_text(figures: LanguageFigures) -> str:
     prompts, responses = COUNTED[figures.input_counted_by], COUNTED[figures.output_counted_by]
     if prompts == responses:
         return f"Tokens counted by {prompts}."
-    return f"Tokens of prompts counted by {prompts}, of responses by {responses}."
+    return f"Tokens of prompts counted by {prompts}; of responses by {responses}."
 
 
 def spread_rows(figures: LanguageFigures) -> Iterator[tuple[str, Spread, float]]:

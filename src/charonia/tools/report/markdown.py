@@ -4,6 +4,7 @@ from charonia.tools.report.compare import Comparison, Outcome
 from charonia.tools.report.compare_text import cautions, rows_of, verdict
 from charonia.tools.report.quantities import duration, number, percent
 from charonia.tools.report.summary import VERDICT_TEXTS, headline
+from charonia.tools.results.language import LanguageFigures
 from charonia.tools.results.records import LevelResult, PerfRun
 
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
@@ -12,7 +13,10 @@ _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 def render(run: PerfRun) -> str:
     """Return a heading, the result in a sentence, a table of the levels, and the notes."""
     server = f"{run.server.name} {run.server.version}".strip() or "a server"
-    head = ["Level", "Inferences/s", *(f"p{percent_:g}" for percent_ in _PERCENTILES), "Errors", "Verdict"]
+    is_language = any(result.language is not None for result in run.levels)
+    tokens = ["Tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"] if is_language else []
+    work = "Requests/s" if is_language else "Inferences/s"
+    head = ["Level", *tokens, work, *(f"p{percent_:g}" for percent_ in _PERCENTILES), "Errors", "Verdict"]
     lines = [
         f"## {_plain(run.model.name)}",
         "",
@@ -20,7 +24,7 @@ def render(run: PerfRun) -> str:
         "",
         _row(head),
         _row(["---", *["---:"] * (len(head) - 2), "---"]),
-        *(_row(_cells(result)) for result in run.levels),
+        *(_row(_cells(result, len(tokens))) for result in run.levels),
         "",
     ]
     lines += [f"- {_plain(note)}" for note in [*run.notes, *_reasons(run)]]
@@ -61,9 +65,21 @@ _OUTCOMES = {
 }
 
 
-def _cells(result: LevelResult) -> list[str]:
+def _token_cells(figures: LanguageFigures | None) -> list[str]:
+    if figures is None:
+        return ["-"] * 5
+    times = [
+        "-" if spread is None else duration(value)
+        for spread in (figures.first_token, figures.inter_token)
+        for value in ((spread.p50, spread.p99) if spread is not None else (0.0, 0.0))
+    ]
+    return [number(figures.output_rate), *times]
+
+
+def _cells(result: LevelResult, token_count: int) -> list[str]:
     return [
         str(result.level),
+        *(_token_cells(result.language) if token_count else ()),
         number(result.throughput.value),
         *(duration(result.percentile(percent_)) if result.request_count else "-" for percent_ in _PERCENTILES),
         percent(result.error_share),

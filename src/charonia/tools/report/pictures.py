@@ -1,6 +1,7 @@
 """The plots of a run as PNG files."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from charonia.tools.report.drawing import MILLISECOND, Draw, breakdown, colors, finish, nines, png_files
@@ -18,6 +19,8 @@ _SECOND = 1e3
 def pictures(run: PerfRun) -> dict[str, bytes]:
     """Return PNG files by name: `resnet50-latency.png`, `-distribution`, `-timeline` and `-breakdown`.
 
+    A language model also has `-ttft` and `-itl`.
+
     Raises:
         ServingError: UNSUPPORTED where matplotlib is not installed.
     """
@@ -32,6 +35,10 @@ def _plots(model: str, data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
         yield "latency", lambda figure: _latency(figure, answered, data, titles["tradeoff"])
     if answered:
         yield "distribution", lambda figure: _distribution(figure, answered, titles["distribution"])
+    for kind in ("ttft", "itl"):
+        found = [{**level, "curve": level[kind]} for level in answered if kind in level]
+        if found:
+            yield kind, partial(_distribution, levels=found, title=titles[kind])
     timed = [level for level in levels if level["time"]["begin"]]
     if timed:
         yield "timeline", lambda figure: _timeline(figure, timed, axis, titles["timeline"])
@@ -50,7 +57,7 @@ def _latency(figure: "Figure", levels: Sequence[Mapping[str, Any]], data: Mappin
     for level, throughput in zip(levels, throughputs, strict=True):
         at = (throughput, level["latencies"][0] / MILLISECOND)
         axes.annotate(level["value"], at, (0, -13), textcoords="offset points", ha="center", color=colors()["soft"])
-    finish(axes, title, "Inferences per second", "Latency in ms")
+    finish(axes, title, data["work"], "Latency in ms")
 
 
 def _distribution(figure: "Figure", levels: Sequence[Mapping[str, Any]], title: str) -> None:

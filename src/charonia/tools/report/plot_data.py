@@ -32,6 +32,9 @@ PARTS = {
 
 TITLES = {
     "tradeoff": "Latency against throughput",
+    "ttft": "Time to first token",
+    "itl": "Inter-token latency",
+    "icl": "Inter-chunk latency",
     "distribution": "Latency distribution",
     "timeline": "Time line",
     "parts": "Where the time goes",
@@ -58,6 +61,7 @@ def plot_data(runs: Sequence[PerfRun], names: Sequence[str]) -> dict[str, Any]:
     return {
         "percentiles": list(PERCENTILES),
         "parts": list(PARTS.items()),
+        "work": "Output tokens per second" if any(map(is_language, runs)) else "Inferences per second",
         "axis": latency_axis([values[0] for values in latencies], [values[-1] for values in latencies]),
         "runs": [
             {"name": name, "axis": _time_axis(run), "levels": _levels(run)}
@@ -87,10 +91,11 @@ def _levels(run: PerfRun) -> list[dict[str, Any]]:
             "value": f"{result.level.value:g}",
             "best": result is best,
             "verdict": result.verdict.value,
-            "throughput": [result.throughput.value, result.throughput.low, result.throughput.high],
+            "throughput": _work(result),
             "latencies": [result.percentile(percent) for percent in PERCENTILES],
             "requests": result.request_count,
-            "curve": _curve(result),
+            "curve": _curve(result.response_times, result.service_times),
+            **_token_curves(result),
             "time": _time(result, begin),
             "windows": _windows(result, begin),
             "parts": list(parts(result)),
@@ -112,14 +117,35 @@ def _begins(run: PerfRun) -> list[int]:
     return begins
 
 
-def _curve(result: LevelResult) -> dict[str, Any]:
-    """Return latencies at the quantiles `1 - 10 ** -x` for `x` in steps, up to the last request."""
-    count = max(result.response_times.count, 1)
+def is_language(run: PerfRun) -> bool:
+    """Whether a run measured a language model."""
+    return any(result.language is not None for result in run.levels)
+
+
+def _work(result: LevelResult) -> list[float]:
+    """Return the work done per second, with the ends of its interval."""
+    if result.language is not None:
+        return [result.language.output_rate] * 3
+    return [result.throughput.value, result.throughput.low, result.throughput.high]
+
+
+def _token_curves(result: LevelResult) -> dict[str, Any]:
+    """Return the distributions of a language model by the name of their plot."""
+    figures = result.language
+    if figures is None:
+        return {}
+    found = {"ttft": figures.first_token_times, "itl": figures.inter_token_times, "icl": figures.inter_chunk_times}
+    return {name: _curve(times, times) for name, times in found.items() if times.count}
+
+
+def _curve(response_times: LatencyHistogram, service_times: LatencyHistogram) -> dict[str, Any]:
+    """Return latencies at the quantiles `1 - 10 ** -x` for `x` in steps, up to the last value."""
+    count = max(response_times.count, 1)
     steps = math.ceil(math.log10(count) * STEPS_A_DECADE) + 1
     xs = [min(step / STEPS_A_DECADE, math.log10(count)) for step in range(steps)]
     percents = [*(100 * (1 - 10**-x) for x in xs[:-1]), 100.0]
-    response = _at(result.response_times, percents)
-    service = _at(result.service_times, percents)
+    response = _at(response_times, percents)
+    service = _at(service_times, percents)
     return {"x": [round(x, 4) for x in xs], "response": response, "service": None if service == response else service}
 
 

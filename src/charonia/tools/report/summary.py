@@ -52,6 +52,12 @@ def headline(run: PerfRun) -> str:
     within = " within the latency limit" if limited else ""
     of_several = f"The best of {len(run.levels)} levels{within} is {best.level}:" if len(run.levels) > 1 else ""
     alone = "" if of_several else f"At {best.level}:"
+    if best.language is not None and best.language.first_token is not None:
+        first = best.language.first_token
+        return (
+            f"{of_several}{alone} {number(best.language.output_rate)} output tokens/s, the first token within "
+            f"{duration(first.p50)} for half of the requests and within {duration(first.p99)} for 99 %."
+        )
     return (
         f"{of_several}{alone} {number(best.throughput.value)} inferences/s, half of the requests within "
         f"{duration(best.percentile(50))}, 99 % within {duration(best.percentile(99))}."

@@ -80,15 +80,15 @@ function tradeoffOfRuns(percentile, kind) {
 function tradeoffPlot(series, stops, kind, room) {
   return plot({
     title: "Latency percentiles against throughput", series, stops, room, height: 340,
-    x: { kind: "linear", unit: "count", name: "Inferences per second" },
+    x: { kind: "linear", unit: "count", name: data.work },
     y: { kind, unit: "duration", name: "Latency" },
   });
 }
 
 // ---- distribution
 
-function drawDistribution(run) {
-  const levels = answered(run);
+function drawDistribution(run, identity = "distribution", key = "curve") {
+  const levels = answered(run).filter((level) => level[key]).map((level) => ({ ...level, curve: level[key] }));
   if (!levels.length) return;
   const shown = new Set(levels.keys());
   // More curves than can be told apart: the ends, the best, and what lies evenly between them.
@@ -110,7 +110,7 @@ function drawDistribution(run) {
   const axis = axisChoice(kind, (chosen) => { kind = chosen; redraw(); });
   const controls = element("div", { class: "controls" }, axis);
   if (levels.length > 1) controls.append(captioned(loadName(levels), chips));
-  section("distribution", controls, body);
+  section(identity, controls, body);
   if (levels.some((level) => level.curve.service))
     body.after(legend([["Response time, from when a request was to be sent", "var(--soft)"], ["Service time, from when it was sent", "var(--soft)", true]]));
   redraw();
@@ -238,6 +238,7 @@ function drawParts(run) {
 
 function drawRun() {
   const run = data.runs[chosenRun];
+  for (const name of ["ttft", "itl", "icl"]) drawDistribution(run, name, name);
   drawDistribution(run);
   drawTimeline(run);
   drawParts(run);
@@ -252,7 +253,7 @@ function draw() {
 if (data.runs.length > 1) {
   const change = (place) => {
     chosenRun = place;
-    for (const identity of ["distribution", "timeline", "parts"]) document.getElementById(identity).hidden = true;
+    for (const identity of ["ttft", "itl", "icl", "distribution", "timeline", "parts"]) document.getElementById(identity).hidden = true;
     drawRun();
   };
   const chooser = element("div", { class: "controls" }, element("strong", {}, "Run"), choice("Run", data.runs.map((run) => run.name), 0, change));
