@@ -255,11 +255,9 @@ def test_what_has_no_meaning_here_is_refused_with_a_reason(option: Option) -> No
     assert problems(*M, option.name, *(["x"] if option.metavar else [])) == [f"{shown}: {option.unsupported}"]
 
 
-@pytest.mark.parametrize("kind", ["tfserving", "triton_c_api", "openai", "torchserve"])
+@pytest.mark.parametrize("kind", ["tfserving", "triton_c_api", "torchserve"])
 def test_other_services_are_refused(kind: str) -> None:
-    assert problems(*M, "--service-kind", kind) == [
-        f"--service-kind: expected triton, got '{kind}': only servers of the KServe v2 protocol are measured"
-    ]
+    assert problems(*M, "--service-kind", kind) == [f"--service-kind: expected triton or openai, got '{kind}'"]
 
 
 @pytest.mark.parametrize(
@@ -335,7 +333,10 @@ def test_other_services_are_refused(kind: str) -> None:
             ("--request-parameter", "n:x:int"),
             "--request-parameter: expected NAME:VALUE:TYPE with a TYPE of bool, int or string, got 'n:x:int'",
         ),
-        (("--goodput", "rate:5"), "--goodput: expected latency:TIME, e.g. latency:50ms, got 'rate:5'"),
+        (
+            ("--goodput", "rate:5"),
+            "--goodput: expected latency:TIME, e.g. latency:50ms, or ttft:TIME, itl:TIME, got 'rate:5'",
+        ),
         (("--goodput", "latency:0"), "--goodput: expected a time above 0, got 'latency:0'"),
         (("--shared-memory", "disk"), "--shared-memory: expected none or system, got 'disk'"),
         (

@@ -56,13 +56,13 @@ TARGET = (
 LANGUAGE = (
     flag("--llm", "is_language", True, "Measure a language model: times to tokens, tokens per second", rank=1),
     Option(
-        *("--endpoint", "language.endpoint", read.endpoint, "chat|completions|embeddings|generate|infer"),
-        "API: one of OpenAI's, Triton's generate, or KServe inference with text_input and text_output",
+        *("--endpoint", "language.endpoint", read.endpoint, "API"),
+        "OpenAI's chat, completions or embeddings; Triton's generate; infer of the KServe v2 protocol",
     ),
     Option(
         *("--tokenizer", "language.tokenizer", read.present_place, "FILE|FOLDER"),
-        "tokenizer.json that counts tokens and makes prompts of exact length",
-        default="the server's counts",
+        "tokenizer.json that counts tokens and makes prompts of exact length; without one, the server's counts",
+        default="none",
         rank=1,
     ),
     flag("--no-stream", "language.streaming", False, "Ask for whole responses instead of streams", rank=1),
@@ -441,7 +441,7 @@ Measure a model on a server of the KServe v2 protocol: Charonia, Triton, others.
   charonia perf -m NAME --concurrency-range 1:8 -f r.csv  1 to 8 at a time
   charonia perf -m NAME --request-rate-range 200          200 a second
   charonia perf -m NAME --measurement-mode adaptive       as short as it can be
-  charonia perf -m NAME --llm --concurrency-range 8       a language model: tokens
+  charonia perf -m NAME --llm --concurrency-range 8       a language model
 """,
     groups={
         "Server and model": TARGET,

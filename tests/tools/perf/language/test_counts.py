@@ -18,7 +18,7 @@ from charonia.tools.perf.language.counts import (
     widened,
 )
 from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
-from charonia.tools.perf.language.prompts import Conversation, Turn
+from charonia.tools.perf.language.prompts import Dialogue, Turn
 from charonia.tools.perf.language.received import Received
 from charonia.tools.perf.language.replies import UNKNOWN, Reply
 from charonia.tools.perf.language.requests import LanguageSource
@@ -30,7 +30,7 @@ MS = 1_000_000
 
 
 def reader() -> ReplyReader:
-    source = LanguageSource(("m", ""), LanguagePlan(), PromptPlan(), [Conversation((Turn("hi"),))])
+    source = LanguageSource(("m", ""), LanguagePlan(), PromptPlan(), [Dialogue((Turn("hi"),))])
     return ReplyReader(source, LanguageEndpoint.CHAT, None, is_grpc=False)
 
 

@@ -15,7 +15,7 @@ from charonia.core.errors import ServingError
 from charonia.tools.perf.language.load import replay_gaps
 from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, Length, PromptPlan
 from charonia.tools.perf.language.prompt_files import read_prompts
-from charonia.tools.perf.language.prompts import Conversation, TextGenerator, Turn, blocks, generated, word_pool
+from charonia.tools.perf.language.prompts import Dialogue, TextGenerator, Turn, blocks, generated, word_pool
 from charonia.tools.perf.language.requests import LanguageSource, ModelInputs
 from charonia.tools.perf.language.tokens import FileTokenizer
 
@@ -113,7 +113,7 @@ def test_equal_hash_ids_are_equal_text() -> None:
     assert first[1024:] == second[1024:]
 
 
-def read(path: Path, lines: Sequence[object], **plan: Any) -> list[Conversation]:
+def read(path: Path, lines: Sequence[object], **plan: Any) -> list[Dialogue]:
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     return read_prompts(PromptPlan(file=str(path), **plan), lambda: TextGenerator(None, 0), 0)
 
@@ -185,7 +185,7 @@ def test_a_replay_needs_times(tmp_path: Path) -> None:
 
 def source(endpoint: LanguageEndpoint, turns: Sequence[Turn], names: Sequence[str] = (), **plan: Any) -> LanguageSource:
     inputs = ModelInputs(frozenset(names))
-    return LanguageSource(("m", ""), LanguagePlan(endpoint), PromptPlan(**plan), [Conversation(tuple(turns))], inputs)
+    return LanguageSource(("m", ""), LanguagePlan(endpoint), PromptPlan(**plan), [Dialogue(tuple(turns))], inputs)
 
 
 def test_a_chat_repeats_what_was_said() -> None:

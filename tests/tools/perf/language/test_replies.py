@@ -136,7 +136,7 @@ def test_inference_over_http_has_the_text_in_an_output() -> None:
 def test_inference_over_grpc_has_a_message_for_each_piece() -> None:
     messages = []
     for word in (b"a", b" b"):
-        message = message_class("inference.ModelStreamInferResponse")()
+        message: Any = message_class("inference.ModelStreamInferResponse")()
         message.infer_response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
         tensor = Tensor("text_output", DataType.BYTES, np.array([word], object))
         message.infer_response.raw_output_contents.append(bytes(encode_tensor(tensor)))

@@ -10,7 +10,7 @@ from charonia.tools.perf.api import RunSettings, SequencePlan
 from charonia.tools.perf.language.counts import ReplyReader
 from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
 from charonia.tools.perf.language.prompt_files import read_prompts
-from charonia.tools.perf.language.prompts import Conversation, TextGenerator, generated
+from charonia.tools.perf.language.prompts import Dialogue, TextGenerator, generated
 from charonia.tools.perf.language.requests import LanguageSource, ModelInputs
 from charonia.tools.perf.language.tokens import FileTokenizer
 from charonia.tools.results.records import LoadMode
@@ -52,11 +52,11 @@ class LanguageRun:
             return TextGenerator(tokenizer, seed)
 
         if prompts.file:
-            self._conversations = read_prompts(prompts, generator, seed)
+            self._dialogues = read_prompts(prompts, generator, seed)
         else:
-            self._conversations = generated(prompts, generator(), seed)
+            self._dialogues = generated(prompts, generator(), seed)
         self._is_replay = prompts.is_replay
-        self.source = LanguageSource(model, plan, prompts, self._conversations, inputs)
+        self.source = LanguageSource(model, plan, prompts, self._dialogues, inputs)
         self.replies = ReplyReader(self.source, plan.endpoint, tokenizer, is_grpc)
 
     def settings(self, settings: RunSettings) -> RunSettings:
@@ -65,15 +65,15 @@ class LanguageRun:
             settings = replace(settings, sequences=SequencePlan(length_from_data=True))
         if not self._is_replay:
             return settings
-        gaps_ns = replay_gaps(self._conversations)
+        gaps_ns = replay_gaps(self._dialogues)
         load = replace(settings.load, mode=LoadMode.INTERVALS, intervals_ns=gaps_ns)
         measure = replace(settings.measure, request_count=len(gaps_ns))
         return replace(settings, load=load, measure=measure)
 
 
-def replay_gaps(conversations: list[Conversation]) -> tuple[int, ...]:
-    """Return the time before each conversation of a replay in nanoseconds; the first is sent at once."""
-    times = [conversation.at_ms or 0.0 for conversation in conversations]
+def replay_gaps(dialogues: list[Dialogue]) -> tuple[int, ...]:
+    """Return the time before each dialogue of a replay in nanoseconds; the first is sent at once."""
+    times = [dialogue.at_ms or 0.0 for dialogue in dialogues]
     before = [times[0], *times[:-1]]
     return tuple(round((time - last) * 1e6) for last, time in zip(before, times, strict=True))
 

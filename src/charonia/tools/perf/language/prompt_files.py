@@ -10,7 +10,7 @@ import orjson
 
 from charonia.core.errors import ServingError, invalid
 from charonia.tools.perf.language.plan import PromptPlan
-from charonia.tools.perf.language.prompts import Conversation, TextGenerator, Turn, blocks, output_tokens
+from charonia.tools.perf.language.prompts import Dialogue, TextGenerator, Turn, blocks, output_tokens
 
 LINES_MAX = 1_000_000
 """Limit of lines of a file."""
@@ -25,8 +25,8 @@ _MEMBERS = (*_TEXTS, *_OUTPUT_LENGTHS, *_OTHERS)
 _EXPECTED = "expected 'text', 'messages', 'turns' or 'input_length'"
 
 
-def read_prompts(plan: PromptPlan, generator: Callable[[], TextGenerator], seed: int) -> list[Conversation]:
-    """Return the conversations of a file.
+def read_prompts(plan: PromptPlan, generator: Callable[[], TextGenerator], seed: int) -> list[Dialogue]:
+    """Return the dialogues of a file.
 
     Args:
         plan: The file, and the length of responses whose lines say nothing of it.
@@ -47,7 +47,7 @@ class _Reader:
         self._random = Random(seed)
         self._line = 0
 
-    def read(self, path: Path) -> list[Conversation]:
+    def read(self, path: Path) -> list[Dialogue]:
         sessions: dict[str, tuple[float | None, list[Turn]]] = {}
         try:
             with path.open("rb") as lines:
@@ -63,7 +63,7 @@ class _Reader:
             raise invalid(f"{path}: line {self._line}: {error.message}", hint=error.hint) from None
         if not sessions:
             raise invalid(f"{path}: {_EXPECTED} in each line, got no line")
-        found = [Conversation(tuple(turns), at_ms) for at_ms, turns in sessions.values()]
+        found = [Dialogue(tuple(turns), at_ms) for at_ms, turns in sessions.values()]
         return _in_time(found, path) if self._plan.is_replay else found
 
     def _add(self, line: Mapping[str, Any], sessions: dict[str, tuple[float | None, list[Turn]]]) -> None:
@@ -132,7 +132,7 @@ def _number(line: Mapping[str, Any], name: str, low: float, high: float = math.i
     return float(value)
 
 
-def _in_time(found: list[Conversation], path: Path) -> list[Conversation]:
+def _in_time(found: list[Dialogue], path: Path) -> list[Dialogue]:
     missing = [number for number, each in enumerate(found, 1) if each.at_ms is None]
     if missing:
         raise invalid(

@@ -1,4 +1,4 @@
-"""Prompts: conversations of one turn or several, and generated text of a given number of tokens. Pure.
+"""Prompts: dialogues of one turn or several, and generated text of a given number of tokens. Pure.
 
 Generated text is words that the tokenizer takes for one token each, so its length in tokens is that in words. What a
 tokenizer counts otherwise is corrected by adding and removing words.
@@ -32,7 +32,7 @@ _BEFORE = "the"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a conversation.
+    """One request of a dialogue.
 
     Attributes:
         text: What the user says, "" if `messages` say it.
@@ -50,7 +50,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class Dialogue:
     """Turns in their order; each follows the response to the one before.
 
     Attributes:
@@ -119,11 +119,11 @@ def drawn(length: Length, random: Random, least: float = 1.0) -> float:
     return max(random.gauss(length.mean, length.deviation), least)
 
 
-def generated(plan: PromptPlan, generator: TextGenerator, seed: int) -> list[Conversation]:
-    """Return generated conversations."""
+def generated(plan: PromptPlan, generator: TextGenerator, seed: int) -> list[Dialogue]:
+    """Return generated dialogues."""
     random = Random(seed)
     prefixes = [generator.text(plan.prefix_tokens, f"prefix {number}") for number in range(plan.prefix_count)]
-    conversations = []
+    dialogues = []
     for number in range(plan.count):
         turns = []
         for turn in range(round(drawn(plan.turns, random))):
@@ -132,8 +132,8 @@ def generated(plan: PromptPlan, generator: TextGenerator, seed: int) -> list[Con
                 text = f"{random.choice(prefixes)} {text}"
             delay_ms = drawn(plan.turn_delay_ms, random, 0.0) if turn else 0.0
             turns.append(Turn(text, output_tokens=output_tokens(plan, random), delay_ms=delay_ms))
-        conversations.append(Conversation(tuple(turns)))
-    return conversations
+        dialogues.append(Dialogue(tuple(turns)))
+    return dialogues
 
 
 def output_tokens(plan: PromptPlan, random: Random) -> int:

@@ -1,4 +1,4 @@
-"""The requests of a run: conversations in the form of an API. It is the run's `InputSource`."""
+"""The requests of a run: dialogues in the form of an API. It is the run's `InputSource`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
-from charonia.tools.perf.language.prompts import Conversation, Turn
+from charonia.tools.perf.language.prompts import Dialogue, Turn
 from charonia.wire.http_codec import model_path
 from charonia.wire.json_text import dump
 
@@ -36,18 +36,18 @@ class ModelInputs:
 
 
 class LanguageSource:
-    """Conversations as requests. A stream is a conversation, a step one of its turns.
+    """Dialogues as requests. A stream is a dialogue, a step one of its turns.
 
     Args:
         model: Model name and version, "" for the server's choice.
         plan: The API.
         prompts: Settings of all requests.
-        conversations: At least one.
+        dialogues: At least one.
         inputs: What a model of the KServe protocol takes.
 
     Attributes:
         batch_size: Items in a request: one.
-        stream_count: Number of conversations.
+        stream_count: Number of dialogues.
     """
 
     def __init__(
@@ -55,29 +55,29 @@ class LanguageSource:
         model: tuple[str, str],
         plan: LanguagePlan,
         prompts: PromptPlan,
-        conversations: Sequence[Conversation],
+        dialogues: Sequence[Dialogue],
         inputs: ModelInputs = ModelInputs(),
     ) -> None:
         self.batch_size = 1
-        self.stream_count = len(conversations)
+        self.stream_count = len(dialogues)
         self._name, self._version = model
         self._plan = plan
         self._prompts = prompts
-        self._conversations = conversations
+        self._dialogues = dialogues
         self._inputs = inputs
 
     @property
     def has_sessions(self) -> bool:
-        """Whether a conversation has several turns."""
-        return any(len(conversation.turns) > 1 for conversation in self._conversations)
+        """Whether a dialogue has several turns."""
+        return any(len(dialogue.turns) > 1 for dialogue in self._dialogues)
 
     def step_count(self, stream: int) -> int:
-        """Return the number of turns of a conversation."""
-        return len(self._conversations[stream].turns)
+        """Return the number of turns of a dialogue."""
+        return len(self._dialogues[stream].turns)
 
     def delay_s(self, stream: int, step: int) -> float:
         """Return the time between the previous response and a turn, in seconds."""
-        return self._conversations[stream].turns[step].delay_ms / 1000
+        return self._dialogues[stream].turns[step].delay_ms / 1000
 
     def expected(self, stream: int, step: int) -> Mapping[str, Tensor] | None:
         """Return None: what a model says is not checked."""
@@ -109,7 +109,7 @@ class LanguageSource:
         """Return the body of a request over HTTP.
 
         Args:
-            stream: The conversation.
+            stream: The dialogue.
             step: Its turn.
             history: The replies to the turns before.
         """
@@ -182,11 +182,11 @@ class LanguageSource:
         return {**dict(self._prompts.fields), **turn.fields}
 
     def _turn(self, stream: int, step: int) -> Turn:
-        return self._conversations[stream].turns[step]
+        return self._dialogues[stream].turns[step]
 
     def _messages(self, stream: int, step: int, history: Sequence[str]) -> list[Mapping[str, Any]]:
         messages: list[Mapping[str, Any]] = []
-        for place, turn in enumerate(self._conversations[stream].turns[: step + 1]):
+        for place, turn in enumerate(self._dialogues[stream].turns[: step + 1]):
             messages += turn.messages or ({"role": "user", "content": turn.text},)
             if place < len(history) and place < step:
                 messages.append({"role": "assistant", "content": history[place]})
@@ -194,7 +194,7 @@ class LanguageSource:
 
     def _prompt(self, stream: int, step: int, history: Sequence[str]) -> str:
         parts = []
-        for place, turn in enumerate(self._conversations[stream].turns[: step + 1]):
+        for place, turn in enumerate(self._dialogues[stream].turns[: step + 1]):
             parts.append(turn.text or _JOINT.join(map(_content, turn.messages)))
             if place < len(history) and place < step:
                 parts.append(history[place])
