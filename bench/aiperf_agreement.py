@@ -86,8 +86,7 @@ def run_aiperf(given: argparse.Namespace, file: Path, folder: Path) -> Values:
     """Run `aiperf profile` once."""
     artifacts = folder / "aiperf"
     shutil.rmtree(artifacts, ignore_errors=True)
-    # Its members are those of `--ignore-eos`.
-    extra = [f"ignore_eos:true,min_tokens:{given.output_tokens}"] if given.ignore_eos else []
+    extra = ["ignore_eos:true"] if given.ignore_eos else []
     command = [
         *(
             given.aiperf,

@@ -221,9 +221,9 @@ def decode_response(body: Buffer, json_bytes: int) -> InferResponse:
 
 
 def error_message(body: Buffer, status: int) -> str:
-    """Return the server's message in the body of an error."""
+    """Return the server's message in the body of an error, which may be an event of a stream."""
     try:
-        document = orjson.loads(body)
+        document = orjson.loads(bytes(body).removeprefix(b"data: "))
     except orjson.JSONDecodeError:
         text = bytes(body[:400]).decode("utf-8", "replace").strip()
         return f"HTTP status {status}: {text}" if text else f"HTTP status {status}"

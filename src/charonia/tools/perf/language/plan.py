@@ -71,7 +71,7 @@ class PromptPlan:
         prefix_tokens: Length of each.
         turns: Turns of a generated session; a mean of 1 is a single request.
         turn_delay_ms: Time between a response and the next turn of its session.
-        ignore_eos: Whether responses have exactly as many tokens as asked for (`ignore_eos` and `min_tokens`).
+        ignore_eos: Whether responses have exactly as many tokens as asked for (`ignore_eos`).
         is_replay: Whether requests are sent at the timestamps of the file.
         fields: Further members of every request, by name.
     """

@@ -174,8 +174,6 @@ class LanguageSource:
         limits: dict[str, Any] = {"max_tokens": turn.output_tokens} if turn.output_tokens else {}
         if self._prompts.ignore_eos:
             limits["ignore_eos"] = True
-            if turn.output_tokens:
-                limits["min_tokens"] = turn.output_tokens
         return limits
 
     def _fields(self, turn: Turn) -> dict[str, Any]:
