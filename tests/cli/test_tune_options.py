@@ -194,7 +194,7 @@ def test_composing_models_of_both_kinds_are_put_together(tmp_path: Path) -> None
         ("latency_budget: 010x", "expected an integer"),
         ("objectives: [perf_troughput]", "did you mean perf_throughput?"),
         ("constraints: {perf_latency_p99: {maximum: 5}}", "expected min or max"),
-        ("constraints: {inter_token_latency_p99: {max: 5}}", "not by tokens"),
+        ("constraints: {inter_token_latency_p98: {max: 5}}", "did you mean inter_token_latency_p99?"),
         ("run_config_search_mode: slow", "expected race or brute or quick or optuna, got 'slow'"),
         ("bls_composing_models: {b: {parameters: {concurrency: 1}}}", "no load of its own"),
     ],

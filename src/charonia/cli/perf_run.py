@@ -29,12 +29,11 @@ from charonia.tools.perf.api import (
 from charonia.tools.perf.data.convert import from_bfloat
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
-from charonia.tools.perf.language.load import LanguageRun, model_inputs
+from charonia.tools.perf.language.load import language_run
 from charonia.tools.perf.options import (
     CallStyle,
     PerfOptions,
     ReportOptions,
-    WireProtocol,
     is_decoupled,
     is_sequence,
     target,
@@ -103,7 +102,7 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
         source: InputSource
         replies = None
         if options.is_language:
-            language = _language_run(options, subject)
+            language = language_run(options, subject)
             source, replies = language.source, language.replies
             settings = language.settings(settings)
         else:
@@ -123,14 +122,6 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
             if live is not None:
                 live.end(made)
     return made
-
-
-def _language_run(options: PerfOptions, subject: Subject) -> LanguageRun:
-    given, plan = options.target, options.language
-    inputs = model_inputs(plan, subject.metadata, subject.config)
-    prompts = replace(options.prompts, fields=given.parameters)
-    is_grpc = given.protocol is WireProtocol.GRPC
-    return LanguageRun((given.model, given.version), plan, prompts, options.load.seed, inputs, is_grpc)
 
 
 def _asked(client: Client, options: PerfOptions) -> Subject:

@@ -306,7 +306,7 @@ WITHOUT_EFFECT = (
     _idle("--concurrency-sweep-disable", switch, "", "the best are always measured under further loads"),
     _idle("--triton-install-path", filled, "PATH", "it is for launch mode c_api"),
     _idle("--plots", str, "{...}", "the report has its own plots", in_file_only=True),
-    _idle("--model-type", filled, "generic", "models are measured by requests, not by tokens"),
+    _idle("--model-type", filled, "generic", "llm among perf_analyzer_flags measures tokens"),
     _idle("--genai-perf-flags", pairs, "{NAME: VALUE}", "models are measured by requests", in_file_only=True),
 )
 

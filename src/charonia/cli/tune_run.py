@@ -19,6 +19,8 @@ from charonia.core.errors import ServingError, invalid, not_found
 from charonia.tools.perf.api import MeasuredTarget
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
+from charonia.tools.perf.language.load import LanguageRun, language_run
+from charonia.tools.perf.language.plan import LanguageEndpoint
 from charonia.tools.perf.options import WireProtocol, is_decoupled
 from charonia.tools.perf.run import Subject, ask, stopped_by_signals
 from charonia.tools.report.drawing import require_matplotlib
@@ -225,6 +227,8 @@ def loads_of(options: TuneOptions) -> Prepare:
             if name.lstrip("-") in SET_HERE:
                 raise invalid(f"perf_analyzer_flags of '{model}': '{name}' is set by the search itself")
 
+    languages: dict[str, LanguageRun] = {}
+
     def prepare(client: Client, load: LoadPoint, server: MeasuredServer) -> PreparedLoad:
         given = flags.get(load.model, {})
         protocol = _protocol(given, options.measure.protocol)
@@ -234,19 +238,25 @@ def loads_of(options: TuneOptions) -> Prepare:
         arguments = ["-m", load.model, "-u", url.partition("://")[2], "-i", protocol.value, "-b", str(load.batch_size)]
         if url.startswith(("https", "grpcs")):
             arguments[3] = f"https://{arguments[3]}"
-        if is_decoupled(subject.config) and "streaming" not in given:
+        if is_decoupled(subject.config) and not given.keys() & {"streaming", "llm"}:
             arguments.append("--streaming")
         try:
             parsed = parse([*arguments, *_shapes(options.measure.shapes, subject), *_arguments(given)])
         except ServingError as error:
             raise ServingError(error.code, f"perf_analyzer_flags of '{load.model}': {error.message}") from None
         settings = parsed.settings(subject.config)
+        is_timed = any(name in given for name in TIMED)
+        if parsed.options.is_language:
+            # Made once: prompts of exact length take time.
+            language = languages.get(load.model) or language_run(parsed.options, subject)
+            languages[load.model] = language
+            return PreparedLoad(language.settings(settings), language.source, subject, is_timed, language.replies)
         spec = model_spec(subject.metadata, subject.config, parsed.options.target.version)
         try:
             source = load_inputs(spec, parsed.options)
         except ServingError as error:
             raise ServingError(error.code, error.message, hint=_in_yaml(load.model, error.hint)) from None
-        return PreparedLoad(settings, source, subject, is_timed=any(name in given for name in TIMED))
+        return PreparedLoad(settings, source, subject, is_timed)
 
     return prepare
 
@@ -278,6 +288,8 @@ def _by_name(flags: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 def _protocol(given: dict[str, list[str]], default: WireProtocol) -> WireProtocol:
     named = given.get("protocol") or given.get("i")
+    if not named and "llm" in given and given.get("endpoint") != [LanguageEndpoint.INFER.value]:
+        return WireProtocol.HTTP
     return WireProtocol(named[-1].lower()) if named else default
 
 

@@ -23,6 +23,13 @@ class Metric(StrEnum):
     LATENCY_P90 = "perf_latency_p90"
     LATENCY_P95 = "perf_latency_p95"
     LATENCY_P99 = "perf_latency_p99"
+    OUTPUT_TOKENS = "output_token_throughput"
+    TTFT_AVG = "time_to_first_token_avg"
+    TTFT_P50 = "time_to_first_token_p50"
+    TTFT_P99 = "time_to_first_token_p99"
+    ITL_AVG = "inter_token_latency_avg"
+    ITL_P50 = "inter_token_latency_p50"
+    ITL_P99 = "inter_token_latency_p99"
     CPU_USED_RAM = "cpu_used_ram"
     CPU_AVAILABLE_RAM = "cpu_available_ram"
     GPU_USED_MEMORY = "gpu_used_memory"
@@ -38,6 +45,7 @@ class Metric(StrEnum):
 
 _MORE_IS_BETTER = (
     Metric.THROUGHPUT,
+    Metric.OUTPUT_TOKENS,
     Metric.CPU_AVAILABLE_RAM,
     Metric.GPU_FREE_MEMORY,
     Metric.GPU_UTILIZATION,

@@ -6,7 +6,7 @@ processes of a model and batch size, with their connections, are kept for the ne
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,10 +17,12 @@ from charonia.client.sync_client import Client
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.perf import resources
 from charonia.tools.perf.api import InputSource, MeasurementMode, RunSettings, StopRequest, silent
+from charonia.tools.perf.language.counts import ReplyReader
 from charonia.tools.perf.level import Context, measure
 from charonia.tools.perf.observer import Observer
 from charonia.tools.perf.pool import WorkerPool, pool, process_count
 from charonia.tools.perf.run import STATISTICS_EXTENSION, Subject
+from charonia.tools.results.language import LanguageFigures
 from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, LoadMode, Verdict
 from charonia.tools.results.server import Gpu
 from charonia.tools.results.student import student
@@ -77,10 +79,27 @@ def metrics_of(result: LevelResult, percentile: float | None) -> dict[str, Estim
     measured = Metric.LATENCY_AVG if percentile is None else _metric_at(percentile)
     if measured is not None:
         found[measured.value] = _scaled(result.latency, 1e-6)
+    if result.language is not None:
+        found |= {metric.value: estimate for metric, estimate in _token_metrics(result.language, result.throughput)}
     if result.resources is not None:
         found[Metric.CPU_USED_RAM.value] = _exact(result.resources.rss_bytes / 1e6)
         found[Metric.CPU_AVAILABLE_RAM.value] = _exact(psutil.virtual_memory().available / 1e6)
     return found | {metric.value: _exact(value) for metric, value in _gpu_metrics(result.gpus).items()}
+
+
+def _token_metrics(figures: LanguageFigures, requests: Estimate) -> Iterator[tuple[Metric, Estimate]]:
+    """Yield the metrics of a language model; tokens per second vary as the requests per second do."""
+    if figures.output_tokens is not None:
+        factor = figures.output_rate / requests.value if requests.value else 0.0
+        yield Metric.OUTPUT_TOKENS, _scaled(requests, factor)
+    for times, mean, median, slow in (
+        (figures.first_token_times, Metric.TTFT_AVG, Metric.TTFT_P50, Metric.TTFT_P99),
+        (figures.inter_token_times, Metric.ITL_AVG, Metric.ITL_P50, Metric.ITL_P99),
+    ):
+        if times.count:
+            yield mean, _mean(times)
+            yield median, _percentile(times, 50.0)
+            yield slow, _percentile(times, 99.0)
 
 
 def _gpu_metrics(gpus: tuple[Gpu, ...]) -> dict[Metric, float]:
@@ -171,12 +190,14 @@ class PreparedLoad:
         source: The requests.
         subject: The model as the server has it now.
         is_timed: Whether the user has said how it is to be measured.
+        replies: Decodes the responses of a language model.
     """
 
     settings: RunSettings
     source: InputSource
     subject: Subject
     is_timed: bool = False
+    replies: ReplyReader | None = None
 
 
 Prepare = Callable[[Client, LoadPoint, MeasuredServer], PreparedLoad]
@@ -331,6 +352,7 @@ class Measurer:
             batch_size=load.batch_size,
             progress=silent,
             stop=self._stop,
+            replies=prepared.replies,
         )
 
     def _pool(self, load: LoadPoint, settings: RunSettings, prepared: PreparedLoad) -> WorkerPool:

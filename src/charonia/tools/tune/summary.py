@@ -49,7 +49,10 @@ def _group(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> 
     blocks = [head, "\n".join((*decision.sentences, *filter(None, [group.disturbance])))]
     shown = _shown(group, configs_per_model, names)
     if shown:
-        blocks.append(table([_COLUMNS, *(_line(group, ranked) for ranked in shown)]))
+        has_tokens = any(Metric.OUTPUT_TOKENS in metrics for ranked in shown for metrics in ranked.metrics.values())
+        tokens = _TOKENS if has_tokens else {}
+        columns = [*_COLUMNS[:_TOKENS_AT], *tokens.values(), *_COLUMNS[_TOKENS_AT:]]
+        blocks.append(table([columns, *(_line(group, ranked, tuple(tokens)) for ranked in shown)]))
     blocks.append(_change(group))
     failed = [f"  {skipped.variant}: {skipped.reason}".splitlines()[0] for skipped in group.skipped]
     if failed:
@@ -69,7 +72,12 @@ def _shown(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> 
     return best
 
 
-def _line(group: GroupRecord, ranked: Ranked) -> list[str]:
+_TOKENS_AT = 6
+_TOKENS = {Metric.OUTPUT_TOKENS: "tokens/s", Metric.TTFT_P99: "TTFT p99 ms", Metric.ITL_P99: "ITL p99 ms"}
+"""Columns of language models, after the latency."""
+
+
+def _line(group: GroupRecord, ranked: Ranked, tokens: Sequence[Metric] = ()) -> list[str]:
     record = group.variant(ranked.variant)
     configs = record.configs if record is not None else ()
     tuned = [config for config in configs if not config.is_profiled] or list(configs)
@@ -81,6 +89,7 @@ def _line(group: GroupRecord, ranked: Ranked) -> list[str]:
         loads_text(ranked.loads),
         _metric(ranked, Metric.THROUGHPUT, 0),
         _metric(ranked, Metric.LATENCY_P99, 2),
+        *(_metric(ranked, metric, 0 if metric is Metric.OUTPUT_TOKENS else 2) for metric in tokens),
         _metric(ranked, Metric.CPU_USED_RAM, 0).partition("; ")[0],  # the server's, the same for every model
         _over_default(ranked),
     ]

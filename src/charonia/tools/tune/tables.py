@@ -56,7 +56,9 @@ def inference_csv(groups: Sequence[GroupRecord], fields: Sequence[str] = ()) -> 
     """Return the table of all measurements."""
     rows = [row for group in groups for row in rows_of(group)]
     is_rate = any(row.point.loads[0].mode is not LoadMode.CONCURRENCY for row in rows)
-    names = list(fields) or (["model_name", "batch_size", "concurrency", *_INFERENCE_FIELDS])
+    has_tokens = any(Metric.OUTPUT_TOKENS in metrics for row in rows for metrics in row.point.metrics.values())
+    shown = (*_INFERENCE_FIELDS, *(_TOKEN_FIELDS if has_tokens else ()))
+    names = list(fields) or (["model_name", "batch_size", "concurrency", *shown])
     if is_rate:
         names = ["request_rate" if name == "concurrency" else name for name in names]
     headers = [header_of(name) for name in names]
@@ -117,6 +119,13 @@ HEADERS: Mapping[str, str] = {
     "perf_latency_p90": "p90 Latency (ms)",
     "perf_latency_p95": "p95 Latency (ms)",
     "perf_latency_p99": "p99 Latency (ms)",
+    "output_token_throughput": "Output Token Throughput (tokens/sec)",
+    "time_to_first_token_avg": "Avg Time To First Token (ms)",
+    "time_to_first_token_p50": "p50 Time To First Token (ms)",
+    "time_to_first_token_p99": "p99 Time To First Token (ms)",
+    "inter_token_latency_avg": "Avg Inter Token Latency (ms)",
+    "inter_token_latency_p50": "p50 Inter Token Latency (ms)",
+    "inter_token_latency_p99": "p99 Inter Token Latency (ms)",
     "perf_client_send_recv": "Client Send/Recv (ms)",
     "perf_client_response_wait": "Response Wait Time (ms)",
     "perf_server_queue": "Server Queue time (ms)",
@@ -141,12 +150,13 @@ _INFERENCE_FIELDS = (
     "perf_throughput",
     "perf_latency_p99",
 )
+_TOKEN_FIELDS = ("output_token_throughput", "time_to_first_token_p99", "inter_token_latency_p99")
 _SERVER_TABLE = ("model_name", "gpu_uuid", "gpu_used_memory", "gpu_utilization", "gpu_power_usage")
 _GPU_TABLE = (
     *("model_name", "gpu_uuid", "batch_size", "concurrency", "model_config_path", "instance_group"),
     *("satisfies_constraints", "gpu_used_memory", "gpu_utilization", "gpu_power_usage"),
 )
-_SUMMED = (Metric.THROUGHPUT.value,)
+_SUMMED = (Metric.THROUGHPUT.value, Metric.OUTPUT_TOKENS.value)
 
 
 def _cell(name: str) -> Cell:

@@ -208,13 +208,14 @@ def _with_batching(config: ModelConfig, base: BaseModel, change: ModelChange) ->
 def _with_fields(config: ModelConfig, fields: Sequence[tuple[str, str]]) -> ModelConfig:
     if not fields:
         return config
-    document = dict(to_json(config))
+    document: dict[str, Any] = dict(to_json(config))
     for name, text in fields:
         value = json.loads(text)
         if name == "parameters" and isinstance(value, dict):
             value = {
                 key: inner if isinstance(inner, dict) else {"string_value": str(inner)} for key, inner in value.items()
             }
+            value = {**dict(document.get(name) or {}), **value}  # the model's other parameters stay
         document[name] = value
         if name == "backend":  # the platform says the same of the backend that it was
             document.pop("platform", None)

@@ -13,6 +13,8 @@ from charonia.tools.perf.language.prompt_files import read_prompts
 from charonia.tools.perf.language.prompts import Dialogue, TextGenerator, generated
 from charonia.tools.perf.language.requests import LanguageSource, ModelInputs
 from charonia.tools.perf.language.tokens import FileTokenizer
+from charonia.tools.perf.options import PerfOptions, WireProtocol
+from charonia.tools.perf.run import Subject
 from charonia.tools.results.records import LoadMode
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
@@ -69,6 +71,19 @@ class LanguageRun:
         load = replace(settings.load, mode=LoadMode.INTERVALS, intervals_ns=gaps_ns)
         measure = replace(settings.measure, request_count=len(gaps_ns))
         return replace(settings, load=load, measure=measure)
+
+
+def language_run(options: PerfOptions, subject: Subject) -> LanguageRun:
+    """Return the requests that the options describe.
+
+    Raises:
+        ServingError: As `LanguageRun`, and INVALID_ARG if the model is no language model.
+    """
+    given, plan = options.target, options.language
+    inputs = model_inputs(plan, subject.metadata, subject.config)
+    prompts = replace(options.prompts, fields=given.parameters)
+    is_grpc = given.protocol is WireProtocol.GRPC
+    return LanguageRun((given.model, given.version), plan, prompts, options.load.seed, inputs, is_grpc)
 
 
 def replay_gaps(dialogues: list[Dialogue]) -> tuple[int, ...]:

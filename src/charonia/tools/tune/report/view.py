@@ -16,6 +16,12 @@ LATENCIES = {
     Metric.LATENCY_P90: "p90",
     Metric.LATENCY_P50: "p50",
     Metric.LATENCY_AVG: "mean",
+    Metric.TTFT_P99: "TTFT p99",
+    Metric.TTFT_P50: "TTFT p50",
+    Metric.TTFT_AVG: "TTFT mean",
+    Metric.ITL_P99: "ITL p99",
+    Metric.ITL_P50: "ITL p50",
+    Metric.ITL_AVG: "ITL mean",
 }
 """Metrics of latency and their short names."""
 
@@ -99,7 +105,7 @@ def overall(ranked: Ranked, metric: Metric) -> Estimate | None:
     found = [metrics[metric] for metrics in ranked.metrics.values() if metric in metrics]
     if not found:
         return None
-    if metric is not Metric.THROUGHPUT:
+    if metric not in (Metric.THROUGHPUT, Metric.OUTPUT_TOKENS):
         return max(found, key=lambda estimate: estimate.value)
     return Estimate(
         sum(estimate.value for estimate in found),

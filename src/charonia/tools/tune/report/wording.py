@@ -16,6 +16,13 @@ METRIC_NAMES = {
     Metric.LATENCY_P90: "p90 latency",
     Metric.LATENCY_P95: "p95 latency",
     Metric.LATENCY_P99: "p99 latency",
+    Metric.OUTPUT_TOKENS: "output tokens",
+    Metric.TTFT_AVG: "mean time to first token",
+    Metric.TTFT_P50: "median time to first token",
+    Metric.TTFT_P99: "p99 time to first token",
+    Metric.ITL_AVG: "mean inter-token latency",
+    Metric.ITL_P50: "median inter-token latency",
+    Metric.ITL_P99: "p99 inter-token latency",
     Metric.CPU_USED_RAM: "memory",
     Metric.CPU_AVAILABLE_RAM: "free memory",
     Metric.GPU_USED_MEMORY: "GPU memory",
@@ -111,7 +118,12 @@ def value_text(metric: Metric, value: float) -> str:
         return duration(value * 1e6)
     if metric in _MEMORY:
         return megabytes(value)
-    units = {Metric.THROUGHPUT: "/s", Metric.GPU_UTILIZATION: " %", Metric.GPU_POWER_USAGE: " W"}
+    units = {
+        Metric.THROUGHPUT: "/s",
+        Metric.OUTPUT_TOKENS: "/s",
+        Metric.GPU_UTILIZATION: " %",
+        Metric.GPU_POWER_USAGE: " W",
+    }
     return f"{number(value)}{units.get(metric, '')}"
 
 
