@@ -10,7 +10,7 @@ from tests.support.client_servers import Answers, ask, identity_request, read_re
 
 from charonia.core.errors import Code, ServingError
 from charonia.tools.perf.worker import connect
-from charonia.wire.http_codec import decode_response
+from charonia.wire.http_codec import decode_response, error_message
 from charonia.wire.transport import Answer, Failure, RequestForm, Transport, WireOptions
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
@@ -382,3 +382,44 @@ def test_a_large_tensor_goes_there_and_back(play: Play) -> None:
             await transport.close()
 
     play(scenario())
+
+
+def test_a_body_that_is_kept_comes_with_the_times_of_its_parts(play: Play) -> None:
+    async def scenario() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while True:
+                await read_request(reader)
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for part in (b"ab", b"cde"):
+                    await asyncio.sleep(0.02)
+                    writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+                await asyncio.sleep(0.02)
+                writer.write(b"0\r\n\r\n")
+
+        async with scripted(talk) as url:
+            transport = http(url)
+            answer = await ask(transport)
+
+            assert answer.body == b"abcde"
+            assert answer.arrivals is not None
+            times, sizes = answer.arrivals[0::2].tolist(), answer.arrivals[1::2].tolist()
+            assert sizes[0] == 2
+            assert sizes[-1] == 5
+            assert times == sorted(times)
+            assert times[sizes.index(5)] - times[0] >= 10_000_000
+            assert answer.sent_ns < times[0] <= times[-1] <= answer.done_ns
+            await transport.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error": "no such model"}',
+        b'{"error": {"message": "no such model", "type": "invalid_request_error"}}',
+        b'data: {"error": "no such model"}\n\n',
+    ],
+)
+def test_the_message_of_an_error_is_read_in_every_form(body: bytes) -> None:
+    assert error_message(body, 404) == "no such model"
