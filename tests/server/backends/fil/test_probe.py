@@ -15,6 +15,7 @@ from charonia.server.backends.fil import probe
 from charonia.server.backends.fil.options import LIBRARY, TREELITE, ForestPlan
 from charonia.server.backends.fil.probe import DAMAGED, Probe, Prober
 from charonia.server.backends.fil.structure import structure_problem
+from charonia.server.backends.python.template import WorkerTemplate
 
 
 def of_file(path: Path, model_type: str, *, explains: bool = False, predictor: str = "auto") -> Probe:
@@ -81,6 +82,24 @@ def test_a_forest_that_leads_out_of_its_memory_is_refused(tmp_path: Path) -> Non
 
     assert "tree 0: a test is of a feature that a row does not have" in error.message
     assert error.hint == DAMAGED
+
+
+def test_where_nothing_can_be_forked_a_process_imports_the_libraries_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = of_sklearn("regression").write(tmp_path / "good"), misplaced_trees(tmp_path / "bad")
+    broken = WorkerTemplate("a library", ["no_such_library"], {})
+    monkeypatch.setattr(Prober, "_template", lambda prober, library: prober._templates.setdefault(library, broken))
+
+    async def run() -> None:
+        prober = Prober()
+        await prober.check(of_file(good, "treelite_checkpoint"), keeps=False)
+        with pytest.raises(ServingError, match="ended by SIGABRT"):
+            await prober.check(of_file(bad, "lightgbm"), keeps=False)
+        await prober.aclose()
+
+    asyncio.run(run())
+    assert "forests take longer to load: a library cannot be imported: ModuleNotFoundError" in caplog.text
 
 
 def scripted(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> Probe:

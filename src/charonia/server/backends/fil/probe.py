@@ -6,6 +6,7 @@ costs milliseconds.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -39,6 +40,8 @@ NO_MEMORY = "bad_alloc"
 """In the errors of libraries that get no memory."""
 
 DAMAGED = "the file is damaged: export it again"
+
+_log = logging.getLogger(__name__)
 
 _SCRIPT = Path(__file__).parent / "worker" / "model.py"
 
@@ -108,7 +111,7 @@ class Prober:
     """Tries files. Use it on the event loop's thread."""
 
     def __init__(self) -> None:
-        self._templates: dict[str, WorkerTemplate] = {}
+        self._templates: dict[str, WorkerTemplate | None] = {}
         self._passed: dict[Path, tuple[object, ...]] = {}
 
     async def check(self, probe: Probe, *, keeps: bool) -> None:
@@ -133,7 +136,8 @@ class Prober:
     async def aclose(self) -> None:
         """End the processes."""
         for template in self._templates.values():
-            await template.aclose()
+            if template is not None:
+                await template.aclose()
 
     async def _ask(self, probe: Probe, size: int) -> Mapping[str, str]:
         """Return the error of a file, empty for none."""
@@ -142,9 +146,7 @@ class Prober:
             "path": str(probe.path),
             "memory_bytes": PROBE_BYTES_MAX + PROBE_BYTES_PER_BYTE * size,
         }
-        template = self._template(probe.library)
-        if template is not None:
-            await template.acquire()
+        template = await self._acquire(probe.library)
         try:
             answer = await ask_worker(
                 f"{probe.model} (probe)",
@@ -163,13 +165,25 @@ class Prober:
         refused: Mapping[str, str] = orjson.loads(answer)
         return refused
 
-    def _template(self, library: str) -> WorkerTemplate | None:
+    async def _acquire(self, library: str) -> WorkerTemplate | None:
         """Return what has imported treelite and a library, None where a process imports them itself."""
-        if not WorkerTemplate.is_possible():
+        template = self._template(library)
+        if template is None:
             return None
+        try:
+            await template.acquire()
+        except ServingError as error:  # such as a library that starts threads when it is imported
+            _log.warning("forests take longer to load: %s", error)
+            self._templates[library] = None
+            await template.aclose()
+            return None
+        return template
+
+    def _template(self, library: str) -> WorkerTemplate | None:
         if library not in self._templates:
             name = f"treelite and {library}" if library else "treelite"
-            self._templates[library] = WorkerTemplate(name, [__name__, *([library] if library else [])], {})
+            modules = [__name__, *([library] if library else [])]
+            self._templates[library] = WorkerTemplate(name, modules, {}) if WorkerTemplate.is_possible() else None
         return self._templates[library]
 
 
