@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +156,7 @@ class Prober:
                 failed=probe.unreadable,
                 lost=f"{probe.unreadable}: what reads it crashes",
                 late=f"{probe.unreadable}: it was not read",
-                limit_s=PROBE_S_MAX + PROBE_S_PER_MIB * size / 2**20,
+                limit_s=ceil(PROBE_S_MAX + PROBE_S_PER_MIB * size / 2**20),
             )
         except ServingError as error:
             raise ServingError(error.code, error.message, hint=DAMAGED) from None
