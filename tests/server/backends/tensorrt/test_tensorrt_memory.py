@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,18 @@ def test_batches_that_run_at_the_same_time_have_a_block_each(
     assert not errors
     assert server.account.used_bytes == 0
     assert (len(set(cuda.given)), 2 << 20 < cuda.device_bytes() < 3 << 20) == (2, True)
+
+
+def test_threads_take_blocks_and_give_them_back(cuda: StreamingCuda, tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    instances = [*server.load("a", instances=2, memory=[1 << 20]), *server.load("b", instances=2, memory=[1 << 20])]
+
+    with ThreadPoolExecutor(len(instances)) as threads:
+        right = threads.map(lambda instance: all(works(instance, 1 + n % 8) for n in range(100)), instances)
+
+    assert list(right) == [True] * 4
+    assert (server.account.used_bytes, server.account.idle_bytes) == (0, cuda.device_bytes())
+    assert cuda.allocations <= 1 + len(instances)  # the first is that of the load of `a`
 
 
 def test_contexts_of_an_instance_share_a_block_as_large_as_the_largest_needs(

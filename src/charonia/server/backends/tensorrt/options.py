@@ -169,12 +169,7 @@ def graph_shapes(config: ModelConfig, usual: Mapping[str, Shape]) -> list[GraphS
         usual: The shape of each input that a profile was optimised for.
     """
     specs = graph_specs(config) or tuple(GraphSpec(batch_size=size) for size in _usual_batches(config))
-    return [
-        GraphShapes(
-            _shapes(spec, usual), _shapes(spec.graph_lower_bound if spec.graph_lower_bound is not None else spec, usual)
-        )
-        for spec in specs
-    ]
+    return [GraphShapes(_shapes(spec, usual), _shapes(spec.graph_lower_bound or spec, usual)) for spec in specs]
 
 
 def _usual_batches(config: ModelConfig) -> list[int]:
@@ -198,7 +193,7 @@ def _graph_problems(config: ModelConfig) -> Iterator[Problem]:
     largest = config.max_batch_size
     names = {tensor.name for tensor in config.input}
     usual: dict[str, Shape] = dict.fromkeys(names, ())
-    for index, spec in enumerate(graph_specs(config)):
+    for index, (spec, shapes) in enumerate(zip(graph_specs(config), graph_shapes(config, usual), strict=False)):
         path, low = f"optimization.cuda.graph_spec[{index}]", spec.graph_lower_bound
         for bound in (spec, *((low,) if low is not None else ())):
             if not min(1, largest) <= bound.batch_size <= largest:
@@ -206,6 +201,5 @@ def _graph_problems(config: ModelConfig) -> Iterator[Problem]:
             if bound.input and bound.input.keys() != names:
                 yield Problem(path, f"expected the shape of each input ({', '.join(sorted(names))})")
                 return
-        lower = _shapes(low if low is not None else spec, usual)
-        if not GraphShapes(_shapes(spec, usual), lower).serves(lower):
+        if not shapes.serves(shapes.lower):
             yield Problem(f"{path}.graph_lower_bound", "must have the inputs of the graph, and no larger shapes")

@@ -16,6 +16,7 @@ from charonia.config.complete import Signature, SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid, unsupported
 from charonia.install_hint import extra_hint
+from charonia.server.backends.model_file import broken_file_hint
 from charonia.server.backends.python.worker.cuda_driver import CudaError, driver
 from charonia.server.backends.tensorrt.options import PlanOptions, Shape
 
@@ -37,7 +38,6 @@ _TYPES = {
 """Datatype by TensorRT's name."""
 
 _MESSAGES_MAX = 4
-_LFS_POINTER = b"version https://git-lfs"
 _TAG = b"ftrt"
 _HEADER_BYTES = 28
 _VERSION_AT = 24
@@ -271,9 +271,9 @@ def read_plan(path: Path, options: PlanOptions) -> LoadedPlan:
         content = path.read_bytes()
     except OSError as error:
         raise invalid(f"cannot read {path.name}: {error.strerror}") from error
-    if not content or content.startswith(_LFS_POINTER):
-        pointer = "a Git LFS pointer: `git lfs pull` fetches the model"
-        raise invalid(f"cannot load {path.name}", hint=f"the file is {pointer if content else 'empty'}")
+    broken = broken_file_hint(path)
+    if broken:
+        raise invalid(f"cannot load {path.name}", hint=broken)
     logger = make_logger(trt)
     _load_plugins(trt, logger, options.plugins)
     runtime = started(trt.Runtime, logger)
