@@ -224,7 +224,8 @@ def _resize(image: Image.Image, framing: Framing) -> Image.Image:
 
 
 def _normalise(pixels: Array, mean: Array, std: Array) -> Array:
-    return np.ascontiguousarray(((pixels.astype(np.float32) / np.float32(255) - mean) / std).transpose(2, 0, 1))
+    scaled: Array = pixels.astype(np.float32) / np.float32(255)
+    return np.ascontiguousarray(((scaled - mean) / std).transpose(2, 0, 1))
 
 
 def _cpu_ms(step: Callable[[], object], runs: int = 31) -> float:
