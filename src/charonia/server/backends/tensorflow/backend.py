@@ -114,7 +114,7 @@ class TensorFlowBackend:
         if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
             raise unsupported(
                 f"model '{config.name}': instances of TensorFlow models run on the CPU, KIND_GPU is not available",
-                hint="use KIND_CPU, or export the model to ONNX for GPUs",
+                hint=f"use KIND_CPU, or the ONNX model that `charonia convert {path.name}` makes",
             )
         init_ops = _init_ops(files, config, plan)
         for sentence in remarks(config, settings.values):

@@ -121,15 +121,16 @@ def _unsupported(config: ModelConfig) -> Iterator[Problem]:
     if optimization is not None and optimization.execution_accelerators is not None:
         yield Problem(
             "optimization.execution_accelerators",
-            "TensorFlow models run on the CPU, without an accelerator: remove it, or export the model to ONNX",
+            "TensorFlow models run on the CPU, without an accelerator: remove it, or serve the ONNX model that "
+            "`charonia convert` makes",
         )
     if optimization is not None and optimization.graph is not None and optimization.graph.level > 0:
         yield Problem("optimization.graph.level", "expected 0: XLA is not available for TensorFlow models")
     if config.model_operations is not None and config.model_operations.op_library_filename:
         yield Problem(
             "model_operations.op_library_filename",
-            "libraries of operators are not available for TensorFlow models: export the model to ONNX, or serve it as "
-            "a Python model that calls tf.load_op_library",
+            "libraries of operators are not available for TensorFlow models: serve it as a Python model that calls "
+            "tf.load_op_library",
         )
 
 
