@@ -28,7 +28,7 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             given = pb_utils.get_input_tensor_by_name(request, "sampling_parameters")
-            count = json.loads(given.as_numpy().ravel()[0])["max_tokens"]
+            count = json.loads(given.as_numpy().ravel()[0])["max_tokens"] % 10
             counts = pb_utils.get_input_tensor_by_name(request, "return_num_output_tokens") is not None
             sender = request.get_response_sender()
             for _ in range(count):
@@ -89,3 +89,28 @@ def test_pieces_and_tokens_are_those_that_the_model_sent(server: ServeProcess, t
     assert figures.output_tokens is not None
     assert (figures.output_tokens.mean, figures.output_counted_by) == (8, CountedBy.SERVER)
     assert (figures.input_tokens, figures.input_counted_by) == (None, CountedBy.NOBODY)
+
+
+def test_a_stream_without_a_response_is_a_failed_request(server: ServeProcess, tmp_path: Path) -> None:
+    result = tmp_path / "run.json"
+    url = ("-u", server.grpc, "-i", "grpc", "--endpoint", "infer")
+
+    status = run(
+        [
+            "-m",
+            "speak",
+            "--llm",
+            "--output-tokens",
+            "10",
+            "--request-count",
+            "2",
+            "--quiet",
+            "--json",
+            str(result),
+            *url,
+        ]
+    )
+
+    (level,) = from_json(result.read_bytes()).levels
+    assert [(error.kind, error.count) for error in level.errors] == [("EMPTY", 2)]
+    assert status == 3

@@ -158,6 +158,13 @@ def test_a_replay_is_in_the_order_of_time_and_begins_at_once(tmp_path: Path) -> 
     assert replay_gaps(found) == (0, 1_500_000, 198_500_000)
 
 
+def test_a_replay_of_one_time_is_refused(tmp_path: Path) -> None:
+    found = read(tmp_path / "p.jsonl", [{"timestamp": 5, "text": "a"}], is_replay=True)
+
+    with pytest.raises(ServingError, match="expected different timestamps, got 5 only"):
+        replay_gaps(found)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

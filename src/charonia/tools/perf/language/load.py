@@ -68,7 +68,9 @@ class LanguageRun:
         if not self._is_replay:
             return settings
         gaps_ns = replay_gaps(self._dialogues)
-        load = replace(settings.load, mode=LoadMode.INTERVALS, intervals_ns=gaps_ns)
+        # Each process sends at least one.
+        processes = min(settings.load.process_count_max, len(gaps_ns))
+        load = replace(settings.load, mode=LoadMode.INTERVALS, intervals_ns=gaps_ns, process_count_max=processes)
         measure = replace(settings.measure, request_count=len(gaps_ns))
         return replace(settings, load=load, measure=measure)
 
@@ -87,9 +89,15 @@ def language_run(options: PerfOptions, subject: Subject) -> LanguageRun:
 
 
 def replay_gaps(dialogues: list[Dialogue]) -> tuple[int, ...]:
-    """Return the time before each dialogue of a replay in nanoseconds; the first is sent at once."""
+    """Return the time before each dialogue of a replay in nanoseconds; the first is sent at once.
+
+    Raises:
+        ServingError: INVALID_ARG if all have the same time, which is no rate.
+    """
     times = [dialogue.at_ms or 0.0 for dialogue in dialogues]
     before = [times[0], *times[:-1]]
+    if times[-1] == times[0]:
+        raise invalid(f"--fixed-schedule: expected different timestamps, got {times[0]:g} only")
     return tuple(round((time - last) * 1e6) for last, time in zip(before, times, strict=True))
 
 

@@ -73,7 +73,7 @@ class LanguageSender(RequestSender):
     def ended(self, request: SentRequest, answer: Answer) -> None:
         """Record a request that has ended."""
         assert isinstance(request, LanguageRequest)
-        if not request.wrong_kind and request.response_count:
+        if not request.wrong_kind:
             received = request.received()
             if request.recorded:
                 self.log.received(received)
