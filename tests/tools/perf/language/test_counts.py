@@ -1,5 +1,7 @@
 """The definitions of the figures of language models, on times of our own."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -154,3 +156,38 @@ def test_rows_of_failures_keep_their_columns() -> None:
     assert wide[:, :WIDTH].tolist() == row.tolist()
     assert wide[:, INPUT_TOKENS].tolist() == wide[:, OUTPUT_TOKENS].tolist() == [UNKNOWN, UNKNOWN]
     assert (wide[0, DONE], wide[0, RESPONSES]) == (row[0, DONE], row[0, RESPONSES])
+
+
+class Words:
+    """A tokenizer of words."""
+
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
+
+    def words(self) -> list[str]:
+        return []
+
+
+def test_a_tokenizer_counts_the_prompt_with_what_was_said_before() -> None:
+    turns = (Turn("one two"), Turn("three"))
+    source = LanguageSource(("m", ""), LanguagePlan(), PromptPlan(), [Dialogue(turns)])
+    counting = ReplyReader(source, LanguageEndpoint.CHAT, Words(), is_grpc=False)
+    body = b'data: {"choices": [{"delta": {"reasoning": "hm", "content": "a b"}}]}\n\n'
+    arrivals = np.array([[9, len(body)]], np.int64).tobytes()
+    second = 1
+
+    first = [counting.read(0, Received(arrivals, body)).input_tokens for _ in range(2)]
+    later = [counting.read(second, Received(arrivals, body, (reply,))).input_tokens for reply in ("x", "x y z")]
+
+    assert first == [2, 2]
+    assert later == [4, 6]
+    assert counting.read(0, Received(arrivals, body)).output_tokens == 3
+    assert (counting.output_counted_by, counting.input_counted_by) == (CountedBy.TOKENIZER, CountedBy.TOKENIZER)
+
+
+def test_two_tokens_have_an_inter_token_latency() -> None:
+    rows, _ = row_of(replied([START + 5, START + 12]), 2, 0)
+    values = values_of(rows)
+
+    assert values["inter_token"][0] == 7
+    assert values["input_tokens"][0] == 0

@@ -64,6 +64,14 @@ def test_a_tokenizer_without_words_is_refused() -> None:
         word_pool(Syllables(WORDS[:2]))
 
 
+def test_a_pool_of_few_words_is_enough() -> None:
+    assert len(word_pool(Syllables(WORDS[:16]))) == 16
+
+
+def test_a_single_request_of_a_dialogue_waits_for_nothing() -> None:
+    assert (Turn("a").delay_ms, Turn("a").output_tokens) == (0, 0)
+
+
 def test_the_seed_decides_on_the_text() -> None:
     plan = PromptPlan(count=3, input_tokens=Length(20, 5))
 
