@@ -1,6 +1,6 @@
 """Measure both models under the same load of texts of differing lengths, by turns.
 
-Usage: python examples/iterative/load.py [--url URL | --serve FOLDER] [--clients N | --rate R] [--requests N] [--rounds N]
+Usage: python examples/iterative/load.py [--url URL | --serve FOLDER] [--clients N | --rate R] [--requests N]
 """
 
 import argparse
