@@ -17,7 +17,6 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 PROMPTS = ["Once upon a time", "The capital of France is", "A good recipe for bread:", "To reverse a list in Python,"]
-MODELS = ("simple", "iterative")
 COLUMNS = ("tokens/s", "first token p50 ms", "p99 ms", "request p50 ms", "p99 ms")
 
 
@@ -103,15 +102,16 @@ def served(repository):
 
 def measure(url, options):
     clients = options.requests if options.rate else options.clients
-    found = {model: [] for model in MODELS}
-    for model in MODELS:
+    models = options.models
+    found = {model: [] for model in models}
+    for model in models:
         run(url, model, requests(4, 0, 0), 2)  # the first executions take longer
     print(f"| model | {' | '.join(COLUMNS)} |\n|---|{'--:|' * len(COLUMNS)}")
     for seed in range(options.rounds):
-        for model in MODELS if seed % 2 == 0 else reversed(MODELS):
+        for model in models if seed % 2 == 0 else reversed(models):
             found[model].append(run(url, model, requests(options.requests, options.rate, seed), clients))
             print(row(f"{model}, round {seed + 1}", found[model][-1]), flush=True)
-    for model in MODELS:
+    for model in models:
         print(row(f"{model}, median", [median(each) for each in zip(*found[model], strict=True)]))
 
 
@@ -119,6 +119,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://localhost:8000", help="of a running server")
     parser.add_argument("--serve", metavar="FOLDER", help="start a server of this repository instead")
+    parser.add_argument("--models", nargs=2, default=["simple", "iterative"], help="to be compared")
     parser.add_argument("--clients", type=int, default=8, help="clients that wait for each text before the next")
     parser.add_argument("--rate", type=float, default=0, help="requests per second in place of clients")
     parser.add_argument("--requests", type=int, default=64, help="of each run")
