@@ -1,6 +1,7 @@
 """The runner of sequence models with a scripted instance: controls, states, padding, what leaves when, hand-over."""
 
 import asyncio
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -408,6 +409,32 @@ def test_an_iterative_request_runs_until_it_is_answered() -> None:
         await settle()
         assert bench.runner.in_flight == 0
         assert sequences_of(bench.runner, "m").ended == {"ended": 2}
+
+    run(test())
+
+
+@pytest.mark.parametrize("strategy", ["oldest", "direct"])
+def test_later_executions_of_an_iterative_request_are_given_the_same_and_nothing_of_it_is_kept(strategy: str) -> None:
+    async def test() -> None:
+        bench = Bench(config(f"iterative_sequence: true {strategy} {{ }}"))
+        bench.send("a", 0, [7])
+        bench.send("b", 0, [8])
+        bench.instance.finish(Rescheduled())
+        await settle()
+        array = weakref.ref(bench.instance.batches[0][0][0].inputs["IN"].array)
+        for expected in ([0, 1], [0, 0], [0, 0]):
+            given = sorted((each["IN"][0], each["START"][0], each["READY"][0]) for each in bench.instance.given)
+            assert given == [(7, expected[0], True), (8, expected[1], True)]
+            bench.instance.finish(Rescheduled(), Rescheduled())
+            await settle()
+        bench.instance.finish()
+        await settle()
+        assert bench.is_answered("a")
+        assert bench.is_answered("b")
+        bench.outcomes.clear()
+        bench.tickets.clear()
+
+        assert array() is None
 
     run(test())
 

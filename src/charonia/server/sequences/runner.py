@@ -180,6 +180,9 @@ class SequenceRunner(ModelRunner):
         self._tensors = tensors
         self._admission = SequenceAdmission(config, sequencer.holds)
         self._states: dict[int, States] = {}  # by number of the sequence
+        self._repeated: dict[
+            int, SequenceRequest
+        ] = {}  # by number: what a later execution is given, if always the same
         self._batch_kind = BatchKind(_sequence_kind(self._batch_kind.current))
         batching = config.sequence_batching
         self._is_iterative = batching is not None and batching.iterative_sequence
@@ -264,6 +267,7 @@ class SequenceRunner(ModelRunner):
         """Close every executor; to be called when drained."""
         self._is_closed = True
         self._states.clear()
+        self._repeated.clear()
         await super().aclose()
 
     def _arrived(self, request_id: int, entry: PendingRequest) -> None:
@@ -283,6 +287,7 @@ class SequenceRunner(ModelRunner):
         super()._handle(event, now)
         for ended in self._sequencer.take_ended():
             self._states.pop(ended.sequence, None)
+            self._repeated.pop(ended.sequence, None)
             if ended.reason is EndReason.REPLACED:
                 _log.warning(
                     "sequence %s of model '%s' was restarted before it ended; its earlier requests are done",
@@ -321,8 +326,11 @@ class SequenceRunner(ModelRunner):
 
     def _complete(self, request_id: int) -> SequenceRequest:
         """Return a request with its controls and the states of its sequence."""
-        request = self._in_flight.requests[request_id].request
         place = self._sequencer.place(request_id)
+        repeated = self._repeated.get(place.sequence)
+        if repeated is not None:
+            return repeated
+        request = self._in_flight.requests[request_id].request
         flags = request.flags
         if self._is_iterative:
             flags = SEQUENCE_START if place.is_first else 0
@@ -333,6 +341,8 @@ class SequenceRunner(ModelRunner):
             states = self._states[place.sequence]
         completed = self._tensors.complete(request, flags & (SEQUENCE_START | SEQUENCE_END), states)
         completed.sequence = place.sequence
+        if self._is_iterative and not (place.is_first or self._tensors.has_states):
+            self._repeated[place.sequence] = completed
         return completed
 
     def _padding(self, request: InferRequest) -> PendingRequest:

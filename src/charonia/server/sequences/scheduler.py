@@ -130,6 +130,9 @@ class Sequencer:
             KeyError: A request that does not run is rescheduled.
         """
         self._now_ns = now_ns
+        if isinstance(event, Reschedule):  # nothing follows before its slot is idle
+            self._running[event.id][1].is_rescheduled = True
+            return []
         commands: list[Command] = []
         self._expire(now_ns, commands)
         match event:
@@ -144,8 +147,6 @@ class Sequencer:
                 self._table.instances[event.slot].is_idle = False
             case Cancel():
                 self._cancel(event.id, now_ns, commands)
-            case Reschedule():
-                self._running[event.id][1].is_rescheduled = True
             case SetStateKey():
                 for sequence, _ in self._running.values():
                     if sequence.number == event.sequence:

@@ -57,13 +57,15 @@ class SequenceTensors:
         self._lead = (1,) if config.max_batch_size > 0 else ()
         self._states = config.sequence_batching.state
         self._initial = dict(initial)
-        self._flags: dict[ControlKind, _Flag] = {}
+        flagged: dict[ControlKind, _Flag] = {}
         self._id: tuple[str, DataType] | None = None
         for kind, (tensor, control) in controls(config).items():
             if kind is ControlKind.CONTROL_SEQUENCE_CORRID:
                 self._id = (tensor.name, control_type(control))
             else:
-                self._flags[kind] = self._flag(tensor.name, control)
+                flagged[kind] = self._flag(tensor.name, control)
+        self._flags = [_controls(flagged, flags, is_ready=True) for flags in range(4)]  # by START | END
+        self._absent = _controls(flagged, 0, is_ready=False)
         public = [output.name for output in config.output]
         self._hidden = frozenset(state.output_name for state in self._states) - set(public)
         self._all_outputs = tuple(RequestedOutput(name) for name in public)
@@ -85,7 +87,7 @@ class SequenceTensors:
         """
         inputs = dict(request.inputs)
         outputs = request.outputs
-        self._add_flags(inputs, flags, is_ready=True)
+        inputs.update(self._flags[flags])
         if self._id is not None:
             self._add_id(inputs, request.correlation_id)
         if self._states:
@@ -98,7 +100,7 @@ class SequenceTensors:
     def padding(self, like: SequenceRequest) -> SequenceRequest:
         """Return the padding of a row without a request: zeros, with the shapes of another request."""
         inputs = {name: Tensor(name, t.datatype, zeros(t.datatype, t.array.shape)) for name, t in like.inputs.items()}
-        self._add_flags(inputs, 0, is_ready=False)
+        inputs.update(self._absent)
         request = SequenceRequest(like, inputs, like.outputs)
         request.id, request.correlation_id, request.flags, request.parameters = "", 0, 0, {}
         request.trace = None
@@ -128,16 +130,6 @@ class SequenceTensors:
         off, on = (Tensor(name, datatype, np.full(shape, value, datatype.numpy)) for value in values)
         return _Flag(off, on)
 
-    def _add_flags(self, inputs: dict[str, Tensor], flags: int, *, is_ready: bool) -> None:
-        on = {
-            ControlKind.CONTROL_SEQUENCE_START: bool(flags & SEQUENCE_START),
-            ControlKind.CONTROL_SEQUENCE_END: bool(flags & SEQUENCE_END),
-            ControlKind.CONTROL_SEQUENCE_READY: is_ready,
-        }
-        for kind, flag in self._flags.items():
-            tensor = flag.on if on[kind] else flag.off
-            inputs[tensor.name] = tensor
-
     def _add_id(self, inputs: dict[str, Tensor], correlation_id: int | str) -> None:
         if self._id is None:
             return
@@ -154,6 +146,17 @@ class SequenceTensors:
     def _add_states(self, inputs: dict[str, Tensor], states: States) -> None:
         for state in self._states:
             inputs[state.input_name] = Tensor(state.input_name, type_of(state), states[state.input_name])
+
+
+def _controls(flagged: Mapping[ControlKind, _Flag], flags: int, *, is_ready: bool) -> dict[str, Tensor]:
+    """Return the controls that are on or off, by name."""
+    on = {
+        ControlKind.CONTROL_SEQUENCE_START: bool(flags & SEQUENCE_START),
+        ControlKind.CONTROL_SEQUENCE_END: bool(flags & SEQUENCE_END),
+        ControlKind.CONTROL_SEQUENCE_READY: is_ready,
+    }
+    tensors = (flag.on if on[kind] else flag.off for kind, flag in flagged.items())
+    return {tensor.name: tensor for tensor in tensors}
 
 
 def type_of(state: SequenceState) -> DataType:

@@ -98,6 +98,23 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     return False
 
 
+def test_a_number_of_threads_in_the_environment_is_that_of_all_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "777")
+    threads = 'int(os.environ["MKL_NUM_THREADS"])'
+    code = IDENTITY.replace("answer(value_of(r))", f"answer(np.array([{threads}], np.float32))")
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, code)
+        (result,) = await loaded.run([request(ZERO)])
+        assert value_of(result) == 777
+        await loaded.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_crash_in_a_library_says_where_the_model_was(tmp_path: Path) -> None:
     code = IDENTITY.replace("return", "import ctypes; ctypes.string_at(0)  #")
 

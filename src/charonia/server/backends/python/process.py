@@ -98,7 +98,9 @@ class WorkerProcess:
                 end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
         ours.setblocking(False)
         our_input.setblocking(False)
-        variables = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **environment.variables(os.environ)}
+        # Libraries prefer their own variable to OMP_NUM_THREADS, which users set for all of them.
+        share = os.environ.get("OMP_NUM_THREADS", str(threads))
+        variables = {**dict.fromkeys(THREAD_VARIABLES, share), **environment.variables(os.environ)}
         variables["PYTHONUNBUFFERED"] = "1"
         self._is_forked = environment.template is not None
         self._common_bytes = 0  # what is others' share of common memory
