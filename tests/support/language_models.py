@@ -55,11 +55,11 @@ class TritonPythonModel:
         elif asked == "break":
             sender.send(response(chunk(body, "one")))
             sender.send(error("the engine has died", pb_utils.TritonError.INTERNAL), final)
-        elif asked == "endless":
-            text = "x" * 10_000
+        elif asked in ("endless", "slow"):
+            text, pause_s = ("x" * 10_000, 0.0005) if asked == "endless" else ("xxx ", 0.02)
             while not sender.is_cancelled():
                 sender.send(response(chunk(body, text)))
-                time.sleep(0.0005)
+                time.sleep(pause_s)
             pathlib.Path(__file__).with_name("cancelled").touch()
             sender.send(flags=final)
         else:
