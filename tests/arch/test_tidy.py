@@ -23,6 +23,7 @@ SHARED_NAMES = {
     *("GrpcCall", "Http2Error"),  # the server's end, and the client's
     *("Metric", "ModelConfig", "Tensor"),  # names of the interface for Python models
     *("QueuedRequest", "Signature"),  # the same of several things
+    "TritonPythonModel",  # what a worker runs for a backend
 }
 
 # Written in pieces so that this file passes its own test.

@@ -15,6 +15,7 @@ from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import ServingError
 from charonia.install_hint import extra_hint
 from charonia.server.backends.registry import installed_backends
+from charonia.server.backends.tensorflow.options import graph_problem
 from charonia.server.doctor.machine import COMPILERS
 from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.lifecycle.backends import Backends
@@ -79,6 +80,8 @@ def problem_of(config: ModelConfig) -> tuple[str, str]:
         return "a TensorRT plan runs on an NVIDIA GPU only, and there is none", "serve the ONNX model it was made from"
     if config.backend == "tensorrt" and find_spec("tensorrt") is None:
         return "a TensorRT plan needs the package tensorrt, which is not installed", extra_hint("tensorrt")
+    if config.backend == "tensorflow" and (refusal := graph_problem(config)) != ("", ""):
+        return refusal
     cores = usable_cores()
     count = sum(group.count for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU)
     if count > cores and config.backend not in ("python", "identity"):
@@ -116,8 +119,8 @@ def copies_of(config: ModelConfig, *, on_gpu: bool) -> int:
     """Return the number of copies of a model's weights in the memory of the CPU, or of GPUs."""
     groups = [g for g in config.instance_group if (g.kind is InstanceKind.KIND_GPU) is on_gpu]
     shares = config.parameters.get("ENABLE_WEIGHT_SHARING", "").lower() in ("true", "1")
-    # On the CPU, instances share ONNX Runtime's session, OpenVINO's compiled model, and scikit-learn's estimator.
-    if shares or (config.backend in ("onnxruntime", "openvino", "sklearn") and not on_gpu):
+    # On the CPU, instances share ONNX Runtime's session, OpenVINO's compiled model, the forest and the estimator.
+    if shares or (config.backend in ("fil", "onnxruntime", "openvino", "sklearn") and not on_gpu):
         return len({gpu for g in groups for gpu in (g.gpus or (0,))}) if on_gpu else min(1, len(groups))
     return sum(g.count * max(1, len(g.gpus)) for g in groups)
 

@@ -3,13 +3,14 @@
 Source of the parameters: the documentation of Triton's TensorFlow backend.
 """
 
-import difflib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
+from charonia.server.backends.parameters import unknown_parameters
 from charonia.server.backends.python.backend import EXECUTE_SECONDS, START_SECONDS
 
 GRAPH_TAG = "TF_GRAPH_TAG"
@@ -29,6 +30,9 @@ GPU_MEMORY = ("gpu-memory-fraction", "allow-gpu-memory-growth")
 """Settings that have no effect: models run on the CPU."""
 
 _FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
+
+GRAPH = "model.graphdef"
+"""Default name of a frozen graph."""
 
 GRAPH_LINES = """\
 python - <<'EOF'
@@ -116,28 +120,38 @@ def _unsupported(config: ModelConfig) -> Iterator[Problem]:
     if optimization is not None and optimization.execution_accelerators is not None:
         yield Problem(
             "optimization.execution_accelerators",
-            "TensorFlow models run on the CPU, without an accelerator: remove it, or export the model to ONNX",
+            "TensorFlow models run on the CPU, without an accelerator: remove it, or serve the ONNX model that "
+            "`charonia convert` makes",
         )
     if optimization is not None and optimization.graph is not None and optimization.graph.level > 0:
         yield Problem("optimization.graph.level", "expected 0: XLA is not available for TensorFlow models")
     if config.model_operations is not None and config.model_operations.op_library_filename:
         yield Problem(
             "model_operations.op_library_filename",
-            "libraries of operators are not available for TensorFlow models: export the model to ONNX, or serve it as "
-            "a Python model that calls tf.load_op_library",
+            "libraries of operators are not available for TensorFlow models: serve it as a Python model that calls "
+            "tf.load_op_library",
         )
 
 
 def remarks(config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each parameter that is unknown, and for each that has no effect."""
     start = f"model '{config.name}'"
-    known = (*PARAMETERS, START_SECONDS, EXECUTE_SECONDS)
-    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS - set(known)):
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        yield f"{start}: the tensorflow backend has no parameter '{key}', it has no effect{hint}"
+    yield from unknown_parameters(config, "tensorflow", (*PARAMETERS, START_SECONDS, EXECUTE_SECONDS))
     if config.parameters.get(SESSION_SHARE, "1") != "1":
         yield f"{start}: {SESSION_SHARE} has no effect: each instance has a process of its own"
     for key in GPU_MEMORY:
         if key in settings:
             yield f"{start}: --backend-config tensorflow,{key} has no effect: TensorFlow models run on the CPU"
+
+
+def graph_problem(config: ModelConfig) -> tuple[str, str]:
+    """Return why a frozen graph is not served, and how to make a SavedModel of it; empty for any other model."""
+    name = config.default_model_filename
+    if config.platform != "tensorflow_graphdef" and not name.endswith(".graphdef"):
+        return "", ""
+    path = PurePosixPath(name or GRAPH)
+    lines = GRAPH_LINES.replace("{path_text}", json.dumps(path.name)).replace("{name}", path.stem)
+    return (
+        "a frozen graph (tensorflow_graphdef) is not served, a SavedModel is",
+        f"convert it in the version's folder, and remove platform from config.pbtxt:\n{lines}",
+    )
