@@ -1,6 +1,7 @@
 """A backend of language models: completes configurations, and loads an engine into a worker process."""
 
 import asyncio
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -66,7 +67,7 @@ class LanguageBackend(ABC):
         """Fill in inputs, outputs and instances."""
         return Completion(*complete_language(config, self.kind, self.routes, self.more_inputs))
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> PythonModel:
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "LanguageModel":
         """Check the settings and prepare the environment; the engine is loaded by each instance.
 
         Raises:
@@ -80,12 +81,8 @@ class LanguageBackend(ABC):
         await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached
         metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
         frame = CallFrame(config.name, str(files.version))
-
-        def arguments(placement: Placement) -> dict[str, str]:
-            return {"engine": str(self.engine), "options": options, "threads": str(placement.threads)}
-
         server = ServerServices(frame, settings.models, metrics, settings.busy_poll)
-        return PythonModel(files, config, _MODEL, environment, server, arguments)
+        return LanguageModel(files, config, environment, server, {"engine": str(self.engine), "options": options})
 
     async def aclose(self) -> None:  # noqa: B027 # some have something to do
         """Do nothing: models share nothing."""
@@ -98,3 +95,35 @@ class LanguageBackend(ABC):
                 hint=extra_hint(self.extra),
             )
         return environment
+
+
+class LanguageModel(PythonModel):
+    """A loaded version.
+
+    Args:
+        files: Folders of the version.
+        config: The complete configuration.
+        environment: Where its workers run.
+        server: Services of the server.
+        engine: The engine's file and its options, for `initialize`.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        config: ModelConfig,
+        environment: Environment,
+        server: ServerServices,
+        engine: Mapping[str, str],
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="charonia-")
+
+        def arguments(placement: Placement) -> dict[str, str]:
+            return {**engine, "threads": str(placement.threads), "folder": self._folder.name}
+
+        super().__init__(files, config, _MODEL, environment, server, arguments)
+
+    async def aclose(self) -> None:
+        """Remove the folder of its sockets."""
+        await super().aclose()
+        await asyncio.to_thread(self._folder.cleanup)

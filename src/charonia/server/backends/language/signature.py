@@ -82,7 +82,8 @@ def language_problems(config: ModelConfig, more_inputs: Sequence[ModelInput] = (
         yield Problem("max_batch_size", f"expected 0: the engine batches by itself, got {config.max_batch_size}")
     if config.model_transaction_policy is None or not config.model_transaction_policy.decoupled:
         yield Problem("model_transaction_policy.decoupled", "expected true: a request that streams has many responses")
-    known = {tensor.name: tensor.data_type for tensor in (*_INPUTS, *more_inputs, *_OUTPUTS)}
+    all_known: tuple[ModelInput | ModelOutput, ...] = (*_INPUTS, *more_inputs, *_OUTPUTS)
+    known = {tensor.name: tensor.data_type for tensor in all_known}
     sides: tuple[tuple[str, Sequence[ModelInput | ModelOutput], str], ...] = (
         ("input", config.input, TEXT_INPUT),
         ("output", config.output, TEXT_OUTPUT),

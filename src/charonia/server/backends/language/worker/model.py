@@ -62,6 +62,7 @@ class EngineSetup:
         options: What the server's side of the backend has read.
         threads: Cores that the engine may use.
         device_id: GPU of the instance.
+        folder: A folder for sockets, which only this user may enter; the workers of the version share it.
         pb_utils: The API of Python models: the log, metrics, codes of errors.
         invalid: Makes the exception that refuses a request: INVALID_ARG with this text.
         error: The same with the code of a `TritonError` after the text.
@@ -74,8 +75,15 @@ class EngineSetup:
         self.options: dict[str, Any] = json.loads(arguments["options"])
         self.threads = int(arguments["threads"])
         self.device_id = int(arguments["model_instance_device_id"])
+        self.folder = arguments["folder"]
         self.pb_utils = pb_utils
         self.invalid = self.error = RequestError
+
+    @staticmethod
+    def die(problem: str) -> None:
+        """End the process, as the engine has died: the server fails what is open, and starts another process."""
+        print(f"the engine has died: {problem}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 class LanguageRequest:
@@ -183,9 +191,7 @@ class TritonPythonModel:
     def _watch(self) -> None:
         problem = self._engine.problem()
         if problem:
-            # The end of the process is what the server watches: it fails what is open, and starts another one.
-            print(f"the engine has died: {problem}", file=sys.stderr, flush=True)
-            os._exit(1)
+            EngineSetup.die(problem)
         self._loop.call_later(WATCH_S, self._watch)
 
 
