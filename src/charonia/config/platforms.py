@@ -47,8 +47,8 @@ FORMATS = (
     ModelFormat("model.pdmodel", "openvino", ""),
     ModelFormat("model.onnx", "openvino", ""),
     ModelFormat("model.tflite", "openvino", ""),
-    ModelFormat("model.skops", "sklearn", ""),
     ModelFormat("model.gguf", "llama_cpp", ""),
+    ModelFormat("model.skops", "sklearn", ""),
     ModelFormat("model.joblib", "sklearn", ""),
     ModelFormat("model.pkl", "sklearn", ""),
 )
