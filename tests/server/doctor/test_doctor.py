@@ -202,6 +202,9 @@ def test_the_command_shows_what_each_model_of_a_repository_needs(
     write(tmp_path, "fine", f"backend: 'identity' {tensors}")
     write(tmp_path, "lost", f"backend: 'nothing' {tensors}")
     write(tmp_path, "plan", f"platform: 'tensorrt_plan' {tensors}")
+    write(tmp_path, "graph", f"platform: 'tensorflow_graphdef' {tensors}")
+    write(tmp_path, "file", tensors)
+    (tmp_path / "file" / "1" / "model.graphdef").write_bytes(b"")
     write(tmp_path, "gpu", f"backend: 'identity' {tensors} instance_group {{ kind: KIND_GPU gpus: 97 }}")
 
     status = command.run(["--model-repository", str(tmp_path), "--json"])
@@ -214,6 +217,9 @@ def test_the_command_shows_what_each_model_of_a_repository_needs(
     assert "ONNX" not in models["lost"]["hint"]
     assert "ONNX" in models["plan"]["hint"]
     assert "gpu" in models["gpu"]["problem"].lower()
+    for name in ("graph", "file"):
+        assert models[name]["problem"] == "a frozen graph (tensorflow_graphdef) is not served, a SavedModel is"
+        assert 'open("model.graphdef", "rb")' in models[name]["hint"]
 
 
 def test_a_plan_needs_a_gpu_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
