@@ -172,6 +172,15 @@ def test_more_requests_than_slots_are_answered(server: ServeProcess) -> None:
     assert [answer["completion_tokens"] for answer in answers] == [4] * 12
 
 
+def test_requests_in_slots_advance_together(server: ServeProcess) -> None:
+    body = {"text_input": "Once", "stream": True, "sampling_parameters": ENDLESS}
+    streams = [iter(Stream(server, body)) for _ in range(SLOTS)]
+    for events in streams:  # none of them ends meanwhile
+        assert all("completion_tokens" not in next(events) for _ in range(3))
+    for events in streams:
+        events.close()
+
+
 def test_a_stream_over_grpc_ends_with_its_last_response(server: ServeProcess) -> None:
     inputs = [grpc.InferInput("text_input", [1], "BYTES"), grpc.InferInput("stream", [1], "BOOL")]
     inputs += [grpc.InferInput("sampling_parameters", [1], "BYTES")]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import xllamacpp
 
-from .exchange import OK, ExchangeError, post
+from .exchange import OK, post
 from .sampling import SamplingError, completion_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Engine:
                     await self._stream(request)
                 else:
                     await self._generate(request)
-            except (ConnectionError, FileNotFoundError, ExchangeError) as error:
+            except (ConnectionError, FileNotFoundError) as error:
                 self._problem = f"llama.cpp's server does not answer: {error}"
                 raise
 
