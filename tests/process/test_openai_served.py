@@ -97,7 +97,7 @@ def user(text: str) -> list[Any]:
 def test_models_are_those_that_have_routes(client: openai.OpenAI) -> None:
     listed = [model.id for model in client.models.list()]
 
-    assert sorted(listed) == ["embedding", "engine", "engine:poet", "plain", "whole"]
+    assert sorted(listed) == ["embedding", "engine", "engine:poet", "plain", "steps", "whole"]
     assert client.models.retrieve("engine:poet").id == "engine:poet"
     assert client.models.retrieve("plain").owned_by == "charonia"
 
@@ -240,6 +240,23 @@ def test_a_model_that_is_not_decoupled_streams_its_only_response(client: openai.
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "<user>hello<assistant>"
 
 
+def test_an_ensemble_chats_with_the_template_in_its_folder(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="steps", messages=HELLO)
+
+    assert answer.choices[0].message.content == "[hello]"
+
+
+def test_a_request_loads_its_model(repository: Path) -> None:
+    with (
+        ServeProcess(repository, "--model-control-mode=auto") as server,
+        openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused") as client,
+    ):
+        assert [model.id for model in client.models.list()] == []
+        assert client.chat.completions.create(model="engine:poet", messages=HELLO).choices
+        assert client.chat.completions.create(model="steps", messages=HELLO).choices
+        assert {"engine", "steps"} <= {model.id for model in client.models.list()}
+
+
 @pytest.mark.parametrize(
     ("model", "given", "param"),
     [
@@ -300,7 +317,7 @@ def test_keys_need_scopes(repository: Path, tmp_path: Path) -> None:
 
         with client("secret-of-the-caller") as caller, client("secret-of-the-reader") as reader:
             assert caller.chat.completions.create(model="engine", messages=HELLO).choices
-            assert len(list(reader.models.list())) == 5
+            assert len(list(reader.models.list())) == 6
             with pytest.raises(openai.PermissionDeniedError, match="needs the scope 'infer'"):
                 reader.chat.completions.create(model="engine", messages=HELLO)
             with pytest.raises(openai.PermissionDeniedError):
