@@ -264,7 +264,10 @@ class ModelMetrics:
             duration_ns: Time since the previous response, or since the batch started.
         """
         key = str(min(index, RESPONSES_COUNTED_MAX - 1))
-        counted = self._statistics.responses.setdefault(key, ResponseStatistics())
+        responses = self._statistics.responses
+        counted = responses.get(key)
+        if counted is None:
+            counted = responses[key] = ResponseStatistics()
         duration: Duration = getattr(counted, kind.value)
         duration.add(duration_ns)
         if kind in (ResponseKind.SUCCESS, ResponseKind.FAIL):
