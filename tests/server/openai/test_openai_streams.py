@@ -219,3 +219,13 @@ async def test_characters_that_come_in_pieces_are_whole(kind: str) -> None:
     pieces = [event["choices"][0]["delta"].get("content") for event in events]
     assert pieces == ["", "é", "世", "🙂", "�", None]
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@on_loop
+async def test_a_client_of_tensorflow_serving_is_told_where_to_go() -> None:
+    client = connected(engine())
+
+    client.send(request("/v1/models/e:predict", body=b'{"instances": [1]}'))
+
+    assert client.responses[0].status == 404
+    assert "POST /v2/models/e/infer" in json.loads(client.responses[0].body)["error"]["message"]

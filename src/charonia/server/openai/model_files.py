@@ -93,6 +93,9 @@ def _tokenizer(config: ModelConfig, folders: Sequence[Path]) -> "Tokenizer | Non
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
+        if not is_sentence_encoder(config):
+            _log.warning("the tokens of model '%s' are not counted: %s", config.name, extra_hint("openai"))
+            return None
         raise unsupported(
             f"the tokenizer of model '{config.name}' needs a library", hint=extra_hint("openai")
         ) from error

@@ -17,6 +17,7 @@ from charonia.core.request import InferRequest
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Tasks
 from charonia.server.http.limits import HttpLimits
+from charonia.server.http.route_hints import route_hint
 from charonia.server.http.routes import Handler, Route, RouteTarget
 from charonia.server.http.submission import Submitter
 from charonia.server.openai.embeddings import Embedder
@@ -68,7 +69,7 @@ class OpenaiHandlers:
         """Return the routes."""
         return [
             Route("/v1/models", {b"GET": self._models}),
-            Route("/v1/models/{model}", {b"GET": self._model}),
+            Route("/v1/models/{model}", {b"GET": self._model, b"POST": _foreign}),
             *(Route(f"/v1/{route}", {b"POST": self._handler(route)}) for route in ROUTES),
         ]
 
@@ -185,6 +186,12 @@ class OpenaiHandlers:
             if error.code is not Code.NOT_FOUND:
                 raise
             raise not_found(f"model: there is no model '{name:.200}'", hint="GET /v1/models lists them") from error
+
+
+def _foreign(exchange: Exchange, target: RouteTarget) -> None:
+    """Refuse the inference requests of clients of other servers, which have this path."""
+    path = f"/v1/models/{target.model}"
+    raise not_found(f"there is nothing to POST to at {path:.200}", hint=route_hint(path))
 
 
 def _request_id(exchange: Exchange) -> str:
