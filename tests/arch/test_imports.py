@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "charonia"
-# In a worker process this is a package of another name: its modules import each other relatively, others do not.
-WORKER = "charonia.server.backends.python.worker"
 
 # Room -> the rooms and modules of charonia that it may import directly. `server.http` stands for a room within the
 # server, `server` for the modules that lie in `server/` itself.
@@ -82,7 +80,8 @@ INTERNAL = {
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.explain.explanation", "server.rate_limiter.overview", "server.sequences.overview"}
-    | {"server.shared_memory.registry", "server.page"},
+    | {"server.shared_memory.registry", "server.page", "server.openai.routes"},
+    "server.openai": {"core", "config", "wire", "server", "install_hint", "server.http"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
     "server.front_ends": {
@@ -191,9 +190,10 @@ def imported_names(path: Path) -> tuple[str, ...]:
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = node.module
-            if node.level:
-                assert (node.level, path.parent) == (1, SOURCE.parent.joinpath(*WORKER.split("."))), path
-                module = f"{WORKER}.{module}" if module else WORKER
+            if node.level:  # in a worker process, its folder is a package of another name
+                assert (node.level, path.parent.name) == (1, "worker"), path
+                package = ".".join(path.parent.relative_to(SOURCE.parent).parts)
+                module = f"{package}.{module}" if module else package
             found += (f"{module}.{alias.name}" for alias in node.names)
     return tuple(found)
 

@@ -47,6 +47,7 @@ FORMATS = (
     ModelFormat("model.pdmodel", "openvino", ""),
     ModelFormat("model.onnx", "openvino", ""),
     ModelFormat("model.tflite", "openvino", ""),
+    ModelFormat("model.gguf", "llama_cpp", ""),
     ModelFormat("model.skops", "sklearn", ""),
     ModelFormat("model.joblib", "sklearn", ""),
     ModelFormat("model.pkl", "sklearn", ""),

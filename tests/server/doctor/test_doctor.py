@@ -199,6 +199,14 @@ def test_what_a_model_lacks_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
     assert problem_of(ModelConfig(backend="onnxruntime")) == ("", "")
 
 
+def test_an_engine_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia.server.doctor.repository.find_spec", lambda name: None)
+    problem, hint = problem_of(ModelConfig(backend="llama_cpp"))
+    assert "needs the package xllamacpp" in problem
+    assert "[llama]" in hint
+    assert problem_of(ModelConfig(backend="llama_cpp", parameters={"EXECUTION_ENV_PATH": "env"})) == ("", "")
+
+
 def write(repository: Path, name: str, config: str) -> None:
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(config, encoding="utf-8")

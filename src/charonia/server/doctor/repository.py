@@ -25,6 +25,10 @@ from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.gpus import visible_gpus
 
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+
+_ENGINES = {"llama_cpp": ("xllamacpp", "llama")}
+"""Package of the engine of a language model, and the extra that installs it, by backend."""
 
 
 async def examine(
@@ -80,6 +84,9 @@ def problem_of(config: ModelConfig) -> tuple[str, str]:
         return "a TensorRT plan runs on an NVIDIA GPU only, and there is none", "serve the ONNX model it was made from"
     if config.backend == "tensorrt" and find_spec("tensorrt") is None:
         return "a TensorRT plan needs the package tensorrt, which is not installed", extra_hint("tensorrt")
+    package, extra = _ENGINES.get(config.backend, ("", ""))
+    if package and ENVIRONMENT not in config.parameters and find_spec(package) is None:
+        return f"the model needs the package {package}, which is not installed", extra_hint(extra)
     if config.backend == "tensorflow" and (refusal := graph_problem(config)) != ("", ""):
         return refusal
     cores = usable_cores()

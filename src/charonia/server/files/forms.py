@@ -102,6 +102,7 @@ SERVED = (
             ("an XGBoost model", (".json",), "xgboost.json", b'{"learner"'),
             ("a LightGBM model", (".txt",), "model.txt", b"tree\n"),
             ("a checkpoint of treelite", (".tl",), "checkpoint.tl", b""),
+            ("a GGUF model", (".gguf",), "model.gguf", b""),
             ("an estimator", (".skops",), "model.skops", b""),
             ("an estimator", (".joblib",), "model.joblib", b""),
             ("an estimator", (".pkl", ".pickle"), "model.pkl", b""),
@@ -146,28 +147,6 @@ import mlflow.pyfunc
 
 model = mlflow.pyfunc.load_model({path_text})
 charonia.serve(model, example=model.input_example, name="{name}")
-""",
-        ),
-    ),
-    Form(
-        "a GGUF model, for llama.cpp",
-        (".gguf",),
-        lines=_service(
-            '"llama-cpp-python"',
-            """
-from collections.abc import Iterator
-
-import charonia
-from llama_cpp import Llama
-
-@charonia.model
-class {class_name}:
-    def __init__(self):
-        self.llama = Llama({path_text}, verbose=False)
-
-    def __call__(self, prompt: str, max_tokens: int = 200) -> Iterator[str]:
-        for part in self.llama(prompt, max_tokens=max_tokens, stream=True):
-            yield part["choices"][0]["text"]
 """,
         ),
     ),
