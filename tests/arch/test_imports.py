@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "charonia"
-# In a worker process this is a package of another name: its modules import each other relatively, others do not.
-WORKER = "charonia.server.backends.python.worker"
 
 # Room -> the rooms and modules of charonia that it may import directly. `server.http` stands for a room within the
 # server, `server` for the modules that lie in `server/` itself.
@@ -191,9 +189,10 @@ def imported_names(path: Path) -> tuple[str, ...]:
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = node.module
-            if node.level:
-                assert (node.level, path.parent) == (1, SOURCE.parent.joinpath(*WORKER.split("."))), path
-                module = f"{WORKER}.{module}" if module else WORKER
+            if node.level:  # in a worker process, its folder is a package of another name
+                assert (node.level, path.parent.name) == (1, "worker"), path
+                package = ".".join(path.parent.relative_to(SOURCE.parent).parts)
+                module = f"{package}.{module}" if module else package
             found += (f"{module}.{alias.name}" for alias in node.names)
     return tuple(found)
 

@@ -48,6 +48,7 @@ FORMATS = (
     ModelFormat("model.onnx", "openvino", ""),
     ModelFormat("model.tflite", "openvino", ""),
     ModelFormat("model.skops", "sklearn", ""),
+    ModelFormat("model.gguf", "llama_cpp", ""),
     ModelFormat("model.joblib", "sklearn", ""),
     ModelFormat("model.pkl", "sklearn", ""),
 )

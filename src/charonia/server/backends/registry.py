@@ -25,6 +25,7 @@ _OWN = {
     "fil": "charonia.server.backends.fil.backend:FilBackend",
     "identity": "charonia.server.backends.identity:IdentityBackend",
     "image": "charonia.server.backends.image.backend:ImageBackend",
+    "llama_cpp": "charonia.server.backends.llama_cpp.backend:LlamaCppBackend",
     "onnxruntime": "charonia.server.backends.onnxruntime.backend:OnnxRuntimeBackend",
     "openvino": "charonia.server.backends.openvino.backend:OpenVinoBackend",
     "python": "charonia.server.backends.python.backend:PythonBackend",

@@ -102,6 +102,7 @@ SERVED = (
             ("an XGBoost model", (".json",), "xgboost.json", b'{"learner"'),
             ("a LightGBM model", (".txt",), "model.txt", b"tree\n"),
             ("a checkpoint of treelite", (".tl",), "checkpoint.tl", b""),
+            ("a GGUF model", (".gguf",), "model.gguf", b""),
             ("an estimator", (".skops",), "model.skops", b""),
             ("an estimator", (".joblib",), "model.joblib", b""),
             ("an estimator", (".pkl", ".pickle"), "model.pkl", b""),

@@ -224,11 +224,11 @@ def test_a_request_without_a_result_stays_open_until_its_last_response() -> None
     async def scenario(bench: Bench) -> None:
         sink = await bench.start(2)
         one = np.ones(1, "<f4")
-        bench.process.says("response", 1, 1, one, False, [], [])
+        bench.process.says("responses", [(1, 1, one, False)], [], [])
         bench.process.says("done", 1, [one, None], [], [], 1, 2)
         assert sink.finished.result() is True
-        bench.process.says("response", 1, 1, one, False, [], [])
-        bench.process.says("response", 1, 1, None, True, [], [])
+        bench.process.says("responses", [(1, 1, one, False)], [], [])
+        bench.process.says("responses", [(1, 1, None, True)], [], [])
         assert [len(outputs) for outputs in sink.outputs] == [1, 2]
         assert sink.over == [True, True]
         asking = asyncio.ensure_future(bench.instance.is_ready())
@@ -242,7 +242,7 @@ def test_a_request_without_a_result_stays_open_until_its_last_response() -> None
 def test_a_request_that_was_answered_while_it_ran_is_not_left_open() -> None:
     async def scenario(bench: Bench) -> None:
         sink = await bench.start()
-        bench.process.says("response", 1, 0, np.ones(1, "<f4"), True, [], [])
+        bench.process.says("responses", [(1, 0, np.ones(1, "<f4"), True)], [], [])
         bench.process.says("done", 1, [None], [], [], 1, 2)
         assert sink.finished.result() is False
         assert len(sink.outputs[0]) == 1
@@ -254,7 +254,7 @@ def test_the_first_response_of_an_ordinary_model_is_its_last() -> None:
     async def scenario(bench: Bench) -> None:
         sink = await bench.start()
         bench.process.says("done", 1, [None], [], [], 1, 2)
-        bench.process.says("response", 1, 0, np.ones(1, "<f4"), False, [], [])
+        bench.process.says("responses", [(1, 0, np.ones(1, "<f4"), False)], [], [])
         bench.process.dies()
         assert [isinstance(result, Outputs) for result in sink.outputs[0]] == [True]
 
@@ -265,7 +265,7 @@ def test_the_end_of_a_worker_fails_what_is_open_and_what_runs_and_not_what_has_n
     async def scenario(bench: Bench) -> None:
         left_open, runs, waits = await bench.start(2), await bench.start(), await bench.start()
         bench.process.says("done", 1, [None, None], [], [], 1, 2)
-        bench.process.says("response", 1, 0, None, True, [], [])
+        bench.process.says("responses", [(1, 0, None, True)], [], [])
         assert bench.instance.problem == ""
         bench.process.dies("it was shot")
         assert left_open.outputs[0] == []
@@ -294,7 +294,7 @@ def test_the_model_is_told_of_a_caller_that_leaves_while_its_request_runs_or_is_
             ("cancel", 1, 0),
         ]
         sink.cancel(bench.instance, 1)
-        bench.process.says("response", 1, 0, np.ones(1, "<f4"), True, [], [])
+        bench.process.says("responses", [(1, 0, np.ones(1, "<f4"), True)], [], [])
         bench.instance.cancel(sink, 1)
         assert bench.process.kinds().count("cancel") == 3
         assert bench.process.killed == ""
@@ -320,7 +320,7 @@ def test_callers_that_left_before_the_batch_was_sent_are_told_of_with_it() -> No
 def test_responses_of_batches_that_are_not_known_are_ignored_and_their_memory_given_back() -> None:
     async def scenario(bench: Bench) -> None:
         for _ in range(RELEASES_HELD_MAX):
-            bench.process.says("response", 99, 0, LARGE, False, [], [])
+            bench.process.says("responses", [(99, 0, LARGE, False)], [], [])
         release = bench.process.sent[-1]
         assert release[0] == "release"
         assert len(release[1]) == RELEASES_HELD_MAX

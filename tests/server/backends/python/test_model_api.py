@@ -5,7 +5,7 @@ import contextlib
 import gc
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +38,7 @@ class FakeHost:
         self.families: list[tuple[object, ...]] = []
         self.tracebacks: list[tuple[list[str], str]] = []
         self.polls = 0
+        self.together: list[int] = []
         self.outcomes: Callable[[ModelCall], list[tuple[InferenceResponse | None, bool]]] = lambda call: [
             (answer(), True)
         ]
@@ -48,6 +49,11 @@ class FakeHost:
 
     def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         self.responses.append((batch.number, index, result, final))
+
+    def respond_together(self, answers: Sequence[Any]) -> None:
+        self.together.append(len(answers))
+        for given in answers:
+            self.respond(*given)
 
     def poll(self) -> None:
         self.polls += 1
@@ -464,6 +470,28 @@ def test_a_model_may_empty_the_list_of_requests(tmp_path: Path) -> None:
 
 
 # Senders
+
+
+def test_senders_of_several_requests_send_together_and_listen_for_their_callers(tmp_path: Path) -> None:
+    body = """
+senders = [r.get_response_sender() for r in requests]
+self.gone = []
+senders[1].when_cancelled(lambda: self.gone.append(1))
+senders[1].send(flags=1)
+try:
+    pb_utils.send_together([(senders[0], answer(1), 0), (senders[1], answer(2), 0), (senders[0], answer(3), 1)])
+except pb_utils.TritonModelException as error:
+    self.error = error
+"""
+    model = Model(tmp_path, execute(body), decoupled=True)
+    model.run(1, 2)
+    assert "has been closed" in str(model.runner._model.error)
+    assert model.host.together == [2]
+    sent = [(index, result and values_of(result), final) for _, index, result, final in model.host.responses]
+    assert sent == [(1, None, True), (0, [1.0], False), (0, [3.0], True)]
+    assert model.runner._model.gone == []
+    model.batch.cancel(1)
+    assert model.runner._model.gone == [1]
 
 
 def test_an_ordinary_model_may_answer_through_the_sender(tmp_path: Path) -> None:

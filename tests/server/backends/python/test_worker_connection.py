@@ -182,11 +182,15 @@ def test_the_memory_of_a_batch_stays_until_its_last_request_is_answered(server: 
     server.connection.respond(batch, 1, None, True)
 
     messages = [server.receive().header for _ in range(4)]
-    assert [header[0] for header in messages] == ["response", "done", "response", "response"]
-    assert [header[1:3] for header in messages if header[0] == "response"] == [(7, 0), (7, 1), (7, 1)]
-    assert [header[4] for header in messages if header[0] == "response"] == [True, False, True]
+    assert [header[0] for header in messages] == ["responses", "done", "responses", "responses"]
+    responses = [header[1:] for header in messages if header[0] == "responses"]
+    assert [(number, index, final) for ((number, index, _, final),), _, _ in responses] == [
+        (7, 0, True),
+        (7, 1, False),
+        (7, 1, True),
+    ]
     assert messages[1][3] == []
-    assert [header[5] for header in messages if header[0] == "response"] == [[], [], [1, 2]]
+    assert [released for _, released, _ in responses] == [[], [], [1, 2]]
 
 
 def test_a_cancellation_is_seen_while_nobody_else_reads(server: Server) -> None:
@@ -202,6 +206,44 @@ def test_a_cancellation_is_seen_while_nobody_else_reads(server: Server) -> None:
     assert batch.cancelled == {1}
 
 
+def test_a_listener_is_called_once_when_its_caller_goes_or_has_gone(server: Server) -> None:
+    server.execute(1, ones(1), ones(1), ones(1))
+    batch, _ = take_batch(server.connection)
+    called: list[str] = []
+    batch.listen(0, lambda: called.append("first"))
+    batch.listen(2, lambda: called.append("third"))
+
+    server.send(("cancel", 1, 0))
+    server.send(("cancel", 1, 0))
+    server.send(("cancel", 1, 1))
+    server.connection.poll()
+    batch.listen(1, lambda: called.append("second, late"))
+
+    assert called == ["first", "second, late"]
+
+
+def test_responses_that_are_sent_together_are_one_message(server: Server) -> None:
+    server.execute(4, ones(LARGE))
+    server.execute(5, ones(1))
+    first, _ = take_batch(server.connection)
+    second, _ = take_batch(server.connection)
+
+    server.connection.respond_together(
+        [
+            (first, 0, (-1, [Tensor("OUT", ones(1))], {}), True),
+            (second, 0, (-1, [Tensor("OUT", ones(2))], {}), False),
+            (second, 0, None, True),
+        ]
+    )
+
+    message = server.receive()
+    _, responses, released, _ = message.header
+    assert [(number, final) for number, _, _, final in responses] == [(4, True), (5, False), (5, True)]
+    sizes = [np.frombuffer(message.find(result[1][0][3]), np.float32).size for _, _, result, _ in responses[:2]]
+    assert sizes == [1, 2]
+    assert released == [1]  # the memory of the first one's input
+
+
 def test_a_response_that_cannot_be_sent_is_an_error_of_its_batch(server: Server) -> None:
     class Unwritable:
         def __str__(self) -> str:
@@ -214,7 +256,7 @@ def test_a_response_that_cannot_be_sent_is_an_error_of_its_batch(server: Server)
 
     server.connection.respond(batch, 0, (-1, [Tensor("L", ones(LARGE)), Tensor("OUT", array)], {}), True)
 
-    _, _, _, result, *_ = server.receive().header
+    _, ((_, _, result, _),), _, _ = server.receive().header
     assert result == (TritonError.INTERNAL, "a response of model 'm_0_0' cannot be sent: not even as text")
 
 

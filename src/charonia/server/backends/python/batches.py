@@ -213,11 +213,19 @@ class Batches:
         else:
             batch.sink.finish(input_end, output_start, leaves_open=is_open)
 
-    def response(self, message: Incoming, link: WorkerLink) -> None:
-        """Handle a response to a request of the running batch, or to an open one. Raises as `decode_results`."""
-        _, number, index, result, final, released, freed = message.header
-        (decoded,) = decode_results([result], message, link)
+    def responses(self, message: Incoming, link: WorkerLink) -> None:
+        """Handle responses to requests of the running batch, or to open ones. Raises as `decode_results`."""
+        _, sent, released, freed = message.header
+        decoded = decode_results([result for _, _, result, _ in sent], message, link)
         link.note(released, freed)
+        for (number, index, _, final), result in zip(sent, decoded, strict=True):
+            self._respond(number, index, result, bool(final))
+        del decoded, result
+        link.flush()
+
+    # Inside
+
+    def _respond(self, number: int, index: int, result: Result | None, final: bool) -> None:
         batch = self._left_open.get(number)
         if batch is None:
             line = self._warming or self._queue
@@ -229,11 +237,7 @@ class Batches:
                 batch.note_over(index)
                 if not batch.open_requests():
                     self._left_open.pop(number, None)
-            batch.sink.respond(index, decoded, bool(final))
-        del decoded
-        link.flush()
-
-    # Inside
+            batch.sink.respond(index, result, final)
 
     def _hand_on(self, batch: BatchInFlight, results: Sequence[Result | None]) -> bool:
         """Pass results to the requests of a batch; return whether some stay open."""

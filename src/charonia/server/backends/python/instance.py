@@ -142,8 +142,8 @@ class PythonInstance:
         try:
             if kind == "done":
                 self._batches.done(message, link)
-            elif kind == "response":
-                self._batches.response(message, link)
+            elif kind == "responses":
+                self._batches.responses(message, link)
             elif kind == "ready":
                 supervisor.initialized(message.header[1] if len(message.header) > 1 else {})
             elif kind == "failed":

@@ -154,7 +154,7 @@ class ThreadInstance:
         handed = next((h for h in self._handed.values() if h.sink is sink), None)
         if handed is None:
             return
-        handed.batch.cancelled.add(index)
+        handed.batch.cancel(index)
         if all(sink.is_cancelled(i) for i in range(len(handed.requests))):
             self._services.calls.cancel_batch(sink)
             self._forget_if_over(handed)
@@ -381,6 +381,10 @@ class _ThreadHost:
         if waits:
             self._untaken.acquire()
         self._tell(self._take, batch.number, index, taken, final, waits)
+
+    def respond_together(self, answers: Iterable[Any]) -> None:
+        for answer in answers:
+            self.respond(*answer)
 
     def _take(self, number: int, index: int, result: Result | None, final: bool, has_waited: bool) -> None:
         if has_waited:

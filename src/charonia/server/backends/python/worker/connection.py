@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from .host import Failure, Fields, ModelCall, Result
+    from .host import Answer, Failure, Fields, ModelCall, Result
     from .tensor import Tensor
 
     Task = tuple[Any, ...]
@@ -89,12 +89,19 @@ class WorkerConnection:
 
     def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
         """Answer a request through its sender."""
+        self.respond_together(((batch, index, result, final),))
+
+    def respond_together(self, answers: Sequence[Answer]) -> None:
+        """Answer requests through their senders, in one message."""
         writer = self.writer
         with writer.lock:
-            (encoded,), outgoing = writer.encode([result], self.name)
-            self._answered(batch, final)
+            encoded, outgoing = writer.encode([result for _, _, result, _ in answers], self.name)
+            responses = []
+            for (batch, index, _, final), result in zip(answers, encoded):
+                self._answered(batch, final)
+                responses.append((batch.number, index, result, final))
             released, freed = self._references.take()
-            writer.write(("response", batch.number, index, encoded, final, released, freed), outgoing)
+            writer.write(("responses", responses, released, freed), outgoing)
         writer.run_deferred()
 
     def begin(self, call: ModelCall) -> None:
@@ -188,7 +195,7 @@ class WorkerConnection:
         elif kind == "cancel":
             _, number, index = message.header
             if number in self._batches:
-                self._batches[number].cancelled.add(index)
+                self._batches[number].cancel(index)
         elif kind == "answer":
             _, number, value = message.header
             answer = self._answers.pop(number, None)

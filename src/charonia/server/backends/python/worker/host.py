@@ -16,7 +16,7 @@ from .errors import TritonModelException
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
     from .errors import Parameter
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     Failure = tuple[int, str]
     Result = Outputs | Failure
     """A response, `(-1, tensors, parameters)`, or an error, `(number of its TritonError code, text)`."""
+
+    Answer = tuple["ModelBatch", int, "Result | None", bool]
+    """A response as `Host.respond` takes it: the batch, the index of the request in it, the result, whether it is the
+    last."""
 
     Fields = tuple[str, int | str, int, int, int, str, tuple[str, ...], str]
     """Id, correlation id, flags, timeout in us, priority, parameters as JSON text, names of the wanted outputs, and
@@ -47,6 +51,10 @@ if TYPE_CHECKING:
 
         def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
             """Answer a request through its sender, before or after its `execute` returns. None only with `final`."""
+            ...
+
+        def respond_together(self, answers: Sequence[Answer]) -> None:
+            """Answer requests as `respond` does, in one message where the host has messages."""
             ...
 
         def poll(self) -> None:
@@ -193,22 +201,41 @@ class ModelBatch:
 
     Attributes:
         number: Number, unique among the batches of a host that are not answered.
-        cancelled: Indices of the requests whose callers have gone; filled by the host.
+        cancelled: Indices of the requests whose callers have gone.
+        listeners: By index what is called when the caller of that request goes; None for nothing.
         rescheduled: Indices of the requests that the model has rescheduled.
         unanswered: Requests without a final answer; kept by the host.
         refused: Failures by index of requests withheld from the model, because an input is lost; None for none.
         regions: Shared memory of the inputs; used only by the host.
     """
 
-    __slots__ = ("cancelled", "number", "refused", "regions", "rescheduled", "unanswered")
+    __slots__ = ("cancelled", "listeners", "number", "refused", "regions", "rescheduled", "unanswered")
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.cancelled: set[int] = set()
+        self.listeners: dict[int, Callable[[], None]] | None = None
         self.rescheduled: set[int] = set()
         self.unanswered = size
         self.refused: dict[int, Failure] | None = None
         self.regions: list[int] = []
+
+    def cancel(self, index: int) -> None:
+        """Note that the caller of a request has gone; called by the host."""
+        self.cancelled.add(index)
+        self._tell(index)
+
+    def listen(self, index: int, listener: Callable[[], None]) -> None:
+        """Call `listener` once when the caller of a request goes, at once if it has gone. Any thread."""
+        self.listeners = self.listeners or {}
+        self.listeners[index] = listener
+        if index in self.cancelled:
+            self._tell(index)
+
+    def _tell(self, index: int) -> None:
+        listener = self.listeners.pop(index, None) if self.listeners else None
+        if listener is not None:
+            listener()
 
 
 NAMES_NOTED_MAX = 64

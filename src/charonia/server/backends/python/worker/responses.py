@@ -11,10 +11,10 @@ from .errors import TritonError, TritonModelException, checked_parameters
 from .tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from .errors import Parameter
-    from .host import Binding, Failure, ModelBatch, Outputs, Result
+    from .host import Answer, Binding, Failure, Host, ModelBatch, Outputs, Result
 
 FINAL = 1
 """Flag of `send`: nothing more follows."""
@@ -109,6 +109,13 @@ class InferenceResponseSender:
         Raises:
             TritonModelException: Nothing can be sent any more, or not this.
         """
+        with self._lock:
+            answer = self._answer(response, flags)
+            if answer is not None:
+                self._binding.reach().respond(*answer)
+
+    def _answer(self, response: InferenceResponse | None, flags: int) -> Answer | None:
+        """Return a response as hosts take it, with the lock, and note that it is sent; None for nothing to send."""
         if flags not in (0, FINAL):
             raise TritonModelException(f"Unable to send response. Unsupported flag provided: {flags!r}.")
         if response is None:
@@ -120,18 +127,15 @@ class InferenceResponseSender:
             raise TritonModelException(
                 f"Unable to send response. Expected an InferenceResponse, got {type(response).__name__}."
             )
-        with self._lock:
-            self._send(response, bool(flags))
-
-    def _send(self, response: InferenceResponse | None, final: bool) -> None:
         if self._is_closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
-        host = self._binding.reach()
+        final = bool(flags)
+        self._binding.reach()
         if self._binding.is_decoupled:
             result = None if response is None else result_of(response, self._wanted, self._binding)
             self._is_closed = final
-            host.respond(self._batch, self._index, result, final)
-            return
+            return (self._batch, self._index, result, final)
+        answer: Answer | None = None
         if response is None:
             if not self._has_sent:
                 raise TritonModelException(
@@ -144,13 +148,21 @@ class InferenceResponseSender:
         else:
             # The only response is always the last, even without the flag, so that the caller does not wait for it.
             self._has_sent = True
-            host.respond(self._batch, self._index, result_of(response, self._wanted, self._binding), True)
+            answer = (self._batch, self._index, result_of(response, self._wanted, self._binding), True)
         self._is_closed = final
+        return answer
 
     def is_cancelled(self) -> bool:
         """Return whether the caller has gone."""
         self._binding.reach().poll()
         return self._index in self._batch.cancelled
+
+    def when_cancelled(self, listener: Callable[[], None]) -> None:
+        """Call `listener` once when the caller goes, in the thread that notices it; at once if it has gone.
+
+        It is noticed while `execute` is not running, or whenever the model waits for something of the server.
+        """
+        self._batch.listen(self._index, listener)
 
     def _is_open(self) -> bool:
         """Return whether the request has no final answer."""
@@ -167,6 +179,33 @@ class InferenceResponseSender:
         host = self._binding.host
         if self._is_open() and host is not None:
             host.later(partial(host.respond, self._batch, self._index, _DROPPED, True))
+
+
+def send_together(responses: Iterable[tuple[InferenceResponseSender, InferenceResponse | None, int]]) -> None:
+    """Send responses of any number of senders, each with its flags, at the cost of little more than one.
+
+    Other threads may not use these senders meanwhile.
+
+    Raises:
+        TritonModelException: One of them cannot be sent; the others were.
+    """
+    answers: list[Answer] = []
+    host: Host | None = None
+    error: TritonModelException | None = None
+    for sender, response, flags in responses:
+        try:
+            with sender._lock:
+                answer = sender._answer(response, flags)
+        except TritonModelException as refused:
+            error = refused
+            continue
+        if answer is not None:
+            host = sender._binding.reach()
+            answers.append(answer)
+    if host is not None:
+        host.respond_together(answers)
+    if error is not None:
+        raise error
 
 
 _DROPPED = (TritonError.INTERNAL, "the model dropped the response sender of the request without a final response")

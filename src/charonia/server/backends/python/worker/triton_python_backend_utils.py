@@ -17,7 +17,7 @@ from .host import Binding
 from .metrics import Metric, MetricFamily
 from .model_config import ModelConfig
 from .requests import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, InferenceTrace, PreferredMemory
-from .responses import FINAL, InferenceResponse, InferenceResponseSender
+from .responses import FINAL, InferenceResponse, InferenceResponseSender, send_together
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ __all__ = [
     "is_model_ready",
     "load_model",
     "numpy_to_triton_type",
+    "send_together",
     "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",

@@ -1,0 +1,129 @@
+"""A backend of language models: completes configurations, and loads an engine into a worker process."""
+
+import asyncio
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+import orjson
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig, ModelInput
+from charonia.config.problems import raise_problems
+from charonia.core.caller import CallFrame
+from charonia.core.errors import unsupported
+from charonia.install_hint import extra_hint
+from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.language.signature import complete_language, language_problems
+from charonia.server.backends.python.backend import PythonModel
+from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment, environment_of
+from charonia.server.backends.python.services import ServerServices
+from charonia.server.backends.python.worker.cuda_driver import is_usable
+from charonia.server.metrics.custom import CustomMetrics
+
+_MODEL = Path(__file__).parent / "worker" / "model.py"
+
+
+class LanguageBackend(ABC):
+    """What a backend of language models derives from.
+
+    Each instance is an engine in a worker process, which is started again when it ends. An environment of its own is
+    named or described as for Python models.
+
+    Attributes:
+        name: Name of the backend.
+        package: Package of the engine, as it is imported.
+        extra: Extra of this package that installs it.
+        engine: File with the class `Engine`, for the worker: `worker/model.py` says what that class has.
+        kind: Kind of the instances where the configuration names none.
+        routes: OpenAI's routes that the engine answers itself.
+        more_inputs: Inputs that this engine takes besides those of all.
+    """
+
+    name: ClassVar[str]
+    package: ClassVar[str]
+    extra: ClassVar[str]
+    engine: ClassVar[Path]
+    kind: ClassVar[InstanceKind] = InstanceKind.KIND_AUTO
+    routes: ClassVar[Sequence[str]] = ("chat/completions", "completions")
+    more_inputs: ClassVar[Sequence[ModelInput]] = ()
+
+    def uses_gpus(self) -> bool:
+        """Return True: whether to use the GPU is up to the engine."""
+        return True
+
+    @abstractmethod
+    async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
+        """Return what the engine needs to know of a version; it is handed to the worker as JSON.
+
+        Raises:
+            ServingError: A setting or a file is wrong.
+        """
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Fill in inputs, outputs and instances."""
+        return Completion(*complete_language(config, self.kind, self.routes, self.more_inputs))
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "LanguageModel":
+        """Check the settings and prepare the environment; the engine is loaded by each instance.
+
+        Raises:
+            ServingError: A setting or a file is wrong, or the engine is not installed.
+        """
+        problems = list(language_problems(config, self.more_inputs))
+        if problems:
+            raise_problems(config.name, problems)
+        environment = await self._environment(files, config, settings)
+        options = orjson.dumps(dict(await self.options(files, config, settings))).decode()
+        await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached
+        metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
+        frame = CallFrame(config.name, str(files.version))
+        server = ServerServices(frame, settings.models, metrics, settings.busy_poll)
+        return LanguageModel(files, config, environment, server, {"engine": str(self.engine), "options": options})
+
+    async def aclose(self) -> None:  # noqa: B027 # some have something to do
+        """Do nothing: models share nothing."""
+
+    async def _environment(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Environment:
+        environment = await environment_of(files, config, settings)
+        if environment == SERVER_ENVIRONMENT and find_spec(self.package) is None:
+            raise unsupported(
+                f"model '{config.name}' needs the package '{self.package}', which is not installed",
+                hint=extra_hint(self.extra),
+            )
+        return environment
+
+
+class LanguageModel(PythonModel):
+    """A loaded version.
+
+    Args:
+        files: Folders of the version.
+        config: The complete configuration.
+        environment: Where its workers run.
+        server: Services of the server.
+        engine: The engine's file and its options, for `initialize`.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        config: ModelConfig,
+        environment: Environment,
+        server: ServerServices,
+        engine: Mapping[str, str],
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="charonia-")
+
+        def arguments(placement: Placement) -> dict[str, str]:
+            return {**engine, "threads": str(placement.threads), "folder": self._folder.name}
+
+        super().__init__(files, config, _MODEL, environment, server, arguments)
+
+    async def aclose(self) -> None:
+        """Remove the folder of its sockets."""
+        await super().aclose()
+        await asyncio.to_thread(self._folder.cleanup)

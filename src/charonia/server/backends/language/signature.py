@@ -1,0 +1,101 @@
+"""Inputs and outputs of language models, as Triton's vLLM backend names them. Pure.
+
+Any model with an input `text_input` and an output `text_output`, both of strings, counts as a language model.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import (
+    InstanceGroup,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    TransactionPolicy,
+)
+from charonia.config.problems import Problem
+from charonia.core.dtypes import DataType
+
+TEXT_INPUT = "text_input"
+TEXT_OUTPUT = "text_output"
+
+OPENAI_ROUTES = "openai_routes"
+"""Model parameter of a model that answers OpenAI's requests itself: its routes, separated by commas."""
+
+RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+"""Outputs that a request gets if its input `return_<name>` is true."""
+
+_INPUTS = (
+    ModelInput(TEXT_INPUT, DataType.BYTES, dims=(1,)),
+    ModelInput("stream", DataType.BOOL, dims=(1,), optional=True),
+    ModelInput("sampling_parameters", DataType.BYTES, dims=(1,), optional=True),
+    ModelInput("exclude_input_in_output", DataType.BOOL, dims=(1,), optional=True),
+    *(ModelInput(f"return_{name}", DataType.BOOL, dims=(1,), optional=True) for name in RETURNS),
+)
+
+IMAGE = ModelInput("image", DataType.BYTES, dims=(-1,), optional=True)
+"""Images of a request, as files in base64; for engines that take some."""
+
+_OUTPUTS = (
+    ModelOutput(TEXT_OUTPUT, DataType.BYTES, dims=(-1,)),
+    ModelOutput("finish_reason", DataType.BYTES, dims=(-1,)),
+    ModelOutput("cumulative_logprob", DataType.FP32, dims=(-1,)),
+    ModelOutput("logprobs", DataType.BYTES, dims=(-1,)),
+    ModelOutput("num_input_tokens", DataType.UINT32, dims=(1,)),
+    ModelOutput("num_output_tokens", DataType.UINT32, dims=(-1,)),
+)
+
+
+def complete_language(
+    config: ModelConfig, kind: InstanceKind, routes: Sequence[str], more_inputs: Sequence[ModelInput] = ()
+) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Fill in what the configuration of a language model leaves open; return it with notes.
+
+    Args:
+        config: What is given.
+        kind: Kind of the instances, where none are given; one instance is enough for any number of requests.
+        routes: OpenAI's routes that the engine answers itself.
+        more_inputs: Inputs that this engine takes besides those of all.
+    """
+    notes = []
+    if not config.input:
+        config = replace(config, input=(*_INPUTS, *more_inputs))
+        notes.append(f"inputs: {TEXT_INPUT} and the options of language models")
+    if not config.output:
+        config = replace(config, output=_OUTPUTS)
+        notes.append(f"outputs: {TEXT_OUTPUT} and what a request may ask for besides")
+    if config.model_transaction_policy is None:
+        config = replace(config, model_transaction_policy=TransactionPolicy(decoupled=True))
+        notes.append("decoupled: a request that streams has many responses")
+    if not config.instance_group:
+        config = replace(config, instance_group=(InstanceGroup(kind=kind, count=1),))
+        notes.append("one instance: its engine batches by itself")
+    if OPENAI_ROUTES not in config.parameters:
+        config = replace(config, parameters={**config.parameters, OPENAI_ROUTES: ",".join(routes)})
+    return config, tuple(notes)
+
+
+def language_problems(config: ModelConfig, more_inputs: Sequence[ModelInput] = ()) -> Iterator[Problem]:
+    """Yield what a configuration asks for that no engine can meet."""
+    if config.max_batch_size > 0:
+        yield Problem("max_batch_size", f"expected 0: the engine batches by itself, got {config.max_batch_size}")
+    if config.model_transaction_policy is None or not config.model_transaction_policy.decoupled:
+        yield Problem("model_transaction_policy.decoupled", "expected true: a request that streams has many responses")
+    all_known: tuple[ModelInput | ModelOutput, ...] = (*_INPUTS, *more_inputs, *_OUTPUTS)
+    known = {tensor.name: tensor.data_type for tensor in all_known}
+    sides: tuple[tuple[str, Sequence[ModelInput | ModelOutput], str], ...] = (
+        ("input", config.input, TEXT_INPUT),
+        ("output", config.output, TEXT_OUTPUT),
+    )
+    for kind, tensors, needed in sides:
+        names = [tensor.name for tensor in tensors]
+        if needed not in names:
+            yield Problem(kind, f"expected '{needed}' among them, got {', '.join(names)}")
+        for index, tensor in enumerate(tensors):
+            datatype = known.get(tensor.name, tensor.data_type if kind == "input" else None)
+            if datatype is None:
+                yield Problem(f"{kind}[{index}].name", f"the model has no {kind} '{tensor.name}'")
+            elif tensor.data_type is not datatype:
+                got = tensor.data_type.config if tensor.data_type is not None else "none"
+                yield Problem(f"{kind}[{index}].data_type", f"expected {datatype.config}, got {got}")

@@ -1,0 +1,253 @@
+"""The Python model that runs the engine of a language model, in a worker process.
+
+The engine lies in a file of its own, whose class `Engine` is made with an `EngineSetup`. All of its methods are called
+in one thread, that of an event loop:
+
+- `async start()` loads the model.
+- `async answer(request)` answers a `LanguageRequest`. It is cancelled when the caller goes or the request's time is
+  over, and then lets the engine work on it no longer.
+- `problem()` returns why the engine has died, "" while it lives. It is asked every `WATCH_S` seconds.
+- `async stop()` ends it.
+"""
+
+import asyncio
+import importlib
+import json
+import os
+import sys
+import threading
+import traceback
+import types
+from functools import partial
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+
+REQUESTS_MAX = 8192
+"""Open requests of an engine; with more, a request is refused."""
+
+WATCH_S = 1.0
+"""Time between two looks at the engine's health."""
+
+STOP_S_MAX = 5.0
+"""Time that an engine has to end."""
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_PACKAGE = "charonia_engine"
+_RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+_OPTIONS = ("text_input", "stream", "sampling_parameters", "exclude_input_in_output", "image")
+
+# Request parameters that are the server's.
+_RESERVED = ("openai", "lora_name")
+
+_DTYPES = {"cumulative_logprob": np.float32, "num_input_tokens": np.uint32, "num_output_tokens": np.uint32}
+
+
+class RequestError(Exception):
+    """What is wrong with a request; `code` is that of a `TritonError`."""
+
+    def __init__(self, message: str, code: int = pb_utils.TritonError.INVALID_ARG) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EngineSetup:
+    """What an engine is made with.
+
+    Attributes:
+        model_name: Name of the model.
+        version_dir: Folder of the version.
+        config: The complete configuration.
+        options: What the server's side of the backend has read.
+        threads: Cores that the engine may use.
+        device_id: GPU of the instance.
+        folder: A folder for sockets, which only this user may enter; the workers of the version share it.
+        pb_utils: The API of Python models: the log, metrics, codes of errors.
+        invalid: Makes the exception that refuses a request: INVALID_ARG with this text.
+        error: The same with the code of a `TritonError` after the text.
+    """
+
+    def __init__(self, arguments: dict[str, str]) -> None:
+        self.model_name = arguments["model_name"]
+        self.version_dir = os.path.join(arguments["model_repository"], arguments["model_version"])
+        self.config: dict[str, Any] = json.loads(arguments["model_config"])
+        self.options: dict[str, Any] = json.loads(arguments["options"])
+        self.threads = int(arguments["threads"])
+        self.device_id = int(arguments["model_instance_device_id"])
+        self.folder = arguments["folder"]
+        self.pb_utils = pb_utils
+        self.invalid = self.error = RequestError
+
+    @staticmethod
+    def die(problem: str) -> None:
+        """End the process, as the engine has died: the server fails what is open, and starts another process."""
+        print(f"the engine has died: {problem}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+class LanguageRequest:
+    """A request.
+
+    Attributes:
+        id: Its id, "" for none.
+        route: OpenAI's route that it came by, "" for one that follows Triton's contract.
+        text: The prompt, or with a route the JSON document of the client.
+        stream: Whether the answer is wanted in pieces.
+        excludes_input: Whether the prompt is left out of the answer.
+        returns: Names of the further outputs that are wanted.
+        sampling: Sampling parameters by name, whatever way they came; not checked.
+        images: Images, in base64.
+        parameters: The request parameters.
+        is_over: Whether the last response is on its way.
+    """
+
+    def __init__(self, request: Any, sender: Any, outbox: "_Outbox") -> None:
+        self.is_over = False
+        self._sender = sender
+        self._outbox = outbox
+        inputs = {tensor.name(): tensor.as_numpy().reshape(-1) for tensor in request.inputs()}
+        self.id: str = request.request_id()
+        self.parameters: dict[str, Any] = json.loads(request.parameters())
+        self.route = str(self.parameters.get("openai", ""))
+        self.text = _text(inputs["text_input"][0], "text_input")
+        self.stream = bool(_first(inputs, "stream"))
+        excludes = _first(inputs, "exclude_input_in_output")
+        self.excludes_input = self.stream if excludes is None else bool(excludes)
+        if self.stream and not self.excludes_input:
+            raise RequestError("input 'exclude_input_in_output': expected true with 'stream', got false")
+        self.returns = frozenset(name for name in _RETURNS if _first(inputs, f"return_{name}"))
+        self.images = [_text(image, "image") for image in inputs.get("image", ())]
+        self.sampling = {} if self.route else _sampling(inputs, self.parameters)
+
+    def send(self, outputs: dict[str, Any], parameters: dict[str, Any] | None = None, *, final: bool = False) -> None:
+        """Send a response, together with others of this turn of the event loop.
+
+        Args:
+            outputs: A value, or a list of some, by name of the output; text is str or bytes.
+            parameters: Response parameters.
+            final: Whether it is the last.
+        """
+        tensors = []
+        for name, value in outputs.items():
+            values = value if isinstance(value, list) else [value]
+            tensors.append(pb_utils.Tensor(name, np.array(values, _DTYPES.get(name, object))))
+        self.is_over = final
+        response = pb_utils.InferenceResponse(tensors, parameters=parameters)
+        self._outbox.put(self._sender, response, _FINAL if final else 0)
+
+
+class TritonPythonModel:
+    """An engine, and the event loop that it works in."""
+
+    def initialize(self, arguments: dict[str, str]) -> None:
+        """Load the engine."""
+        self._loop = asyncio.new_event_loop()
+        self._outbox = _Outbox(self._loop)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._engine = _engine_class(arguments["engine"])(EngineSetup(arguments))
+        threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(self._engine.start(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._watch)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand the requests to the event loop."""
+        taken = [(request, request.get_response_sender()) for request in requests]
+        self._loop.call_soon_threadsafe(self._begin, taken)
+
+    def finalize(self) -> None:
+        """End the engine."""
+        ending = asyncio.run_coroutine_threadsafe(self._engine.stop(), self._loop)
+        ending.result(STOP_S_MAX)
+
+    def _begin(self, taken: list[Any]) -> None:
+        for request, sender in taken:
+            if len(self._tasks) >= REQUESTS_MAX:
+                text = f"the model has {REQUESTS_MAX} requests already (hint: try again later)"
+                error = pb_utils.TritonError(text, pb_utils.TritonError.UNAVAILABLE)
+                self._outbox.put(sender, pb_utils.InferenceResponse(error=error), _FINAL)
+                continue
+            task = self._loop.create_task(self._answer(request, sender))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            sender.when_cancelled(partial(self._loop.call_soon_threadsafe, task.cancel))
+
+    async def _answer(self, request: Any, sender: Any) -> None:
+        made = error = None
+        try:
+            made = LanguageRequest(request, sender, self._outbox)
+            await self._engine.answer(made)
+        except asyncio.CancelledError:
+            pass
+        except RequestError as refused:
+            error = pb_utils.TritonError(str(refused), refused.code)
+        except Exception as failed:
+            pb_utils.Logger.log_error(traceback.format_exc())
+            text = f"the engine failed: {type(failed).__name__}: {failed}"
+            error = pb_utils.TritonError(text, pb_utils.TritonError.INTERNAL)
+        if made is None or not made.is_over:
+            self._outbox.put(sender, pb_utils.InferenceResponse(error=error) if error is not None else None, _FINAL)
+
+    def _watch(self) -> None:
+        problem = self._engine.problem()
+        if problem:
+            EngineSetup.die(problem)
+        self._loop.call_later(WATCH_S, self._watch)
+
+
+class _Outbox:
+    """Responses of one turn of the event loop, which are sent together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: list[tuple[Any, Any, int]] = []
+
+    def put(self, sender: Any, response: Any, flags: int) -> None:
+        """Send a response at the end of this turn."""
+        if not self._waiting:
+            self._loop.call_soon(self._send)
+        self._waiting.append((sender, response, flags))
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        pb_utils.send_together(waiting)
+
+
+def _engine_class(path: str) -> Any:
+    """Return the class in an engine's file, which may import the modules beside it relatively."""
+    package = types.ModuleType(_PACKAGE)
+    package.__path__ = [os.path.dirname(path)]
+    sys.modules[_PACKAGE] = package
+    name = os.path.splitext(os.path.basename(path))[0]
+    return importlib.import_module(f"{_PACKAGE}.{name}").Engine
+
+
+def _first(inputs: dict[str, Any], name: str) -> Any:
+    given = inputs.get(name)
+    return None if given is None or not given.size else given[0]
+
+
+def _text(element: Any, name: str) -> str:
+    try:
+        return element.decode() if isinstance(element, bytes) else str(element)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"input '{name}': expected UTF-8, got {error.object[error.start : error.end]!r}") from None
+
+
+def _sampling(inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters: of the JSON text, of inputs of their names, and of the request's parameters."""
+    sampling = {name: value for name, value in parameters.items() if name not in _RESERVED and name.isidentifier()}
+    for name, values in inputs.items():
+        if name not in _OPTIONS and not name.startswith("return_") and values.size:
+            value = values[0]
+            sampling[name] = _text(value, name) if isinstance(value, bytes) else value.item()
+    text = _first(inputs, "sampling_parameters")
+    if text is not None:
+        try:
+            given = json.loads(_text(text, "sampling_parameters") or "{}")
+        except ValueError as error:
+            raise RequestError(f"input 'sampling_parameters': expected a JSON object: {error}") from None
+        if not isinstance(given, dict):
+            raise RequestError(f"input 'sampling_parameters': expected a JSON object, got {type(given).__name__}")
+        sampling.update(given)
+    return sampling

@@ -1,0 +1,75 @@
+"""The `llama_cpp` backend: serves GGUF files with llama.cpp."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.config.problems import raise_problems
+from charonia.core.errors import invalid
+from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
+from charonia.server.backends.language.backend import LanguageBackend
+from charonia.server.backends.language.signature import complete_language
+from charonia.server.backends.llama_cpp.options import FILE, read_parameters, remarks
+from charonia.server.backends.model_file import broken_file_hint, model_file
+
+DEFAULT_FILE = "model.gguf"
+
+_MAGIC = b"GGUF"
+
+_log = logging.getLogger(__name__)
+
+
+class LlamaCppBackend(LanguageBackend):
+    """The `llama_cpp` backend."""
+
+    name = "llama_cpp"
+    package = "xllamacpp"
+    extra = "llama"
+    engine = Path(__file__).parent / "worker" / "engine.py"
+    kind = InstanceKind.KIND_MODEL
+    routes = ("chat/completions", "completions", "responses")
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Fill in inputs, outputs and instances; a model of embeddings has a route of its own."""
+        parameters = await asyncio.to_thread(_parameters, files, config)
+        routes = ("embeddings",) if parameters.get("embedding") else self.routes
+        return Completion(*complete_language(config, self.kind, routes))
+
+    async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
+        """Return the file and the parameters of llama.cpp."""
+        for sentence in remarks(config):
+            _log.warning(sentence)
+        return await asyncio.to_thread(_options, files, config)
+
+
+def _parameters(files: ModelFiles, config: ModelConfig) -> dict[str, Any]:
+    path = files.version_dir / FILE
+    parameters, problems = read_parameters(config, path.read_bytes() if path.is_file() else None)
+    if problems:
+        raise_problems(config.name, problems)
+    return parameters
+
+
+def _options(files: ModelFiles, config: ModelConfig) -> dict[str, object]:
+    path = model_file(files, config, DEFAULT_FILE)
+    parameters = _parameters(files, config)
+    if "mmproj" in parameters:
+        projector = files.version_dir / parameters["mmproj"]
+        if not projector.is_file():
+            raise invalid(
+                f"model '{config.name}': parameter mmproj: there is no file '{parameters['mmproj']}' in version "
+                f"{files.version}"
+            )
+        parameters["mmproj"] = str(projector)
+    with path.open("rb") as file:
+        start = file.read(len(_MAGIC))
+    if start != _MAGIC:
+        raise invalid(
+            f"model '{config.name}': '{path.name}' is no GGUF file: it begins with {start!r}, not {_MAGIC!r}",
+            hint=broken_file_hint(path) or "the file is broken, or of another format",
+        )
+    return {"path": str(path), "parameters": parameters}

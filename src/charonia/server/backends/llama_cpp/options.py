@@ -1,0 +1,131 @@
+"""Parameters of llama.cpp: those that a model may set, how they are read, and what is wrong with them. Pure.
+
+Their names are those of xllamacpp's `CommonParams`, which are llama.cpp's.
+"""
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from charonia.config.model import ModelConfig
+from charonia.config.parameters import SERVER_PARAMETERS
+from charonia.config.problems import Problem
+from charonia.server.backends.language.signature import OPENAI_ROUTES
+from charonia.server.backends.python.backend import START_SECONDS
+from charonia.server.backends.python.environment import ENVIRONMENT
+
+FILE = "model.json"
+"""File in a version's folder with parameters as JSON; those of the configuration take precedence."""
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+def _integer(least: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        number = int(value) if isinstance(value, str) else value
+        if type(number) is not int or number < least:
+            raise ValueError
+        return number
+
+    read.__doc__ = f"a whole number of at least {least}"
+    return read
+
+
+def _number(value: object) -> float:
+    """a number of at least 0"""  # noqa: D400, D403, D415 # what an error says
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or not 0 <= float(value) < float("inf"):
+        raise ValueError
+    return float(value)
+
+
+def _flag(value: object) -> bool:
+    """true or false"""  # noqa: D400, D403, D415 # what an error says
+    flags = {"true": True, "false": False, "1": True, "0": False}
+    if not isinstance(value, bool) and str(value).lower() not in flags:
+        raise ValueError
+    return value if isinstance(value, bool) else flags[str(value).lower()]
+
+
+def _text(value: object) -> str:
+    """a text"""  # noqa: D400, D403, D415 # what an error says
+    if not isinstance(value, str):
+        raise ValueError  # noqa: TRY004 # as the others
+    return value
+
+
+def _choice(*names: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value.lower() not in names:
+            raise ValueError
+        return value.lower()
+
+    read.__doc__ = f"one of {', '.join(names)}"
+    return read
+
+
+_READ: Mapping[str, Callable[[object], Any]] = {
+    **dict.fromkeys(("n_threads", "n_threads_batch", "n_batch", "n_ubatch"), _integer(1)),
+    **dict.fromkeys(("n_ctx", "main_gpu", "n_cache_reuse", "verbosity"), _integer(0)),
+    **dict.fromkeys(("n_parallel", "n_gpu_layers", "n_predict", "cache_ram_mib", "embd_normalize"), _integer(-1)),
+    **dict.fromkeys(("rope_freq_base", "rope_freq_scale"), _number),
+    **dict.fromkeys(("embedding", "kv_unified", "cache_prompt", "ctx_shift", "swa_full", "warmup", "use_jinja"), _flag),
+    **dict.fromkeys(("no_kv_offload", "check_tensors", "fit_params"), _flag),
+    **dict.fromkeys(("chat_template", "mmproj"), _text),
+    **dict.fromkeys(("cache_type_k", "cache_type_v"), _choice(*CACHE_TYPES)),
+    "flash_attn_type": _choice("auto", "enabled", "disabled"),
+    "load_mode": _choice("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
+    "pooling_type": _choice("none", "mean", "cls", "last"),
+    "reasoning_format": _choice("none", "auto", "deepseek", "deepseek_legacy"),
+    "rope_scaling_type": _choice("none", "linear", "yarn", "longrope"),
+    "split_mode": _choice("none", "layer", "row"),
+}
+
+PARAMETERS = tuple(sorted(_READ))
+"""Every parameter."""
+
+_OTHERS = (OPENAI_ROUTES, START_SECONDS, ENVIRONMENT)
+
+
+def read_parameters(config: ModelConfig, file: bytes | None) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the parameters of a model, and all problems.
+
+    Args:
+        config: Its configuration.
+        file: Content of `model.json`, None where there is none.
+    """
+    given: dict[str, tuple[str, object]] = {}
+    problems: list[Problem] = []
+    if file is not None:
+        try:
+            document = json.loads(file)
+        except ValueError as error:
+            document, problem = {}, f"expected a JSON object: {error}"
+        else:
+            problem = "" if isinstance(document, dict) else f"expected a JSON object, got {type(document).__name__}"
+        if problem:
+            return {}, [Problem(FILE, problem)]
+        for name, value in document.items():
+            if name in _READ:
+                given[name] = (f"{FILE}: {name}", value)
+            else:
+                problems.append(Problem(f"{FILE}: {name}", f"llama.cpp has no such parameter here{_near(name)}"))
+    given |= {name: (f"parameters['{name}']", text) for name, text in config.parameters.items() if name in _READ}
+    parameters = {}
+    for name, (path, value) in given.items():
+        try:
+            parameters[name] = _READ[name](value)
+        except ValueError:
+            problems.append(Problem(path, f"expected {_READ[name].__doc__}, got {json.dumps(value)}"))
+    return parameters, problems
+
+
+def remarks(config: ModelConfig) -> Iterator[str]:
+    """Yield a warning for each parameter of the configuration that is unknown."""
+    for name in sorted(config.parameters.keys() - SERVER_PARAMETERS - _READ.keys() - set(_OTHERS)):
+        yield f"model '{config.name}': the llama_cpp backend has no parameter '{name}', it has no effect{_near(name)}"
+
+
+def _near(name: str) -> str:
+    near = difflib.get_close_matches(name, PARAMETERS, n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,340 @@
+"""llama.cpp as the engine of a language model.
+
+llama.cpp's own server does the work: it batches, keeps the prompts' state, applies chat templates and follows grammars. It
+runs in this process and listens on a Unix socket that only this user may open. A connection that is closed ends the work
+on its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import xllamacpp  # type: ignore[import-not-found,unused-ignore]
+
+from .exchange import OK, ExchangeError, post
+from .sampling import SamplingError, completion_of
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from charonia.server.backends.language.worker.model import EngineSetup, LanguageRequest
+
+LOG_FLUSH_S = 0.3
+"""Time for llama.cpp's log, which a thread writes, to say why a model cannot be loaded."""
+
+THREADS_MORE = 4
+"""Connections that are served besides those of requests in slots."""
+
+SLOTS_AUTO = 4
+"""Requests at the same time where the model does not say how many; they share its context."""
+
+_ROUTES = ("chat/completions", "completions", "responses", "embeddings")
+_DATA = b"data: "
+_DONE = b"data: [DONE]"
+_ERROR = b'data: {"error":'
+
+_ENUMS = {
+    "cache_type_k": ("ggml_type", "GGML_TYPE_"),
+    "cache_type_v": ("ggml_type", "GGML_TYPE_"),
+    "flash_attn_type": ("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
+    "load_mode": ("llama_load_mode", "LLAMA_LOAD_MODE_"),
+    "pooling_type": ("llama_pooling_type", "LLAMA_POOLING_TYPE_"),
+    "reasoning_format": ("common_reasoning_format", "COMMON_REASONING_FORMAT_"),
+    "rope_scaling_type": ("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_"),
+    "split_mode": ("llama_split_mode", "LLAMA_SPLIT_MODE_"),
+}
+
+
+class Engine:
+    """llama.cpp with one model."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._path = os.path.join(setup.folder, f"{os.getpid()}.sock")
+        self._parameters: dict[str, Any] = setup.options["parameters"]
+        self._embeds = bool(self._parameters.get("embedding"))
+        slots = self._parameters.get("n_parallel", -1)
+        self._slots = asyncio.Semaphore(slots if slots > 0 else SLOTS_AUTO)
+        self._server: Any = None
+        self._problem = ""
+
+    async def start(self) -> None:
+        """Load the model."""
+        params = self._common_params()
+        try:
+            self._server = await asyncio.to_thread(xllamacpp.Server, params)
+        except RuntimeError as error:
+            await asyncio.sleep(LOG_FLUSH_S)
+            self._setup.die(f"llama.cpp cannot load '{os.path.basename(params.model.path)}': {error}")
+
+    def problem(self) -> str:
+        """Return why llama.cpp answers no longer, "" while it does."""
+        return self._problem
+
+    async def stop(self) -> None:
+        """End llama.cpp, with what it works on."""
+        self._server = None
+
+    async def answer(self, request: LanguageRequest) -> None:
+        """Answer a request, when a slot is free."""
+        async with self._slots:
+            try:
+                if request.route:
+                    await self._answer_openai(request)
+                elif self._embeds:
+                    await self._embed(request)
+                elif request.stream:
+                    await self._stream(request)
+                else:
+                    await self._generate(request)
+            except (ConnectionError, FileNotFoundError, ExchangeError) as error:
+                self._problem = f"llama.cpp's server does not answer: {error}"
+                raise
+
+    # Triton's contract
+
+    async def _generate(self, request: LanguageRequest) -> None:
+        body = self._completion(request)
+        answer = json.loads(await self._post("/completion", body))
+        text = answer["content"] if request.excludes_input else request.text + answer["content"]
+        logprobs = _Logprobs(answer.get("completion_probabilities", ()))
+        outputs = {
+            "text_output": text,
+            "finish_reason": _finish_reason(answer),
+            "cumulative_logprob": logprobs.total,
+            "logprobs": logprobs.text(),
+            "num_input_tokens": answer["tokens_evaluated"],
+            "num_output_tokens": answer["tokens_predicted"],
+        }
+        self._send(request, outputs, answer)
+
+    async def _stream(self, request: LanguageRequest) -> None:
+        tokens = 0
+        total = 0.0
+
+        def take(event: bytes) -> None:
+            nonlocal tokens, total
+            piece = self._event(event)
+            logprobs = _Logprobs(piece.get("completion_probabilities", ()))
+            total += logprobs.total
+            outputs = {"text_output": piece["content"], "cumulative_logprob": total, "logprobs": logprobs.text()}
+            outputs["num_output_tokens"] = piece["tokens_predicted"] - tokens
+            tokens = piece["tokens_predicted"]
+            if piece["stop"]:
+                outputs["finish_reason"] = _finish_reason(piece)
+                outputs["num_input_tokens"] = piece["tokens_evaluated"]
+                self._send(request, outputs, piece)
+            else:
+                request.send(_wanted(request, outputs))
+
+        await self._post("/completion", {**self._completion(request), "stream": True}, take)
+
+    async def _embed(self, request: LanguageRequest) -> None:
+        answer = json.loads(await self._post("/v1/embeddings", {"input": request.text}))
+        usage = {"prompt_tokens": answer["usage"]["prompt_tokens"], "completion_tokens": 0, "cached_tokens": 0}
+        request.send({"text_output": json.dumps(answer["data"][0]["embedding"])}, usage, final=True)
+
+    def _completion(self, request: LanguageRequest) -> dict[str, Any]:
+        try:
+            body = completion_of(request.sampling)
+        except SamplingError as error:
+            raise self._setup.invalid(str(error)) from None
+        if "cumulative_logprob" in request.returns or "logprobs" in request.returns:
+            body["n_probs"] = max(body.get("n_probs", 0), 1)
+        return {**body, "prompt": request.text}
+
+    def _send(self, request: LanguageRequest, outputs: dict[str, Any], answer: dict[str, Any]) -> None:
+        request.send(_wanted(request, outputs), _usage_of_timings([answer]), final=True)
+
+    # OpenAI's
+
+    async def _answer_openai(self, request: LanguageRequest) -> None:
+        if request.route not in _ROUTES:
+            raise self._setup.invalid(f"llama.cpp has no route '{request.route}'")
+        try:
+            body = json.loads(request.text)
+        except ValueError as error:
+            raise self._setup.invalid(f"expected a JSON object: {error}") from None
+        if not isinstance(body, dict):
+            raise self._setup.invalid(f"expected a JSON object, got {type(body).__name__}")
+        address = next(_addresses(body), None)
+        if address is not None:
+            raise self._setup.invalid(f"a URL of an image must begin with 'data:', got {address[:100]!r}")
+        answer = _OpenAIAnswer(request, self._setup.model_name, body.get("model"), self._event)
+        route = f"/v1/{request.route}"
+        if body.get("stream"):
+            await self._post(route, request.text.encode(), answer.take)
+            answer.finish()
+        else:
+            answer.send_document(await self._post(route, request.text.encode()))
+
+    # Inside
+
+    async def _post(self, route: str, body: Any, on_event: Any = None) -> bytes:
+        """Return the body of an answer. Raises for one with an error."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        status, received = await post(self._path, route, content, on_event)
+        if status != OK:
+            raise self._failure(received)
+        return received
+
+    def _event(self, event: bytes) -> dict[str, Any]:
+        """Return the JSON object of an event. Raises for one with an error."""
+        if event.startswith(_ERROR):
+            raise self._failure(event[len(_DATA) :])
+        document: dict[str, Any] = json.loads(event[len(_DATA) :])
+        return document
+
+    def _failure(self, content: bytes) -> Exception:
+        try:
+            error = json.loads(content)["error"]
+            code, message = int(error["code"]), str(error["message"])
+        except (ValueError, KeyError, TypeError):
+            code, message = 500, content.decode(errors="replace")[:1000]
+        codes = self._setup.pb_utils.TritonError
+        by_status = {400: codes.INVALID_ARG, 404: codes.NOT_FOUND, 501: codes.INVALID_ARG, 503: codes.UNAVAILABLE}
+        return self._setup.error(message, by_status.get(code, codes.INTERNAL))
+
+    def _common_params(self) -> Any:
+        params = xllamacpp.CommonParams()
+        given = dict(self._parameters)
+        threads = given.pop("n_threads", self._setup.threads)
+        params.cpuparams.n_threads = threads
+        params.cpuparams_batch.n_threads = given.pop("n_threads_batch", threads)
+        params.model.path = self._setup.options["path"]
+        params.model_alias = {self._setup.model_name}
+        params.hostnames = [self._path]
+        params.n_parallel = -1
+        params.verbosity = 1  # errors
+        params.n_threads_http = self._slots._value + THREADS_MORE
+        params.endpoint_slots = False
+        if "mmproj" in given:
+            params.mmproj.path = given.pop("mmproj")
+        for name, value in given.items():
+            if name in _ENUMS:
+                enum, prefix = _ENUMS[name]
+                value = getattr(getattr(xllamacpp, enum), prefix + value.upper())
+            setattr(params, name, value)
+        return params
+
+
+class _OpenAIAnswer:
+    """Hands on an answer in OpenAI's form, and finds its usage."""
+
+    def __init__(self, request: LanguageRequest, served: str, asked: object, read: Any) -> None:
+        self._request = request
+        self._read = read
+        self._model = (b'"model":' + json.dumps(served).encode(), b'"model":' + json.dumps(asked).encode())
+        self._is_renamed = isinstance(asked, str) and asked != served
+        self._held: list[bytes] = []
+        self._counted: list[dict[str, Any]] = []
+
+    def take(self, event: bytes) -> None:
+        """Hand on an event; those that have counts are held until it is known whether they are the last."""
+        if not event or event == _DONE:
+            return
+        if event.startswith(_ERROR):
+            self._read(event)
+        self._flush()
+        if b'"timings":{' in event or b'"usage":{' in event:
+            self._counted.append(json.loads(event[event.index(_DATA) + len(_DATA) :]))
+            self._held.append(event)
+        else:
+            self._request.send({"text_output": self._text(event)})
+
+    def finish(self) -> None:
+        """Send the last event with the usage."""
+        last = self._held.pop() if self._held else None
+        outputs = {} if last is None else {"text_output": self._text(last)}
+        self._request.send(outputs, _usage(self._counted), final=True)
+
+    def send_document(self, body: bytes) -> None:
+        """Send an answer that is not streamed."""
+        self._request.send({"text_output": self._renamed(body)}, _usage([json.loads(body)]), final=True)
+
+    def _flush(self) -> None:
+        for event in self._held:
+            self._request.send({"text_output": self._text(event)})
+        self._held.clear()
+
+    def _text(self, event: bytes) -> bytes:
+        return self._renamed(event[len(_DATA) :] if event.startswith(_DATA) else event)
+
+    def _renamed(self, text: bytes) -> bytes:
+        return text.replace(*self._model) if self._is_renamed else text
+
+
+class _Logprobs:
+    """Log probabilities of tokens, in the form of vLLM's."""
+
+    def __init__(self, tokens: Any) -> None:
+        self._tokens = list(tokens)
+        self.total = float(sum(token["logprob"] for token in self._tokens))
+
+    def text(self) -> str:
+        """Return JSON: for each token an object of the likeliest ones, and itself, by id."""
+        found = []
+        for token in self._tokens:
+            of_token = {}
+            for rank, each in enumerate(token.get("top_logprobs", ()), 1):
+                of_token[str(each["id"])] = {
+                    "logprob": each["logprob"],
+                    "rank": rank,
+                    "decoded_token": each["token"],
+                }
+            of_token.setdefault(
+                str(token["id"]), {"logprob": token["logprob"], "rank": None, "decoded_token": token["token"]}
+            )
+            found.append(of_token)
+        return json.dumps(found)
+
+
+def _wanted(request: LanguageRequest, outputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in outputs.items() if name == "text_output" or name in request.returns}
+
+
+def _finish_reason(answer: dict[str, Any]) -> str:
+    return "length" if answer["stop_type"] == "limit" else "stop"
+
+
+def _usage(documents: list[dict[str, Any]]) -> dict[str, int]:
+    """Return the usage, from what llama.cpp says in OpenAI's form, else from its timings."""
+    for document in reversed(documents):
+        usage = document.get("usage") or document.get("response", {}).get("usage")
+        if usage:
+            details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+            return {
+                "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
+                "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
+                "cached_tokens": details.get("cached_tokens", 0),
+            }
+    return _usage_of_timings(documents)
+
+
+def _usage_of_timings(documents: list[dict[str, Any]]) -> dict[str, int]:
+    timings = [document["timings"] for document in documents if "timings" in document]
+    first = timings[0] if timings else {}
+    return {
+        "prompt_tokens": first.get("prompt_n", 0) + first.get("cache_n", 0),
+        "completion_tokens": sum(each.get("predicted_n", 0) for each in timings),
+        "cached_tokens": first.get("cache_n", 0),
+    }
+
+
+def _addresses(value: Any) -> Any:
+    """Yield each URL in a request that is not data: llama.cpp would fetch it."""
+    if isinstance(value, dict):
+        for key, member in value.items():
+            url = member.get("url") if isinstance(member, dict) else member
+            if key in ("image_url", "video_url", "audio_url") and isinstance(url, str):
+                if not url.startswith("data:"):
+                    yield url
+            else:
+                yield from _addresses(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _addresses(member)
