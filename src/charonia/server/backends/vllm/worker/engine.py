@@ -25,6 +25,8 @@ from .streams import PlainStreams, is_plain
 if TYPE_CHECKING:
     from typing import Any
 
+_BIND, _THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
+
 METRICS_S = 2.0
 """Time between two looks at vLLM's metrics."""
 
@@ -137,12 +139,11 @@ class Engine:
         variables = {
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
-            **engine_cores(cores, self._setup.threads),
         }
+        if _BIND not in os.environ:
+            os.environ.update(engine_cores(cores, self._setup.threads))
         for key, value in variables.items():
             os.environ.setdefault(key, value)
-        if "VLLM_CPU_OMP_THREADS_BIND" in variables and os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind":
-            os.environ["OMP_NUM_THREADS"] = variables["OMP_NUM_THREADS"]
         groups = self._setup.config.get("instance_group") or [{}]
         gpus = self._options["gpus"]
         if groups[0].get("kind") == "KIND_GPU":
@@ -192,9 +193,9 @@ def engine_cores(cores: list[int], threads: int) -> dict[str, str]:
         threads: Cores of them that are the model's share.
     """
     count = max(1, min(threads, len(cores) - 1))
-    if len(cores) <= threads:  # they are nobody else's
-        return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores[:count]) or "nobind"}
-    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(count)}
+    if cores and len(cores) <= threads:  # they are nobody else's, and the processes that compute set their own number
+        return {_BIND: ",".join(str(core) for core in cores[:count]), _THREADS: "1"}
+    return {_BIND: "nobind", _THREADS: str(count)}
 
 
 def _of_first(modules: tuple[str, ...], name: str) -> Any:

@@ -37,12 +37,20 @@ def failure_of(error: BaseException) -> tuple[str, int]:
     return f"{type(error).__name__}: {text}", INTERNAL
 
 
-def failure_of_document(status: int, document: object) -> tuple[str, int]:
-    """Return message and code for an error response of vLLM's own routes."""
+def failure_of_document(status: int, document: object, route: str = "") -> tuple[str, int]:
+    """Return message and code for an error response of vLLM's own routes.
+
+    Args:
+        status: Its HTTP status.
+        document: Its JSON document, None for none.
+        route: The route, for a model that does not have it.
+    """
     found = document.get("error", document) if isinstance(document, dict) else {}
     text = str(found.get("message", "")) if isinstance(found, dict) else str(found)
     member = found.get("param") if isinstance(found, dict) else None
     code = _STATUS.get(status, INVALID_ARG if status < 500 else INTERNAL)
+    if not text and status == 404:
+        text = f"vLLM has no route {route} for this model"
     return named(text or f"vLLM answered with status {status}", member), code
 
 

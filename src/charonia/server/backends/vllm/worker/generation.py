@@ -33,6 +33,8 @@ async def answer_generation(engine: Any, request: Any, tasks: frozenset[str], lo
     if tasks and "generate" not in tasks:
         raise ValueError("the model generates no text; it makes embeddings, for example (input embedding_request)")
     params = sampling_params(request.sampling, "DELTA" if request.stream else "FINAL_ONLY")
+    if "cumulative_logprob" in request.returns and params.logprobs is None:
+        params.logprobs = 0  # else there is none
     prompt: dict[str, Any] = {"prompt": request.text}
     if request.images:
         prompt["multi_modal_data"] = {"image": [_image(image) for image in request.images]}
@@ -56,7 +58,9 @@ class GenerationAnswer:
                 raise RuntimeError("the engine failed while it worked on the request")
             self._counts[choice.index] = self._counts.get(choice.index, 0) + len(choice.token_ids)
         prompt = "" if request.excludes_input else request.text
-        outputs: dict[str, Any] = {"text_output": [(prompt + choice.text).encode("utf-8", "replace") for choice in choices]}
+        outputs: dict[str, Any] = {
+            "text_output": [(prompt + choice.text).encode("utf-8", "replace") for choice in choices]
+        }
         if request.returns:
             outputs.update(_additional(request.returns, output))
         if not output.finished:
@@ -117,9 +121,7 @@ async def _embed(engine: Any, request: Any, request_id: str, text: str) -> None:
     asked = json.loads(text)
     prompt = asked["input"]
     dimensions = (asked.get("pooling_params") or {}).get("dimensions")
-    params = PoolingParams(
-        task="embed", dimensions=dimensions[0] if isinstance(dimensions, list) else dimensions
-    )
+    params = PoolingParams(task="embed", dimensions=dimensions[0] if isinstance(dimensions, list) else dimensions)
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
     elif isinstance(prompt, list) and prompt and isinstance(prompt[0], int):

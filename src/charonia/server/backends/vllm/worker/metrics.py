@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,9 @@ PREFIX = "vllm:"
 
 SERIES_MAX = 512
 """Metrics that are handed on; there are about a hundred."""
+
+_INFORMATION = "_info"
+"""Ends of families whose labels are settings of the engine, dozens of them."""
 
 _DROPPED_LABELS = ("model_name", "engine")
 
@@ -36,7 +40,11 @@ class MetricsRelay:
     def report(self) -> None:
         """Report what has changed."""
         for family in self._registry.collect():
-            if family.name.startswith(PREFIX) and family.type in ("counter", "gauge", "histogram"):
+            if (
+                family.name.startswith(PREFIX)
+                and not family.name.endswith(_INFORMATION)
+                and family.type in ("counter", "gauge", "histogram")
+            ):
                 self._report(family)
 
     def _report(self, family: Any) -> None:
@@ -60,15 +68,19 @@ class MetricsRelay:
         elif value > (before or 0.0):
             metric.increment(value - (before or 0.0))
 
-    def _merge(self, family: Any, key: tuple[tuple[str, str], ...], bounds: list[float], counts: list[int], total: float) -> None:
+    def _merge(
+        self, family: Any, key: tuple[tuple[str, str], ...], bounds: list[float], counts: list[int], total: float
+    ) -> None:
         before, sum_before = self._values.get((family.name, key), ([0] * len(counts), 0.0))
         metric = self._metric(family, family.name, key, bounds)
         if metric is None or counts == before:
             return
         self._values[family.name, key] = (counts, total)
-        metric.merge([now - then for now, then in zip(counts, before)], total - sum_before)
+        metric.merge([now - then for now, then in zip(counts, before, strict=True)], total - sum_before)
 
-    def _metric(self, family: Any, name: str, key: tuple[tuple[str, str], ...], bounds: list[float] | None = None) -> Any:
+    def _metric(
+        self, family: Any, name: str, key: tuple[tuple[str, str], ...], bounds: list[float] | None = None
+    ) -> Any:
         found = self._metrics.get((name, key))
         if found is None and len(self._metrics) < SERIES_MAX:
             if name not in self._families:
@@ -80,7 +92,9 @@ class MetricsRelay:
 
 
 def _key(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, value) for name, value in labels.items() if name not in _DROPPED_LABELS and name != "le"))
+    return tuple(
+        sorted((name, value) for name, value in labels.items() if name not in _DROPPED_LABELS and name != "le")
+    )
 
 
 def _histograms(samples: list[Any]) -> dict[tuple[tuple[str, str], ...], tuple[list[float], list[int], float]]:
@@ -97,6 +111,6 @@ def _histograms(samples: list[Any]) -> dict[tuple[tuple[str, str], ...], tuple[l
     for key, buckets in cumulative.items():
         buckets.sort()
         totals = [0.0, *(count for _, count in buckets)]
-        counts = [int(after - before) for before, after in zip(totals, totals[1:])]
+        counts = [int(after - before) for before, after in pairwise(totals)]
         found[key] = ([bound for bound, _ in buckets[:-1]], counts, sums.get(key, 0.0))
     return found

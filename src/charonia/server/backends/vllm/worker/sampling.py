@@ -17,7 +17,8 @@ def sampling_params(given: dict[str, Any], kind: str) -> Any:
     """Return vLLM's sampling parameters.
 
     Args:
-        given: Members by name; numbers may be text, and null is vLLM's default. `guided_decoding` is Triton's name of `structured_outputs`.
+        given: Members by name; numbers may be text, and null is vLLM's default. `guided_decoding` is Triton's name of
+            `structured_outputs`.
         kind: Which outputs the engine returns: "DELTA" or "FINAL_ONLY".
 
     Raises:

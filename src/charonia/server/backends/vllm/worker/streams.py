@@ -100,8 +100,12 @@ class PlainStreams:
         prepared = await _prepare(serving, request.route, body)
         if prepared is None:
             return False
-        stream = TextStream(request, prepared.request_id, client_name, bool((body.get("stream_options") or {}).get("include_usage")))
-        await submission.run(self._engine, prepared.request_id, prepared.prompt, prepared.params, stream.take, **prepared.options)
+        stream = TextStream(
+            request, prepared.request_id, client_name, bool((body.get("stream_options") or {}).get("include_usage"))
+        )
+        await submission.run(
+            self._engine, prepared.request_id, prepared.prompt, prepared.params, stream.take, **prepared.options
+        )
         return True
 
 

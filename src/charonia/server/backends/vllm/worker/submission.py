@@ -40,17 +40,15 @@ async def run(
         except Exception as error:
             over.set_exception(error)
 
-    queue = await engine.add_request(request_id, prompt, params, **options)
-    # The engine's task hands each output to the queue of its request, which would wake a task for each.
-    queue.put = put
-    early = queue.get_nowait()
-    if early is not None:
-        put(early)
     try:
+        queue = await engine.add_request(request_id, prompt, params, **options)
+        # The engine's task hands each output to the queue of its request, which would wake a task for each.
+        queue.put = put
+        early = queue.get_nowait()
+        if early is not None:
+            put(early)
         await over
     except BaseException:
-        if not over.done() or over.cancelled():
-            await engine.abort(request_id)
-        elif not getattr(engine, "errored", False):
+        if not engine.errored:
             await engine.abort(request_id)
         raise
