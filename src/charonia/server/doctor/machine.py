@@ -38,6 +38,7 @@ PACKAGES = (
     ("openvino", "OpenVINO models", "openvino"),
     ("treelite", "forests", "fil"),
     ("scikit-learn", "scikit-learn models", "sklearn"),
+    ("xllamacpp", "GGUF models", "llama"),
     ("pillow", "the image backend", "image"),
     ("cykooz-resizer", "fast resizing in the image backend", "image"),
     ("tensorrt", "TensorRT plans", "tensorrt"),

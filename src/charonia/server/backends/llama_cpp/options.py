@@ -6,7 +6,7 @@ Their names are those of xllamacpp's `CommonParams`, which are llama.cpp's.
 import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import SERVER_PARAMETERS
@@ -21,57 +21,62 @@ FILE = "model.json"
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
-def _integer(least: int) -> Callable[[object], int]:
-    def read(value: object) -> int:
+class LlamaParameter(NamedTuple):
+    """One parameter.
+
+    Attributes:
+        words: What it expects.
+        read: Returns its value, of JSON or text; raises ValueError or TypeError for one that it does not expect.
+    """
+
+    words: str
+    read: Callable[[Any], Any]
+
+
+def _integer(least: int) -> LlamaParameter:
+    def read(value: Any) -> int:
         number = int(value) if isinstance(value, str) else value
         if type(number) is not int or number < least:
             raise ValueError
         return number
 
-    read.__doc__ = f"a whole number of at least {least}"
-    return read
+    return LlamaParameter(f"a whole number of at least {least}", read)
 
 
-def _number(value: object) -> float:
-    """a number of at least 0"""  # noqa: D400, D403, D415 # what an error says
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or not 0 <= float(value) < float("inf"):
+def _choice(*names: str) -> LlamaParameter:
+    return LlamaParameter(f"one of {', '.join(names)}", lambda value: names[names.index(value.lower())])
+
+
+def _read_number(value: Any) -> float:
+    number = float(value)
+    if isinstance(value, bool) or not 0 <= number < float("inf"):
         raise ValueError
-    return float(value)
+    return number
 
 
-def _flag(value: object) -> bool:
-    """true or false"""  # noqa: D400, D403, D415 # what an error says
+def _read_flag(value: Any) -> bool:
     flags = {"true": True, "false": False, "1": True, "0": False}
-    if not isinstance(value, bool) and str(value).lower() not in flags:
-        raise ValueError
-    return value if isinstance(value, bool) else flags[str(value).lower()]
+    return value if isinstance(value, bool) else flags[value.lower()]
 
 
-def _text(value: object) -> str:
-    """a text"""  # noqa: D400, D403, D415 # what an error says
+def _read_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError  # noqa: TRY004 # as the others
+        raise TypeError
     return value
 
 
-def _choice(*names: str) -> Callable[[object], str]:
-    def read(value: object) -> str:
-        if not isinstance(value, str) or value.lower() not in names:
-            raise ValueError
-        return value.lower()
+_NUMBER = LlamaParameter("a number of at least 0", _read_number)
+_FLAG = LlamaParameter("true or false", _read_flag)
+_TEXT = LlamaParameter("a text", _read_text)
 
-    read.__doc__ = f"one of {', '.join(names)}"
-    return read
-
-
-_READ: Mapping[str, Callable[[object], Any]] = {
+_READ: Mapping[str, LlamaParameter] = {
     **dict.fromkeys(("n_threads", "n_threads_batch", "n_batch", "n_ubatch"), _integer(1)),
     **dict.fromkeys(("n_ctx", "main_gpu", "n_cache_reuse", "verbosity"), _integer(0)),
     **dict.fromkeys(("n_parallel", "n_gpu_layers", "n_predict", "cache_ram_mib", "embd_normalize"), _integer(-1)),
-    **dict.fromkeys(("rope_freq_base", "rope_freq_scale"), _number),
-    **dict.fromkeys(("embedding", "kv_unified", "cache_prompt", "ctx_shift", "swa_full", "warmup", "use_jinja"), _flag),
-    **dict.fromkeys(("no_kv_offload", "check_tensors", "fit_params"), _flag),
-    **dict.fromkeys(("chat_template", "mmproj"), _text),
+    **dict.fromkeys(("rope_freq_base", "rope_freq_scale"), _NUMBER),
+    **dict.fromkeys(("embedding", "kv_unified", "cache_prompt", "ctx_shift", "swa_full", "warmup", "use_jinja"), _FLAG),
+    **dict.fromkeys(("no_kv_offload", "check_tensors", "fit_params"), _FLAG),
+    **dict.fromkeys(("chat_template", "mmproj"), _TEXT),
     **dict.fromkeys(("cache_type_k", "cache_type_v"), _choice(*CACHE_TYPES)),
     "flash_attn_type": _choice("auto", "enabled", "disabled"),
     "load_mode": _choice("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
@@ -114,9 +119,9 @@ def read_parameters(config: ModelConfig, file: bytes | None) -> tuple[dict[str, 
     parameters = {}
     for name, (path, value) in given.items():
         try:
-            parameters[name] = _READ[name](value)
-        except ValueError:
-            problems.append(Problem(path, f"expected {_READ[name].__doc__}, got {json.dumps(value)}"))
+            parameters[name] = _READ[name].read(value)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            problems.append(Problem(path, f"expected {_READ[name].words}, got {json.dumps(value)}"))
     return parameters, problems
 
 

@@ -1,26 +1,22 @@
 """llama.cpp as the engine of a language model.
 
-llama.cpp's own server does the work: it batches, keeps the prompts' state, applies chat templates and follows grammars. It
-runs in this process and listens on a Unix socket that only this user may open. A connection that is closed ends the work
-on its request.
+llama.cpp's own server does the work: it batches, keeps the prompts' state, applies chat templates and follows grammars.
+It runs in this process and listens on a Unix socket that only this user may open. A connection that is closed ends the
+work on its request.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json
 import os
-import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import xllamacpp  # type: ignore[import-not-found,unused-ignore]
+import xllamacpp
 
 from .exchange import OK, ExchangeError, post
 from .sampling import SamplingError, completion_of
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from charonia.server.backends.language.worker.model import EngineSetup, LanguageRequest
 
 LOG_FLUSH_S = 0.3
@@ -32,10 +28,14 @@ THREADS_MORE = 4
 SLOTS_AUTO = 4
 """Requests at the same time where the model does not say how many; they share its context."""
 
+BATCH_TOKENS = 512
+"""Default of `n_batch`, llama.cpp's `n_ubatch`: between batches it looks after other requests, and those cancelled."""
+
 _ROUTES = ("chat/completions", "completions", "responses", "embeddings")
 _DATA = b"data: "
 _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error":'
+_FAILED = b"event: error\ndata: "
 
 _ENUMS = {
     "cache_type_k": ("ggml_type", "GGML_TYPE_"),
@@ -52,13 +52,14 @@ _ENUMS = {
 class Engine:
     """llama.cpp with one model."""
 
-    def __init__(self, setup: EngineSetup) -> None:
+    def __init__(self, setup: "EngineSetup") -> None:
         self._setup = setup
         self._path = os.path.join(setup.folder, f"{os.getpid()}.sock")
         self._parameters: dict[str, Any] = setup.options["parameters"]
         self._embeds = bool(self._parameters.get("embedding"))
         slots = self._parameters.get("n_parallel", -1)
-        self._slots = asyncio.Semaphore(slots if slots > 0 else SLOTS_AUTO)
+        self._slots_count = slots if slots > 0 else SLOTS_AUTO
+        self._slots = asyncio.Semaphore(self._slots_count)
         self._server: Any = None
         self._problem = ""
 
@@ -79,7 +80,7 @@ class Engine:
         """End llama.cpp, with what it works on."""
         self._server = None
 
-    async def answer(self, request: LanguageRequest) -> None:
+    async def answer(self, request: "LanguageRequest") -> None:
         """Answer a request, when a slot is free."""
         async with self._slots:
             try:
@@ -97,7 +98,7 @@ class Engine:
 
     # Triton's contract
 
-    async def _generate(self, request: LanguageRequest) -> None:
+    async def _generate(self, request: "LanguageRequest") -> None:
         body = self._completion(request)
         answer = json.loads(await self._post("/completion", body))
         text = answer["content"] if request.excludes_input else request.text + answer["content"]
@@ -112,7 +113,7 @@ class Engine:
         }
         self._send(request, outputs, answer)
 
-    async def _stream(self, request: LanguageRequest) -> None:
+    async def _stream(self, request: "LanguageRequest") -> None:
         tokens = 0
         total = 0.0
 
@@ -133,12 +134,12 @@ class Engine:
 
         await self._post("/completion", {**self._completion(request), "stream": True}, take)
 
-    async def _embed(self, request: LanguageRequest) -> None:
+    async def _embed(self, request: "LanguageRequest") -> None:
         answer = json.loads(await self._post("/v1/embeddings", {"input": request.text}))
         usage = {"prompt_tokens": answer["usage"]["prompt_tokens"], "completion_tokens": 0, "cached_tokens": 0}
         request.send({"text_output": json.dumps(answer["data"][0]["embedding"])}, usage, final=True)
 
-    def _completion(self, request: LanguageRequest) -> dict[str, Any]:
+    def _completion(self, request: "LanguageRequest") -> dict[str, Any]:
         try:
             body = completion_of(request.sampling)
         except SamplingError as error:
@@ -147,14 +148,17 @@ class Engine:
             body["n_probs"] = max(body.get("n_probs", 0), 1)
         return {**body, "prompt": request.text}
 
-    def _send(self, request: LanguageRequest, outputs: dict[str, Any], answer: dict[str, Any]) -> None:
+    def _send(self, request: "LanguageRequest", outputs: dict[str, Any], answer: dict[str, Any]) -> None:
         request.send(_wanted(request, outputs), _usage_of_timings([answer]), final=True)
 
     # OpenAI's
 
-    async def _answer_openai(self, request: LanguageRequest) -> None:
+    async def _answer_openai(self, request: "LanguageRequest") -> None:
         if request.route not in _ROUTES:
             raise self._setup.invalid(f"llama.cpp has no route '{request.route}'")
+        if self._embeds != (request.route == "embeddings"):
+            does = "gives embeddings only" if self._embeds else "gives no embeddings: its parameter embedding is false"
+            raise self._setup.invalid(f"model '{self._setup.model_name}' {does}")
         try:
             body = json.loads(request.text)
         except ValueError as error:
@@ -184,9 +188,9 @@ class Engine:
 
     def _event(self, event: bytes) -> dict[str, Any]:
         """Return the JSON object of an event. Raises for one with an error."""
-        if event.startswith(_ERROR):
-            raise self._failure(event[len(_DATA) :])
         document: dict[str, Any] = json.loads(event[len(_DATA) :])
+        if "error" in document:
+            raise self._failure(event[len(_DATA) :])
         return document
 
     def _failure(self, content: bytes) -> Exception:
@@ -209,8 +213,9 @@ class Engine:
         params.model_alias = {self._setup.model_name}
         params.hostnames = [self._path]
         params.n_parallel = -1
+        params.n_batch = BATCH_TOKENS
         params.verbosity = 1  # errors
-        params.n_threads_http = self._slots._value + THREADS_MORE
+        params.n_threads_http = self._slots_count + THREADS_MORE
         params.endpoint_slots = False
         if "mmproj" in given:
             params.mmproj.path = given.pop("mmproj")
@@ -225,7 +230,7 @@ class Engine:
 class _OpenAIAnswer:
     """Hands on an answer in OpenAI's form, and finds its usage."""
 
-    def __init__(self, request: LanguageRequest, served: str, asked: object, read: Any) -> None:
+    def __init__(self, request: "LanguageRequest", served: str, asked: object, read: Any) -> None:
         self._request = request
         self._read = read
         self._model = (b'"model":' + json.dumps(served).encode(), b'"model":' + json.dumps(asked).encode())
@@ -235,10 +240,10 @@ class _OpenAIAnswer:
 
     def take(self, event: bytes) -> None:
         """Hand on an event; those that have counts are held until it is known whether they are the last."""
-        if not event or event == _DONE:
+        if event == _DONE:
             return
-        if event.startswith(_ERROR):
-            self._read(event)
+        if event.startswith((_ERROR, _FAILED)):
+            self._read(event[event.index(_DATA) :])
         self._flush()
         if b'"timings":{' in event or b'"usage":{' in event:
             self._counted.append(json.loads(event[event.index(_DATA) + len(_DATA) :]))
@@ -293,7 +298,7 @@ class _Logprobs:
         return json.dumps(found)
 
 
-def _wanted(request: LanguageRequest, outputs: dict[str, Any]) -> dict[str, Any]:
+def _wanted(request: "LanguageRequest", outputs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in outputs.items() if name == "text_output" or name in request.returns}
 
 
@@ -325,7 +330,7 @@ def _usage_of_timings(documents: list[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def _addresses(value: Any) -> Any:
+def _addresses(value: Any) -> Iterator[str]:
     """Yield each URL in a request that is not data: llama.cpp would fetch it."""
     if isinstance(value, dict):
         for key, member in value.items():

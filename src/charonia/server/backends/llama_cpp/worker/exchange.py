@@ -1,13 +1,8 @@
 """Requests to llama.cpp's server, which listens on a Unix socket of this process."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from collections.abc import Callable
+from typing import Any
 
 OK = 200
 
@@ -19,7 +14,9 @@ class ExchangeError(Exception):
     """The server has closed the connection before the end of its answer."""
 
 
-async def post(path: str, route: str, body: bytes, on_event: Callable[[bytes], None] | None = None) -> tuple[int, bytes]:
+async def post(
+    path: str, route: str, body: bytes, on_event: Callable[[bytes], None] | None = None
+) -> tuple[int, bytes]:
     """Send a request and return the status and the body of its answer. When cancelled, the server ends its work on it.
 
     Args:
@@ -107,7 +104,8 @@ class _Answer(asyncio.Protocol):
         if self._on_event is not None:
             *events, self._body = self._body.split(_EVENT_END)
             for event in events:
-                self._on_event(event)
+                if event.strip() and not event.startswith(b":"):  # a comment keeps the connection alive
+                    self._on_event(event.lstrip(b"\n"))
         if is_last and not self.done.done():
             self.done.set_result((self._status, self._body))
 

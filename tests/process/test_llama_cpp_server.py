@@ -1,0 +1,333 @@
+"""A server with language models in GGUF files, as its clients see it: SmolLM2 in llama.cpp, with one thread."""
+
+import contextlib
+import http.client
+import json
+import queue
+import signal
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpc
+from tests.support import smollm2
+from tests.support.process import ServeProcess, eventually, started_by
+
+pytestmark = [smollm2.needed, pytest.mark.timeout(300)]
+
+SLOTS = 3
+ENDLESS = {"max_tokens": 3000, "ignore_eos": True}
+FRANCE = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    repository = tmp_path_factory.mktemp("gguf")
+    file = smollm2.gguf()
+    assert file is not None
+    with file.open("rb") as opened:
+        beginning = opened.read(4 << 20)
+    few = {"n_threads": 1, "n_parallel": SLOTS, "kv_unified": True, "n_ctx": 4096, "n_batch": 64, "cache_ram_mib": 0}
+    place(repository / "smol", file, few)
+    place(repository / "embeds", file, {"n_threads": 1, "embedding": True, "pooling_type": "mean", "n_ctx": 256})
+    place(repository / "truncated", beginning, {})
+    place(repository / "no_gguf", b"version https://git-lfs.github.com/spec/v1\n", {})
+    place(repository / "misspelt", file, {"n_contxt": 1, "n_batch": 0})
+    with ServeProcess(repository, "--exit-on-error=false") as running:
+        yield running
+
+
+def place(folder: Path, content: Path | bytes, parameters: dict[str, object]) -> None:
+    version = folder / "1"
+    version.mkdir(parents=True)
+    if isinstance(content, bytes):
+        (version / "model.gguf").write_bytes(content)
+    else:
+        (version / "model.gguf").symlink_to(content)
+    (version / "model.json").write_text(json.dumps(parameters))
+
+
+def post(server: ServeProcess, body: object, model: str = "smol") -> dict[str, Any]:
+    request = Request(f"http://{server.http}/v2/models/{model}/generate", json.dumps(body).encode())
+    with urlopen(request, timeout=100) as answer:
+        document: dict[str, Any] = json.load(answer)
+    return document
+
+
+def refused(server: ServeProcess, body: object, model: str = "smol") -> str:
+    with pytest.raises(HTTPError) as caught:
+        post(server, body, model)
+    assert caught.value.code == 400
+    return str(json.load(caught.value)["error"])
+
+
+class Stream:
+    """The events of `generate_stream`."""
+
+    def __init__(self, server: ServeProcess, body: object) -> None:
+        self._connection = http.client.HTTPConnection(server.http, timeout=100)
+        self._connection.request("POST", "/v2/models/smol/generate_stream", json.dumps(body))
+
+    def __iter__(self) -> Generator[dict[str, Any], None, None]:
+        with contextlib.closing(self):
+            for line in self._connection.getresponse():
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def workers(server: ServeProcess) -> list[psutil.Process]:
+    """Return the processes that have the model in memory."""
+    return [p for p in started_by(server.process.pid) if any(m.path.endswith(".gguf") for m in p.memory_maps())]
+
+
+def test_a_prompt_is_continued_and_its_tokens_are_counted(server: ServeProcess) -> None:
+    body = {
+        "text_input": FRANCE,
+        "sampling_parameters": {"max_tokens": 3, "temperature": 0, "logprobs": 2},
+        "exclude_input_in_output": True,
+        **{f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs")},
+        "return_cumulative_logprob": True,
+    }
+    answer = post(server, body)
+    assert answer["text_output"].startswith(" Paris")
+    assert (answer["finish_reason"], answer["num_input_tokens"], answer["num_output_tokens"]) == ("length", 5, 3)
+    assert (answer["prompt_tokens"], answer["completion_tokens"]) == (5, 3)
+    tokens = json.loads(answer["logprobs"])
+    assert [len(token) for token in tokens] == [2, 2, 2]
+    best = [max(each["logprob"] for each in token.values()) for token in tokens]
+    assert answer["cumulative_logprob"] == pytest.approx(sum(best), rel=1e-5)
+
+
+def test_an_answer_begins_with_its_prompt_unless_it_is_streamed(server: ServeProcess) -> None:
+    sampling = {"max_tokens": 4, "temperature": 0}
+    whole = post(server, {"text_input": FRANCE, "sampling_parameters": sampling})["text_output"]
+    events = list(Stream(server, {"text_input": FRANCE, "stream": True, "sampling_parameters": sampling}))
+    assert FRANCE + "".join(event["text_output"] for event in events) == whole
+    assert len(events) == 5  # one for each token, and the last with the counts
+    assert [event.get("completion_tokens") for event in events] == [None, None, None, None, 4]
+
+
+def test_sampling_parameters_may_be_members_of_the_request(server: ServeProcess) -> None:
+    answer = post(server, {"text_input": FRANCE, "max_tokens": 2, "parameters": {"temperature": "0"}})
+    assert answer["completion_tokens"] == 2
+
+
+def test_the_same_seed_gives_the_same_text_and_stops_where_it_should(server: ServeProcess) -> None:
+    body = {"text_input": "1, 2, 3,", "sampling_parameters": {"max_tokens": 24, "seed": 5, "stop": ["\n", "6"]}}
+    first, second = post(server, body), post(server, body)
+    assert first["text_output"] == second["text_output"]
+    greedy = {**body["sampling_parameters"], "temperature": 0}  # type: ignore[dict-item]
+    answer = post(server, {**body, "sampling_parameters": greedy, "return_finish_reason": True})
+    assert answer["text_output"].startswith("1, 2, 3, 4, 5")
+    assert "6" not in answer["text_output"]
+    assert answer["finish_reason"] == "stop"
+
+
+def test_pieces_end_where_characters_do(server: ServeProcess) -> None:
+    text = "naïve 😀 日本語 🧑\u200d🚀"  # most of these are several tokens each
+    sampling = {"max_tokens": 60, "grammar": f'root ::= "{text}"'}
+    events = list(Stream(server, {"text_input": "x", "stream": True, "sampling_parameters": sampling}))
+    assert "".join(event["text_output"] for event in events) == text
+    assert any(event["text_output"] == "😀" for event in events)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "named"),
+    [
+        ({"temperatur": 1}, "sampling parameter 'temperatur' is unknown (hint: did you mean 'temperature'?)"),
+        ({"temperature": -1}, "sampling parameter 'temperature': expected a number of at least 0, got -1"),
+        ({"n": 2}, "sampling parameter 'n': expected 1"),
+        ({"grammar": "root ::= 5"}, "failed to parse grammar"),
+    ],
+)
+def test_a_bad_sampling_parameter_is_named(server: ServeProcess, sampling: dict[str, object], named: str) -> None:
+    assert named in refused(server, {"text_input": "x", "sampling_parameters": sampling})
+
+
+def test_what_is_no_request_is_refused(server: ServeProcess) -> None:
+    assert "expected a JSON object" in refused(server, {"text_input": "x", "sampling_parameters": "[1]"})
+    assert "exclude_input_in_output" in refused(
+        server, {"text_input": "x", "stream": True, "exclude_input_in_output": False}
+    )
+
+
+def test_a_prompt_that_is_too_long_is_refused_at_once(server: ServeProcess) -> None:
+    assert "exceeds the available context size (4096 tokens)" in refused(server, {"text_input": "a " * 5000})
+
+
+def test_more_requests_than_slots_are_answered(server: ServeProcess) -> None:
+    body = {"text_input": FRANCE, "sampling_parameters": {"max_tokens": 4, "temperature": 0}}
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: post(server, body), range(12)))
+    assert [answer["completion_tokens"] for answer in answers] == [4] * 12
+
+
+def test_a_stream_over_grpc_ends_with_its_last_response(server: ServeProcess) -> None:
+    inputs = [grpc.InferInput("text_input", [1], "BYTES"), grpc.InferInput("stream", [1], "BOOL")]
+    inputs += [grpc.InferInput("sampling_parameters", [1], "BYTES")]
+    for given, value in zip(
+        inputs,
+        (
+            np.array([FRANCE.encode()], object),
+            np.array([True]),
+            np.array([b'{"max_tokens": 3, "temperature": 0}'], object),
+        ),
+        strict=True,
+    ):
+        given.set_data_from_numpy(value)
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    texts = []
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: results.put((result, error)))
+        client.async_stream_infer("smol", inputs, enable_empty_final_response=True)
+        is_final = False
+        while not is_final:
+            result, error = results.get(timeout=60)
+            assert error is None
+            response = result.get_response()
+            is_final = response.parameters["triton_final_response"].bool_param
+            texts += [text.decode() for text in result.as_numpy("text_output")]
+        client.stop_stream()
+    assert "".join(texts).startswith(" Paris")
+    assert response.parameters["completion_tokens"].int64_param == 3
+
+
+def test_openai_requests_are_answered_in_the_clients_words(server: ServeProcess) -> None:
+    asked = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    chat = {"text_input": json.dumps(asked), "parameters": {"openai": "chat/completions"}}
+    answer = post(server, chat)
+    document = json.loads(answer["text_output"])
+    assert (document["model"], document["object"]) == ("mine", "chat.completion")
+    assert document["usage"]["completion_tokens"] == answer["completion_tokens"] == 2
+    assert document["usage"]["prompt_tokens"] == answer["prompt_tokens"]
+    events = list(Stream(server, {**chat, "text_input": json.dumps({**asked, "stream": True})}))
+    chunks = [json.loads(event["text_output"]) for event in events]
+    assert {chunk["model"] for chunk in chunks} == {"mine"}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert [event.get("completion_tokens") for event in events] == [None] * (len(events) - 1) + [2]
+    shown = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    events = list(Stream(server, {**chat, "text_input": json.dumps(shown)}))
+    assert json.loads(events[-1]["text_output"])["usage"]["completion_tokens"] == 2
+    assert events[-1]["completion_tokens"] == 2
+
+
+def test_events_of_openais_responses_keep_their_names(server: ServeProcess) -> None:
+    asked = {"model": "smol", "input": "hi", "max_output_tokens": 2, "stream": True}
+    events = list(Stream(server, {"text_input": json.dumps(asked), "parameters": {"openai": "responses"}}))
+    names = [event["text_output"].split("\n")[0] for event in events]
+    assert (names[0], names[-1]) == ("event: response.created", "event: response.completed")
+    assert events[-1]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("route", "asked", "why"),
+    [
+        ("chat/completions", {"messages": 5}, "Expected 'messages' to be an array"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "temperature": "warm"}, "temperature"),
+        ("completions", {"prompt": "a " * 5000}, "exceeds the available context size"),
+        ("completions", [1], "expected a JSON object, got list"),
+        ("embeddings", {"input": "x"}, "gives no embeddings"),
+        ("audio", {}, "no route 'audio'"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}]},
+            "must begin with 'data:'",
+        ),
+    ],
+)
+def test_a_bad_openai_request_is_refused(server: ServeProcess, route: str, asked: object, why: str) -> None:
+    assert why in refused(server, {"text_input": json.dumps(asked), "parameters": {"openai": route}})
+
+
+def test_embeddings_are_answered_in_both_ways(server: ServeProcess) -> None:
+    asked = {"model": "embeds", "input": ["a cat", "a dog"]}
+    answer = post(server, {"text_input": json.dumps(asked), "parameters": {"openai": "embeddings"}}, "embeds")
+    vectors = [each["embedding"] for each in json.loads(answer["text_output"])["data"]]
+    assert [len(vector) for vector in vectors] == [576, 576]
+    assert answer["prompt_tokens"] > 0
+    alone = json.loads(post(server, {"text_input": "a cat"}, "embeds")["text_output"])
+    np.testing.assert_allclose(alone, vectors[0], atol=1e-3)
+    assert "gives embeddings only" in refused(
+        server, {"text_input": '{"prompt": "x"}', "parameters": {"openai": "completions"}}, "embeds"
+    )
+
+
+def test_the_configuration_says_what_the_model_takes_and_which_routes_it_answers(server: ServeProcess) -> None:
+    configs = {}
+    for model in ("smol", "embeds"):
+        with urlopen(f"http://{server.http}/v2/models/{model}/config") as answer:
+            configs[model] = json.load(answer)
+    assert configs["smol"]["backend"] == "llama_cpp"
+    assert configs["smol"]["model_transaction_policy"] == {"decoupled": True}
+    routes = {name: config["parameters"]["openai_routes"]["string_value"] for name, config in configs.items()}
+    assert routes == {"smol": "chat/completions,completions,responses", "embeds": "embeddings"}
+
+
+def test_a_broken_file_fails_alone_and_says_why(server: ServeProcess) -> None:
+    with urlopen(Request(f"http://{server.http}/v2/repository/index", b"{}")) as answer:
+        reasons = {model["name"]: model.get("reason", "") for model in json.load(answer)}
+    assert "data is not within the file bounds, model is corrupted or incomplete" in reasons["truncated"]
+    assert "is no GGUF file" in reasons["no_gguf"]
+    assert "git lfs pull" in reasons["no_gguf"]
+    assert "n_contxt: llama.cpp has no such parameter here; did you mean 'n_ctx'?" in reasons["misspelt"]
+    assert "n_batch: expected a whole number of at least 1, got 0" in reasons["misspelt"]
+    assert reasons["smol"] == reasons["embeds"] == ""
+
+
+def test_slots_of_callers_that_leave_in_mid_stream_are_free_again(server: ServeProcess) -> None:
+    streams = [
+        Stream(server, {"text_input": "Once", "stream": True, "sampling_parameters": ENDLESS}) for _ in range(50)
+    ]
+    for stream in streams:  # those behind the first ones get a slot only because these are cancelled
+        with contextlib.closing(iter(stream)) as events:
+            assert "text_output" in next(events)
+    start = time.monotonic()
+    answer = post(server, {"text_input": FRANCE, "sampling_parameters": {"max_tokens": 1}})
+    assert answer["completion_tokens"] == 1
+    assert time.monotonic() - start < 30
+    with urlopen(f"http://{server.http}/v2/models/smol/ready") as ready:
+        assert ready.status == 200
+
+
+def test_a_caller_that_leaves_before_the_first_token_costs_no_more(server: ServeProcess) -> None:
+    body = {"text_input": "word " * 3500, "stream": True, "sampling_parameters": ENDLESS}  # many seconds of prompt
+    streams = [Stream(server, body) for _ in range(SLOTS + 1)]
+    time.sleep(0.5)
+    for stream in streams:
+        stream.close()
+    start = time.monotonic()
+    assert post(server, {"text_input": FRANCE, "sampling_parameters": {"max_tokens": 1}})["completion_tokens"] == 1
+    assert time.monotonic() - start < 30
+
+
+def test_a_worker_that_is_killed_in_mid_stream_fails_its_streams_and_comes_back(server: ServeProcess) -> None:
+    stream = Stream(server, {"text_input": "Once", "stream": True, "sampling_parameters": ENDLESS})
+    events = iter(stream)
+    assert "text_output" in next(events)
+    before = workers(server)
+    assert len(before) == 2
+    for process in before:
+        process.send_signal(signal.SIGKILL)
+    *_, last = events
+    assert "SIGKILL" in last["error"]
+    assert "is not healthy" in last["error"]
+
+    def answers() -> bool:
+        try:
+            body = {"text_input": FRANCE, "sampling_parameters": {"max_tokens": 1}}
+            return bool(post(server, body)["completion_tokens"] == 1)
+        except HTTPError:
+            return False
+
+    assert eventually(answers)
+    assert {process.pid for process in workers(server)}.isdisjoint({process.pid for process in before})
