@@ -6,7 +6,7 @@ import json
 import queue
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         yield running
 
 
-def place(folder: Path, content: Path | bytes, parameters: dict[str, object]) -> None:
+def place(folder: Path, content: Path | bytes, parameters: Mapping[str, object]) -> None:
     version = folder / "1"
     version.mkdir(parents=True)
     if isinstance(content, bytes):

@@ -47,11 +47,11 @@ FORMATS = (
     ModelFormat("model.pdmodel", "openvino", ""),
     ModelFormat("model.onnx", "openvino", ""),
     ModelFormat("model.tflite", "openvino", ""),
-    ModelFormat("model.skops", "sklearn", ""),
     ModelFormat("model.gguf", "llama_cpp", ""),
-    ModelFormat("model.json", "vllm", ""),
+    ModelFormat("model.skops", "sklearn", ""),
     ModelFormat("model.joblib", "sklearn", ""),
     ModelFormat("model.pkl", "sklearn", ""),
+    ModelFormat("model.json", "vllm", ""),
 )
 """The formats, in the order in which a version's files are searched for them; the first backend of a file is used."""
 

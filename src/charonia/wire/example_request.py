@@ -134,7 +134,10 @@ class ExampleRequest:
             indent *= 2
         else:
             lines.append(f"    result = client.infer({arguments})")
-        lines += [f"{indent}print(result[{_quoted(given.name)}])" for given in self.config.output]
+        # Language models give some outputs only to a request that asks for them.
+        unasked = {given.name for given in self.config.input} - self.inputs.keys()
+        returned = [given.name for given in self.config.output if f"return_{given.name}" not in unasked]
+        lines += [f"{indent}print(result[{_quoted(name)}])" for name in returned]
         return "\n".join(lines) + "\n"
 
     def _imports(self, values: Sequence[str]) -> list[str]:

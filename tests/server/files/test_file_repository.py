@@ -141,12 +141,12 @@ def test_a_folder_may_be_one_model_of_tensorflow(tmp_path: Path) -> None:
 
 
 def test_what_no_backend_serves_is_recognised_with_lines_to_paste(tmp_path: Path) -> None:
-    error = refusal(file(tmp_path / "model.gguf", b"GGUF"))
+    error = refusal(file(tmp_path / "a.safetensors"))
 
     assert isinstance(error, Unserveable)
     assert (
         error.message
-        == f"'{tmp_path / 'model.gguf'}' is a GGUF model, for llama.cpp, which no backend here serves as it is"
+        == f"'{tmp_path / 'a.safetensors'}' is weights without their model, which no backend here serves as it is"
     )
     assert error.lines.startswith("cat > service.py <<'EOF'")
 
@@ -180,7 +180,7 @@ def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
     assert refusal(file(tmp_path / "a.xyz")).message == (
         f"'{tmp_path / 'a.xyz'}' is no model that is known here: expected a folder of models, or a file that ends with "
         "one of .onnx, .xml, .tflite, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, .plan, .engine, .trt, .keras, "
-        ".py, .ubj, .xgb, .bst, .tl, .skops, .joblib, .pkl, .pickle"
+        ".py, .ubj, .xgb, .bst, .tl, .gguf, .skops, .joblib, .pkl, .pickle"
     )
 
 

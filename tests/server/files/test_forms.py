@@ -38,7 +38,7 @@ def test_what_is_served_has_a_backend() -> None:
         ("a", ["config.json", "model-00001-of-00002.safetensors"], b"", "a Hugging Face model"),
         ("a", ["config.json", "pytorch_model.bin"], b"", "a Hugging Face model"),
         ("a", ["MLmodel"], b"", "an MLflow model"),
-        ("a.gguf", None, b"GGUF", "a GGUF model, for llama.cpp"),
+        ("a.gguf", None, b"GGUF", "a GGUF model"),
         ("a.tflite", None, b"", "a TensorFlow Lite model"),
         ("a.xml", None, b"<?xml", "an OpenVINO model"),
         ("a.pdmodel", None, b"", "a PaddlePaddle model"),
@@ -119,7 +119,6 @@ def test_a_hugging_face_model_needs_pillow_for_pictures_only(architecture: str, 
         ("bert", '{"architectures": ["BertForMaskedLM"]}', "text STRING [1] -> output STRING [1]"),
         ("vit", '{"architectures": ["ViTForImageClassification"]}', "image STRING [1] -> output STRING [1]"),
         ("whisper", '{"architectures": ["Wav2Vec2ForCTC"]}', "audio STRING [1] -> output STRING [1]"),
-        ("a.gguf", "", "prompt STRING [1], max_tokens INT64 [1] -> output STRING [1]"),
         ("a.safetensors", "", "x FP32 [3, 224, 224] -> output FP32 [1000]"),
         ("a.ckpt", "", "x FP32 [3, 224, 224] -> output FP32 [1000]"),
     ],
@@ -127,7 +126,7 @@ def test_a_hugging_face_model_needs_pillow_for_pictures_only(architecture: str, 
 def test_the_service_files_that_can_be_pasted_define_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, config: str, tensors: str
 ) -> None:
-    for library in ("llama_cpp", "mymodel", "safetensors", "safetensors.torch", "torch", "transformers"):
+    for library in ("mymodel", "safetensors", "safetensors.torch", "torch", "transformers"):
         monkeypatch.setitem(sys.modules, library, MagicMock())
     form = form_of(path, None if "." in path else ["config.json", "model.safetensors"])
     assert form is not None

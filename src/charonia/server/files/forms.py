@@ -151,28 +151,6 @@ charonia.serve(model, example=model.input_example, name="{name}")
         ),
     ),
     Form(
-        "a GGUF model, for llama.cpp",
-        (".gguf",),
-        lines=_service(
-            '"llama-cpp-python"',
-            """
-from collections.abc import Iterator
-
-import charonia
-from llama_cpp import Llama
-
-@charonia.model
-class {class_name}:
-    def __init__(self):
-        self.llama = Llama({path_text}, verbose=False)
-
-    def __call__(self, prompt: str, max_tokens: int = 200) -> Iterator[str]:
-        for part in self.llama(prompt, max_tokens=max_tokens, stream=True):
-            yield part["choices"][0]["text"]
-""",
-        ),
-    ),
-    Form(
         "a Keras model of an earlier version",
         (".h5",),
         lines=(

@@ -3,6 +3,7 @@
 Any model with an input `text_input` and an output `text_output`, both of strings, counts as a language model.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from charonia.config.model import (
     ModelOutput,
     TransactionPolicy,
 )
+from charonia.config.parameters import EXAMPLE
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
 
@@ -36,6 +38,10 @@ _INPUTS = (
 
 IMAGE = ModelInput("image", DataType.BYTES, dims=(-1,), optional=True)
 """Images of a request, as files in base64; for engines that take some."""
+
+_EXAMPLE = json.dumps(
+    {"text_input": "The capital of France is", "stream": True, "sampling_parameters": {"max_tokens": 32}}
+)
 
 _OUTPUTS = (
     ModelOutput(TEXT_OUTPUT, DataType.BYTES, dims=(-1,)),
@@ -71,8 +77,7 @@ def complete_language(
     if not config.instance_group:
         config = replace(config, instance_group=(InstanceGroup(kind=kind, count=1),))
         notes.append("one instance: its engine batches by itself")
-    if OPENAI_ROUTES not in config.parameters:
-        config = replace(config, parameters={**config.parameters, OPENAI_ROUTES: ",".join(routes)})
+    config = replace(config, parameters={OPENAI_ROUTES: ",".join(routes), EXAMPLE: _EXAMPLE, **config.parameters})
     return config, tuple(notes)
 
 

@@ -1,0 +1,377 @@
+"""What the engines of language models have in common, with an engine in a worker process that does as it is told."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Tensor
+from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement, Result
+from charonia.server.backends.language.backend import LanguageBackend, LanguageModel
+from charonia.server.backends.python.instance import PythonInstance
+
+ENGINE = """
+import asyncio
+
+from .words import PIECE
+
+
+class Engine:
+    def __init__(self, setup):
+        self.setup = setup
+        self.died = ""
+
+    async def start(self):
+        if self.setup.options.get("start") == "die":
+            self.setup.die("there is no such model")
+        self.released = asyncio.Event()
+
+    def problem(self):
+        return self.died
+
+    async def stop(self):
+        print("stopped", flush=True)
+
+    async def answer(self, request):
+        await getattr(self, request.text.split()[0])(request)
+
+    async def count(self, request):
+        for number in range(int(request.text.split()[1])):
+            request.send({"text_output": PIECE.format(number)})
+            await asyncio.sleep(0)
+        request.send({"text_output": "", "num_output_tokens": [1, 2]}, {"completion_tokens": 5}, final=True)
+
+    async def show(self, request):
+        shown = [request.id, request.route, request.stream, request.excludes_input, sorted(request.returns)]
+        request.send({"text_output": repr([*shown, request.sampling, request.images])}, final=True)
+
+    async def hang(self, request):
+        request.send({"text_output": "begun"})
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            print("aborted", request.id, flush=True)
+            raise
+
+    async def gather(self, request):
+        await self.released.wait()
+        request.send({"text_output": "together"}, final=True)
+
+    async def release(self, request):
+        self.released.set()
+
+    async def die(self, request):
+        request.send({"text_output": "begun"})
+        self.died = "its heart stopped"
+        await asyncio.Event().wait()
+
+    async def refuse(self, request):
+        raise self.setup.error("not today", self.setup.pb_utils.TritonError.UNAVAILABLE)
+
+    async def stumble(self, request):
+        raise LookupError("a fault of the engine")
+
+    async def setup_says(self, request):
+        s = self.setup
+        request.send({"text_output": [s.model_name, str(s.threads), s.version_dir, s.folder]}, final=True)
+"""
+
+
+class FakeBackend(LanguageBackend):
+    name = "fake"
+    package = "json"
+    extra = "none"
+
+    def __init__(self, folder: Path, options: Mapping[str, object]) -> None:
+        self.engine = folder / "engine.py"  # type: ignore[misc] # of each test
+        self.engine.write_text(ENGINE)
+        (folder / "words.py").write_text("PIECE = '{} '\n")
+        self._options = options
+
+    async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
+        return self._options
+
+
+class StreamSink:
+    """Collects the responses to one request."""
+
+    def __init__(self) -> None:
+        self.results: list[Result] = []
+        self.is_gone = False
+        self.over = asyncio.get_running_loop().create_future()
+        self.begun = asyncio.Event()
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        self.begun.set()
+        if result is not None:
+            self.results.append(result)
+        if final:
+            self.over.set_result(None)
+
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        if error is not None:
+            self.respond(0, error, True)
+
+    def is_cancelled(self, index: int) -> bool:
+        return self.is_gone
+
+    def frame(self) -> CallFrame:
+        return CallFrame("m", "1", "m_0_0")
+
+
+class Bench:
+    """A model with one instance."""
+
+    def __init__(self, model: LanguageModel, instance: PythonInstance) -> None:
+        self.model = model
+        self.instance = instance
+
+    def ask(self, text: str | bytes, **more: Any) -> StreamSink:
+        sink = StreamSink()
+        parameters = {key: more.pop(key) for key in ("openai", "temperature", "lora_name") if key in more}
+        inputs = {"text_input": text if isinstance(text, bytes) else text.encode(), **more}
+        tensors = {name: tensor(name, value) for name, value in inputs.items()}
+        self.instance.start([InferRequest("m", tensors, id=text[:20], parameters=parameters)], sink)  # type: ignore[arg-type]
+        return sink
+
+    def leave(self, sink: StreamSink) -> None:
+        sink.is_gone = True
+        self.instance.cancel(sink, 0)
+
+    async def answer(self, text: str | bytes, **more: Any) -> list[Result]:
+        sink = self.ask(text, **more)
+        await asyncio.wait_for(sink.over, 60)
+        return sink.results
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, bool):
+        return Tensor(name, DataType.BOOL, np.array([value]))
+    if isinstance(value, int):
+        return Tensor(name, DataType.INT32, np.array([value], np.int32))
+    return Tensor(name, DataType.BYTES, np.array([value], object))
+
+
+def run(folder: Path, scenario: Callable[[Bench], Awaitable[None]], **options: object) -> None:
+    async def body() -> None:
+        (folder / "m" / "1").mkdir(parents=True)
+        files, settings = ModelFiles(folder / "m", 1, folder / "m" / "1"), BackendSettings()
+        backend = FakeBackend(folder, options)
+        config = (await backend.complete(files, ModelConfig(name="m", backend="fake"), settings)).config
+        model = await backend.load(files, config, settings)
+        try:
+            instance = await model.create_instance(Placement("m_0_0", InstanceKind.KIND_CPU, threads=3))
+            assert isinstance(instance, PythonInstance)
+            await scenario(Bench(model, instance))
+            await instance.aclose()
+        finally:
+            await model.aclose()
+
+    asyncio.run(body())
+
+
+def text_of(results: list[Result]) -> str:
+    found = []
+    for result in results:
+        assert isinstance(result, Outputs), result
+        found += [each.decode() for tensor in result.tensors if tensor.name == "text_output" for each in tensor.array]
+    return "".join(found)
+
+
+def error_of(results: list[Result]) -> ServingError:
+    assert isinstance(results[-1], ServingError)
+    return results[-1]
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async with asyncio.timeout(30):
+        while text not in caplog.text:
+            await asyncio.sleep(0.01)
+
+
+def test_an_engine_answers_in_pieces_and_says_how_many_tokens(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        results = await bench.answer("count 3")
+        assert text_of(results) == "0 1 2 "
+        last = results[-1]
+        assert isinstance(last, Outputs)
+        assert last.parameters == {"completion_tokens": 5}
+        (numbers,) = [each for each in last.tensors if each.name == "num_output_tokens"]
+        assert (numbers.datatype, numbers.array.tolist()) == (DataType.UINT32, [1, 2])
+
+    run(tmp_path, scenario)
+
+
+def test_an_engine_knows_its_model_and_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    folders = []
+
+    async def scenario(bench: Bench) -> None:
+        (result,) = await bench.answer("setup_says")
+        assert isinstance(result, Outputs)
+        *known, folder = (each.decode() for each in result.tensors[0].array)
+        assert known == ["m", "3", str(tmp_path / "m" / "1")]
+        assert os.stat(folder).st_mode & 0o777 == 0o700
+        folders.append(folder)
+
+    run(tmp_path, scenario)
+    assert not os.path.exists(folders[0])
+
+
+def test_a_request_is_read_from_inputs_and_parameters(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        more = {"stream": True, "return_finish_reason": True, "return_logprobs": False}
+        text = text_of(await bench.answer("show", sampling_parameters=b'{"top_p": 1}', temperature=2, seed=5, **more))
+        assert text == repr(["show", "", True, True, ["finish_reason"], {"temperature": 2, "seed": 5, "top_p": 1}, []])
+        text = text_of(await bench.answer("show", image=b"aGk=", openai="completions"))
+        assert text == repr(["show", "completions", False, False, [], {}, ["aGk="]])
+
+    run(tmp_path, scenario)
+
+
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        for named, asked in (
+            ("'text_input': expected UTF-8", {"text": b"\xff"}),
+            ("'sampling_parameters': expected a JSON object", {"text": "show", "sampling_parameters": b"{"}),
+            ("'sampling_parameters': expected a JSON object, got list", {"text": "show", "sampling_parameters": b"[]"}),
+            ("'exclude_input_in_output'", {"text": "show", "stream": True, "exclude_input_in_output": False}),
+        ):
+            error = error_of(await bench.answer(**asked))
+            assert (error.code, named in error.message) == (Code.INVALID_ARG, True), error
+
+    run(tmp_path, scenario)
+
+
+def test_an_engines_errors_have_their_codes_and_its_faults_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        error = error_of(await bench.answer("refuse"))
+        assert (error.code, error.message) == (Code.UNAVAILABLE, "not today")
+        error = error_of(await bench.answer("stumble"))
+        assert error.code is Code.INTERNAL
+        assert "LookupError: a fault of the engine" in error.message
+        await logged(caplog, "Traceback")
+        assert text_of(await bench.answer("count 1")) == "0 "
+
+    run(tmp_path, scenario)
+
+
+def test_the_engine_is_told_at_once_of_a_caller_that_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario(bench: Bench) -> None:
+        stays, *leave = [bench.ask(f"hang {number}") for number in range(51)]
+        for sink in (stays, *leave):
+            await asyncio.wait_for(sink.begun.wait(), 60)
+        for sink in leave:
+            bench.leave(sink)
+        await logged(caplog, "aborted hang 50")
+        assert caplog.text.count("aborted") == 50
+        assert "aborted hang 0" not in caplog.text
+        assert text_of(await bench.answer("count 1")) == "0 "
+        assert [len(sink.results) for sink in leave] == [1] * 50  # nothing comes after the caller has left
+
+    run(tmp_path, scenario)
+
+
+def test_responses_of_one_turn_travel_together(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        messages = []
+        responses = bench.instance._batches.responses
+
+        def counted(message: Any, link: Any) -> None:
+            messages.append(len(message.header[1]))
+            responses(message, link)
+
+        bench.instance._batches.responses = counted  # type: ignore[method-assign]
+        waiting = [bench.ask("gather") for _ in range(100)]
+        await bench.answer("count 1")
+        messages.clear()
+        await bench.answer("release")
+        for sink in waiting:
+            await asyncio.wait_for(sink.over, 60)
+        assert sum(messages) == 101
+        assert len(messages) <= 3
+        assert {text_of(sink.results) for sink in waiting} == {"together"}
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("how", "why"), [("die", "its heart stopped"), ("kill", "SIGKILL")])
+def test_a_dead_engine_fails_its_open_requests_and_another_one_is_started(tmp_path: Path, how: str, why: str) -> None:
+    async def scenario(bench: Bench) -> None:
+        hanging = bench.ask("hang")
+        await asyncio.wait_for(hanging.begun.wait(), 60)
+        before = bench.instance.pid
+        if how == "kill":
+            os.kill(before, signal.SIGKILL)
+        else:
+            assert why in error_of(await bench.answer("die")).message
+        await asyncio.wait_for(hanging.over, 60)
+        assert why in error_of(hanging.results).message
+        assert text_of(hanging.results[:1]) == "begun"
+        assert text_of(await bench.answer("count 2")) == "0 1 "
+        assert bench.instance.pid not in (0, before)
+        (worker,) = bench.model.workers()
+        assert (worker.restarts, worker.problem) == (1, "")
+
+    run(tmp_path, scenario)
+
+
+def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        pytest.fail("it has started")
+
+    with pytest.raises(ServingError, match="the engine has died: there is no such model"):
+        run(tmp_path, scenario, start="die")
+
+
+def test_an_engine_is_stopped_with_its_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario(bench: Bench) -> None:
+        await bench.answer("count 1")
+
+    run(tmp_path, scenario)
+    assert "stopped" in caplog.text
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(bench: Bench) -> None:
+        pytest.fail("it has loaded")
+
+    monkeypatch.setattr(FakeBackend, "package", "no_such_package")
+    monkeypatch.setattr(FakeBackend, "extra", "llama")
+    with pytest.raises(ServingError, match="needs the package 'no_such_package'") as caught:
+        run(tmp_path, scenario)
+    assert caught.value.code is Code.UNSUPPORTED
+    assert "[llama]" in caught.value.hint
+
+
+def test_requests_are_refused_while_there_are_too_many(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        sinks = [bench.ask("gather") for _ in range(8192)]
+        error = error_of(await bench.answer("count 1"))
+        assert error.code is Code.UNAVAILABLE
+        assert "8192 requests already" in error.message
+        bench.leave(sinks[0])
+        async with asyncio.timeout(30):
+            while await bench.answer("release"):  # refused until the other one has gone
+                await asyncio.sleep(0.01)
+            await sinks[-1].over
+
+    run(tmp_path, scenario)
