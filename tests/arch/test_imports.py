@@ -80,7 +80,8 @@ INTERNAL = {
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.explain.explanation", "server.rate_limiter.overview", "server.sequences.overview"}
-    | {"server.shared_memory.registry", "server.page"},
+    | {"server.shared_memory.registry", "server.page", "server.openai.routes"},
+    "server.openai": {"core", "config", "wire", "server", "install_hint", "server.http"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
     "server.front_ends": {

@@ -16,6 +16,7 @@ from charonia.cli.command_line import unknown
 COMMANDS = {
     "serve": "Serve models over HTTP and gRPC: a repository, a model's file, or a Python file with functions.",
     "infer": "Send one request to a model and print the answer.",
+    "chat": "Talk to a language model in the terminal.",
     "perf": "Measure how fast a server answers: latency, throughput, under any load.",
     "tune": "Find the configuration of a model that gives the most within your limits.",
     "upgrade": "Put a new engine behind the front ends of a running server, without losing a request.",

@@ -245,6 +245,7 @@ HTTP = (
         _BOOL,
         "Serve a page at / to look at models and try them, and /openapi.json",
     ),
+    Option("--openai", "http.openai", boolean, _BOOL, "Serve OpenAI's API at /v1"),
     Option(
         *("--http-restricted-api", "http.access.restricted", read_restriction, "API[,API]:HEADER=VALUE"),
         "Parts of the protocol that require a header; repeatable",

@@ -29,8 +29,34 @@ EXAMPLE_REFUSED = "EXAMPLE_REFUSED"
 FRONT_END = "front_end"
 """Model parameter: whether the model runs in the processes of front ends: "yes", "no" or "auto"."""
 
+OPENAI_ROUTES = "openai_routes"
+"""Model parameter of an engine model: the routes of OpenAI's API that it answers itself, separated by commas."""
+
+LORA_ADAPTERS = "lora_adapters"
+"""Model parameter: names of the LoRA adapters that an engine model has, separated by commas."""
+
+CHAT_TEMPLATE = "chat_template"
+"""Model parameter: the chat template, or the name of a file with it in the model's folder."""
+
+TEXT_OUTPUT_KIND = "text_output_kind"
+"""Model parameter: whether a response of a language model has new text, "delta", or all so far, "cumulative"."""
+
+EMBEDDING_OUTPUT = "embedding_output"
+"""Model parameter of a sentence encoder: the output to take, where there are several."""
+
+EMBEDDING_POOLING = "embedding_pooling"
+"""Model parameter of a sentence encoder with an embedding for each token: "mean" or "cls"."""
+
+EMBEDDING_NORMALIZE = "embedding_normalize"
+"""Model parameter of a sentence encoder: "false" leaves embeddings as long as they are."""
+
+EMBEDDING_TOKENS_MAX = "embedding_tokens_max"
+"""Model parameter of a sentence encoder: tokens of a text that count; the rest is cut off."""
+
 SERVER_PARAMETERS = frozenset(
     {
+        *(CHAT_TEMPLATE, EMBEDDING_NORMALIZE, EMBEDDING_OUTPUT, EMBEDDING_POOLING, EMBEDDING_TOKENS_MAX),
+        *(LORA_ADAPTERS, OPENAI_ROUTES, TEXT_OUTPUT_KIND),
         *(ADAPT_DELAY, CUSTOM_BATCHING, EXAMPLE, EXAMPLE_REFUSED, FRONT_END, PADDING, PINNED, PYTHON_STRATEGY),
         TRY_EXAMPLE,
     }

@@ -27,6 +27,7 @@ from charonia.server.guard.record_file import read_record
 from charonia.server.http.frontend import HttpFrontend, MetricsFrontend
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
+from charonia.server.lifecycle.entries import folders_of
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
@@ -333,6 +334,9 @@ class InferenceServer:
         async def explain(name: str, version: str) -> Document:
             return explanation_json(self._explainer.explain(name, version))
 
+        async def folders(name: str, version: str) -> list[str]:
+            return folders_of(self._lifecycle.table.models.values(), self.engine.find(name, version))
+
         return Services(
             tracing=tracing,
             log=self._log,
@@ -341,6 +345,7 @@ class InferenceServer:
             demand=demand.demand if demand is not None else None,
             sequences=sequences,
             explain=explain,
+            folders=folders,
         )
 
     async def _collect(self) -> None:

@@ -72,6 +72,7 @@ class Endpoints:
             page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
             controls_models=options.models.control_mode in (ControlMode.EXPLICIT, ControlMode.AUTO),
             cors_origins=options.http.cors_origins,
+            has_openai=options.http.openai,
         )
         if options.grpc.enabled:
             self.grpc = GrpcFrontend(engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)

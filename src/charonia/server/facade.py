@@ -62,11 +62,14 @@ class Services:
         rate_limits: Returns the resources of the rate limiter and their holders.
         demand: Loads a model that a request names; None where models are not loaded on demand.
         explain: Explains what limits a model, given by name and version, and what to change.
+        folders: Returns where the files of a model, given by name and version, lie: the folder of its version, and its
+            own.
         page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
         controls_models: Whether models are loaded and unloaded on request.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
         cors_origins: Origins of pages in browsers that may call the server over HTTP.
         lend: Lends memory for the bodies of requests with large tensors, from which the engine reads them.
+        has_openai: Whether OpenAI's API is served over HTTP.
     """
 
     regions: RegionRegistry | None = None
@@ -82,8 +85,10 @@ class Services:
     controls_models: bool = False
     sequences: Callable[[str, str], Awaitable[Document]] | None = None
     explain: Callable[[str, str], Awaitable[Document]] | None = None
+    folders: Callable[[str, str], Awaitable[list[str]]] | None = None
     cors_origins: tuple[str, ...] = ()
     lend: Lend | None = None
+    has_openai: bool = True
 
     @property
     def tracer(self) -> Tracing | None:

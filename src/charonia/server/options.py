@@ -105,6 +105,7 @@ class HttpOptions:
         descriptors: Bound sockets of this process to listen on in place of address and port.
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
         page: Whether there are a page that shows the models, and their OpenAPI document.
+        openai: Whether OpenAI's API is served.
         cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
         tls: TLS.
         access: What is asked of callers.
@@ -117,6 +118,7 @@ class HttpOptions:
     descriptors: tuple[int, ...] = ()
     input_bytes_max: int = 64 * 1024 * 1024
     page: bool = True
+    openai: bool = True
     cors_origins: tuple[str, ...] = ()
     tls: EndpointTls = EndpointTls()
     access: AccessOptions = field(default_factory=AccessOptions)

@@ -14,7 +14,7 @@ from charonia.server.http.route_hints import route_hint
         ("/predictions/{0}", "POST /v2/models/{0}/infer"),
         ("/predict", "POST /v2/models/MODEL/infer"),
         ("/invocations/", "POST /v2/models/MODEL/infer"),
-        ("/v1/chat/completions", "OpenAI's API is not served"),
+        ("/v1/chat/completions", "--openai=true serves OpenAI's API"),
         ("/healthz", "GET /v2/health/live"),
         ("/docs", "GET /openapi.json"),
         ("/metrics", "--metrics-port"),

@@ -32,6 +32,13 @@ _TABLE = (
     _Group(Api.METADATA, Scope.READ, ("/openapi.json", "/samples/{model}"), ()),
     # The page is the same on every server: what it shows, it asks for.
     _Group(Api.METADATA, None, ("/", "/page.css", "/page.js"), ()),
+    _Group(Api.METADATA, Scope.READ, ("/v1/models", "/v1/models/{model}"), ()),
+    _Group(
+        Api.INFERENCE,
+        Scope.INFER,
+        ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+        (),
+    ),
     _Group(
         Api.INFERENCE,
         Scope.INFER,

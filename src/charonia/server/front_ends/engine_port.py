@@ -211,6 +211,8 @@ class EnginePort:
                 return await services.rate_limits()
             case "sequences" if services.sequences is not None:
                 return await services.sequences(*arguments)
+            case "folders" if services.folders is not None:
+                return await services.folders(*arguments)
             case "explain" if services.explain is not None:
                 return await services.explain(*arguments)
             case "trace_settings" | "change_trace":
@@ -240,6 +242,7 @@ class EnginePort:
             "rate_limits": services.rate_limits is not None,
             "sequences": services.sequences is not None,
             "explain": services.explain is not None,
+            "folders": services.folders is not None,
         }
         async with self._changing:
             self.hand_over.check()

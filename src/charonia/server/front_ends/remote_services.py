@@ -178,6 +178,9 @@ def services_of(
     async def explain(name: str, version: str) -> Document:
         return cast(Document, await engine.ask("explain", name, version))
 
+    async def folders(name: str, version: str) -> list[str]:
+        return cast(list[str], await engine.ask("folders", name, version))
+
     def demand(name: str, version: str) -> Awaitable[None] | None:
         configs = engine.state.directory.configs
         return None if (name, "") in configs or (name, version) in configs else engine.ask("demand", name, version)
@@ -190,5 +193,6 @@ def services_of(
         demand=demand if "demand" in offers else None,
         sequences=sequences if "sequences" in offers else None,
         explain=explain if "explain" in offers else None,
+        folders=folders if "folders" in offers else None,
         lend=engine.lend,
     )

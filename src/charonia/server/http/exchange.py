@@ -7,11 +7,13 @@ from typing import Protocol
 
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal
+from charonia.core.usage import TokenUsage
 from charonia.server.http.parser import Request
 from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import ACCEPTED, decompress
 from charonia.wire.http_status import REASONS, STATUS
 from charonia.wire.json_text import encode_error
+from charonia.wire.openai_errors import OPENAI_STATUS, PATHS, encode_openai_error
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class Exchange:
         request_id: The caller's id, for the access log.
         stream: The sender of a streamed response while it is open, None for any other.
         outcome: What the engine answered, for the access log.
+        usage: Tokens that a language model was given and has made, for the access log; None where it is not known.
         begun_ns: When the request's first byte was read; 0 without tracing.
         received_ns: When the request was complete; 0 without an access log.
     """
@@ -110,6 +113,7 @@ class Exchange:
         "status",
         "stream",
         "ticket",
+        "usage",
         "version",
     )
 
@@ -132,6 +136,7 @@ class Exchange:
         self.version = ""
         self.request_id = ""
         self.outcome: Outcome = None
+        self.usage: TokenUsage | None = None
         self.begun_ns = 0
         self.received_ns = 0
         if not request.keep_alive:
@@ -224,12 +229,18 @@ class Exchange:
         return self._unwritten_bytes + self._outlet.unsent_bytes()
 
     def fail(self, error: ServingError, status: int = 0) -> None:
-        """Respond with an error; `status` 0 means the status of its code."""
+        """Respond with an error, in the form of the API that was called; `status` 0 means the status of its code."""
         # The frames that it passed refer to this exchange and to the body: they would live until garbage is collected.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self.outcome = error
-        status = status or STATUS[error.code]
-        self.respond(status, [encode_error(error)])
+        table = OPENAI_STATUS if self.request.url.startswith(PATHS) else STATUS
+        status = status or table[error.code]
+        self.respond(status, [self.error_body(error, status)])
+
+    def error_body(self, error: ServingError, status: int) -> bytes:
+        """Return the body of an error response with this status."""
+        is_openai = self.request.url.startswith(PATHS)
+        return encode_openai_error(error, status) if is_openai else encode_error(error)
 
     def abandon(self) -> None:
         """The client has gone: cancel the inference and drop its outcome."""

@@ -1,4 +1,4 @@
-"""The HTTP endpoints: the KServe v2 protocol, and the metrics page."""
+"""The HTTP endpoints: the KServe v2 protocol with OpenAI's API, and the metrics page."""
 
 import asyncio
 import logging
@@ -24,6 +24,7 @@ from charonia.server.http.route_hints import route_hint
 from charonia.server.http.routes import Route, Router, RouteTarget, none_ready, on_demand
 from charonia.server.http.turns import Turns
 from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
+from charonia.server.openai.routes import OpenaiHandlers
 from charonia.wire.tensors import Lend
 
 __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend", "protocol_routes"]
@@ -248,14 +249,16 @@ def _ready_versions(engine: Engine, model: str) -> Sequence[str]:
 
 
 def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_SERVICES) -> list[Route]:
-    """Return the routes of the KServe v2 protocol and its extensions."""
+    """Return the routes of the KServe v2 protocol, its extensions and OpenAI's API."""
     tasks = Tasks(limits.body_bytes_max)
+    openai = OpenaiHandlers(engine, limits, services, tasks).routes() if services.has_openai else []
     routes = [
         *InferenceHandlers(engine, limits, services, tasks).routes(),
         *StatusHandlers(engine, services, tasks).routes(),
         *ControlHandlers(engine, services, tasks).routes(),
         *SharedMemoryHandlers(services.regions, tasks).routes(),
         *PageHandlers(engine, limits, services, tasks).routes(),
+        *openai,
     ]
     return on_demand(routes, services.demand, tasks) if services.demand is not None else routes
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from charonia.core.calls import Outcome, Reply
+from charonia.core.calls import Outcome
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
@@ -28,8 +28,8 @@ from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange,
 from charonia.server.http.large_body import DIGITS_MAX, JSON_SIZE
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.routes import Route, RouteTarget
+from charonia.server.http.submission import Submitter
 from charonia.server.single_response import SingleResponse
-from charonia.server.tracing.requests import EventNames, begin
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
 from charonia.wire.example_request import body_hint
 from charonia.wire.http_status import STATUS
@@ -51,8 +51,6 @@ FOREIGN_TYPES = ("multipart/", "application/x-www-form-urlencoded", "image/", "a
 
 _START_BYTES = 64
 """Bytes of a body in which a JSON document begins."""
-
-TRACED = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
 
 _NOT_ONE = unsupported(
     "HTTP end point doesn't support models with decoupled transaction policy that send no response, or several",
@@ -81,8 +79,7 @@ class InferenceHandlers:
         """
         self._engine = engine
         self._limits = limits
-        self._tracer = services.tracer
-        self._forward = services.http_headers
+        self._submit = Submitter(engine, services).submit
         self._services = services
         self._decoder = InferDecoder(limits.body_bytes_max, services.regions)
         self._tasks = tasks
@@ -192,22 +189,6 @@ class InferenceHandlers:
         stream = exchange.stream = _EventStream(exchange, encode, self._limits.stream_unsent_bytes_max)
         self._submit(exchange, request, stream.reply)
         stream.is_asked = True
-
-    def _submit(self, exchange: Exchange, request: InferRequest, reply: Reply) -> None:
-        """Pass a request to the engine."""
-        if self._forward is not None:
-            names = exchange.request.names or {}
-            fields = exchange.request.headers.items()
-            request.parameters.update(self._forward.parameters((names.get(key, key), value) for key, value in fields))
-        exchange.request_id = request.id
-        if self._tracer is not None:
-            headers = exchange.request.headers.get
-            reply = begin(self._tracer, request, reply, names=TRACED, received_ns=exchange.begun_ns, headers=headers)
-        ticket = self._engine.infer(request, reply)
-        if exchange.is_open:
-            exchange.ticket = ticket
-        elif not exchange.is_over:
-            ticket.cancel()
 
     # Responses.
 

@@ -38,6 +38,7 @@ from charonia.server.http.limits import (
     WHOLE_BYTES,
     HttpLimits,
 )
+from charonia.wire.openai_errors import PATHS
 from charonia.wire.tensors import Lend
 
 CACHED_BYTES_MAX = 4096
@@ -442,8 +443,10 @@ class RequestParser:
         keep_alive = llhttp.should_keep_alive()
         # With HTTP/1.0, keep-alive must be explicit.
         is_old = (not keep_alive or b"connection" in headers) and llhttp.get_http_version() == "1.0"
+        status = _body_status(self._url) if self._refusal is not None else 0
         return Request(
-            llhttp.get_method(), self._url, headers, self._names, body, keep_alive, not is_old, self._refusal
+            *(llhttp.get_method(), self._url, headers, self._names, body, keep_alive, not is_old),
+            *(self._refusal, status),
         )
 
     def _complete(self, request: Request) -> None:
@@ -466,7 +469,7 @@ class RequestParser:
             self._parts.clear()
             self._move(ParserState.REFUSED_BODY)
         if size > self._limits.discard_bytes_max or b"expect" in self._headers:
-            raise _RefusedError(400, self._refusal)
+            raise _RefusedError(_body_status(self._url), self._refusal)
 
 
 class _RefusedError(Exception):
@@ -482,3 +485,8 @@ def _header_too_large(limits: HttpLimits) -> ServingError:
     return invalid(
         f"the request header is larger than {limits.header_count_max} fields or {limits.header_bytes_max} bytes"
     )
+
+
+def _body_status(url: bytes) -> int:
+    """Return the status of a body that is too large: OpenAI's API has one of its own for it."""
+    return 413 if url.startswith(PATHS) else 400

@@ -16,7 +16,7 @@ _HINTS = tuple(
         (r"/(?:predict|invocations|infer|generate)", _INFER),  # LitServe, BentoML, SageMaker, text-generation-inference
         (r"/(?:v1/)?models", _LIST),
         (r"/v2/models", _LIST),
-        (r"/v1/(?:chat/completions|completions|responses|embeddings)", f"OpenAI's API is not served; {_INFER}"),
+        (r"/v1/(?:chat/completions|completions|responses|embeddings)", f"--openai=true serves OpenAI's API; {_INFER}"),
         (r"/(?:ping|health|healthz|livez|live)", "GET /v2/health/live, GET /v2/health/ready"),
         (r"/(?:ready|readyz|readiness)", "GET /v2/health/ready"),
         (r"/(?:docs|redoc|swagger|openapi\.ya?ml)", "GET / is a page on the models, GET /openapi.json their document"),

@@ -18,7 +18,6 @@ from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.large_body import JSON_SIZE
 from charonia.server.http.parser import Request
 from charonia.wire.http_status import REFUSED
-from charonia.wire.json_text import encode_error
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ REMEMBERED_BYTES_MAX = 512
 _VERSION = re.compile(r"[0-9]+", re.ASCII)
 """A version in a path."""
 
-_NOT_LOADING = ("/ready", "/stats", "/load", "/unload", "/trace/setting")
+_NOT_LOADING = ("/v1/models/{model}", "/ready", "/stats", "/load", "/unload", "/trace/setting")
 """Ends of paths that do not load the model on demand."""
 
 
@@ -224,7 +223,7 @@ def _waiting(handler: Handler, demand: EnsureLoaded, tasks: Tasks, only_raw: boo
 def _refuse_method(exchange: Exchange, allowed: bytes) -> None:
     method = exchange.request.method.decode()
     error = invalid(f"method {method} is not allowed here", hint=f"allowed: {allowed.decode()}")
-    exchange.respond(405, [encode_error(error)], extra=b"Allow: %b\r\n" % allowed)
+    exchange.respond(405, [exchange.error_body(error, 405)], extra=b"Allow: %b\r\n" % allowed)
 
 
 def _is_served(target: RouteTarget) -> bool:

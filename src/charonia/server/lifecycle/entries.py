@@ -5,12 +5,14 @@ reaches its model without the repository; a step of an ensemble means the model 
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
 from charonia.core.metadata import ModelState
 from charonia.core.names import model_key, name_of, namespace_of
+from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.provision import Provided
@@ -173,3 +175,13 @@ def with_namespaces(config: ModelConfig, namespace: str, found: Scan) -> ModelCo
             own = namespace_of(others[0]) if len(others) == 1 else own
         steps.append(replace(step, model_namespace=own))
     return replace(config, ensemble_scheduling=replace(scheduling, step=tuple(steps)))
+
+
+def folders_of(models: Iterable[ModelEntry], runner: Runner) -> list[str]:
+    """Return where the files of a version that answers lie: its own folder and the model's; nothing without files."""
+    for model in models:
+        for number, entry in model.versions.items():
+            provided = entry.provided or model.provided
+            if entry.loaded is not None and entry.loaded.runner is runner and provided is not None:
+                return [str(provided.folder.path / str(number)), str(provided.folder.path)]
+    return []

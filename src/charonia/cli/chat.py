@@ -1,0 +1,273 @@
+"""`charonia chat`: talk to a language model in the terminal.
+
+Text on standard input that is no terminal is one message, whose answer is printed and nothing else. Exit status: 0
+done, 1 the server does not respond or refuses, 2 misuse.
+"""
+
+import http.client
+import json
+import os
+import ssl
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from charonia.cli.command_line import CommandLine, Option, carry_out
+from charonia.cli.values import integer, number
+from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.wire.endpoint import parse_url
+from charonia.wire.example_request import URL
+
+KEY_VARIABLE = "CHARONIA_API_KEY"
+"""Environment variable with the key, where the command line has none."""
+
+COMMANDS = {
+    "/reset": "begin a new conversation",
+    "/system TEXT": "set the system message, and begin a new conversation",
+    "/help": "show this",
+    "/exit": "leave, as Ctrl-D does",
+}
+
+ROUTE = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """The model, and how it is asked."""
+
+    model: str = ""
+    url: str = URL
+    key: str = ""
+    system: str = ""
+    max_tokens: int = 0
+    temperature: float = -1.0
+    timeout_s: float = 300.0
+    ssl_ca: str = ""
+
+
+LINE = CommandLine(
+    command="charonia chat",
+    intro="""\
+usage: charonia chat [OPTIONS] MODEL
+
+Talk to a language model. With a pipe, the text from it is the only message: echo 'Why?' | charonia chat MODEL
+""",
+    groups={
+        "Options": (
+            Option("MODEL", "model", str, "MODEL", "Name of the model, or NAME:ADAPTER"),
+            Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
+            Option("--key -k", "key", str, "KEY", "API key", default=f"${KEY_VARIABLE}"),
+            Option("--system -s", "system", str, "TEXT", "System message"),
+            Option("--max-tokens", "max_tokens", integer(1), "N", "Longest answer", default="the model's"),
+            Option("--temperature", "temperature", number(0, 2), "T", "How random answers are", default="the model's"),
+            Option("--timeout", "timeout_s", number(0.1), "SECONDS", "Longest time without a piece of an answer"),
+            Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
+        )
+    },
+    record=ChatOptions(),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    return carry_out(LINE, arguments, _chat)
+
+
+def _chat(given: ChatOptions) -> int:
+    chat = Chat(given)
+    if sys.stdin.isatty():
+        _converse(chat, Style(sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+        return 0
+    text = sys.stdin.read().strip()
+    if not text:
+        raise invalid("expected a message on standard input, got nothing")
+    for piece in chat.say(text):
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+class Style:
+    """How lines look in a terminal; without colours, as plain text."""
+
+    def __init__(self, has_colours: bool) -> None:
+        self._has_colours = has_colours
+
+    def dim(self, text: str) -> str:
+        """Return text that steps back."""
+        return f"\033[2m{text}\033[0m" if self._has_colours else text
+
+    def bad(self, text: str) -> str:
+        """Return the text of an error."""
+        return f"\033[31m{text}\033[0m" if self._has_colours else text
+
+    def prompt(self, text: str) -> str:
+        """Return the text before what the user types; the marks tell readline its width."""
+        return f"\001\033[1;36m\002{text}\001\033[0m\002" if self._has_colours else text
+
+
+@dataclass
+class Chat:
+    """A conversation.
+
+    Attributes:
+        options: The options.
+        system: The system message, "" for none.
+        messages: What was said so far.
+        usage: Usage of the last answer, empty where the server does not tell it.
+    """
+
+    options: ChatOptions
+    system: str = ""
+    messages: list[dict[str, str]] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.system = self.options.system
+
+    def reset(self, system: str | None = None) -> None:
+        """Begin anew, with another system message unless it is None."""
+        self.messages.clear()
+        self.system = self.system if system is None else system
+
+    def say(self, text: str) -> Generator[str, None, None]:
+        """Say something, and yield the pieces of the answer. What has come of it is kept even if the caller stops.
+
+        Raises:
+            ServingError: The server does not respond, or refuses; then nothing was said.
+        """
+        self.messages.append({"role": "user", "content": text})
+        self.usage = {}
+        pieces: list[str] = []
+        try:
+            for chunk in events(self.options, self._request()):
+                self.usage = chunk.get("usage") or self.usage
+                for choice in chunk.get("choices") or ():
+                    piece = (choice.get("delta") or {}).get("content")
+                    if piece:
+                        pieces.append(piece)
+                        yield piece
+        finally:
+            if pieces:
+                self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            else:
+                self.messages.pop()
+
+    def _request(self) -> dict[str, object]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        request: dict[str, object] = {"model": self.options.model, "messages": [*system, *self.messages]}
+        request |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.options.max_tokens:
+            request["max_tokens"] = self.options.max_tokens
+        if self.options.temperature >= 0:
+            request["temperature"] = self.options.temperature
+        return request
+
+
+def events(options: ChatOptions, request: dict[str, object]) -> Generator[dict[str, Any], None, None]:
+    """Send a request, and yield the chunks of its answer. Closing the iterator cancels the request.
+
+    Raises:
+        ServingError: The server does not respond, refuses, or fails.
+    """
+    endpoint = parse_url(options.url)
+    key = options.key or os.environ.get(KEY_VARIABLE, "")
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=options.timeout_s)
+    if endpoint.tls:
+        context = ssl.create_default_context(cafile=options.ssl_ca or None)
+        connection = http.client.HTTPSConnection(
+            endpoint.host, endpoint.port, timeout=options.timeout_s, context=context
+        )
+    try:
+        connection.request("POST", endpoint.prefix + ROUTE, json.dumps(request), headers)
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            raise invalid(_message(response.read(), f"status {response.status}"))
+        for line in response:
+            data = line.strip().removeprefix(b"data: ")
+            if data == b"[DONE]":
+                return
+            if data and line.startswith(b"data: "):
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise unavailable(_message(data, "the answer broke off"))
+                yield chunk
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise unavailable(
+            f"{endpoint.authority}: {error or type(error).__name__}", hint="--url says where the server is"
+        ) from error
+    finally:
+        connection.close()
+
+
+def _message(body: bytes, otherwise: str) -> str:
+    """Return the message of an error in OpenAI's form."""
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(body)["error"]["message"])
+    return otherwise
+
+
+def _converse(chat: Chat, style: Style) -> None:
+    with suppress(ImportError):  # not on Windows
+        import readline  # noqa: F401  # editing and history of what is typed
+    print(style.dim(f"{chat.options.model} at {chat.options.url}. /help shows commands, Ctrl-C stops an answer."))
+    while True:
+        try:
+            text = input(style.prompt("\n> ")).strip()
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print(style.dim("\nCtrl-D leaves"), end="")
+            continue
+        if text in ("/exit", "/quit"):
+            return
+        if text.startswith("/"):
+            _command(chat, text, style)
+        elif text:
+            _answer(chat, text, style)
+
+
+def _command(chat: Chat, text: str, style: Style) -> None:
+    name, _, rest = text.partition(" ")
+    if name == "/reset":
+        chat.reset()
+        print(style.dim("a new conversation"))
+    elif name == "/system":
+        chat.reset(rest.strip())
+        print(style.dim("a new conversation, with this system message" if chat.system else "no system message"))
+    else:
+        width = max(map(len, COMMANDS))
+        print(style.dim("\n".join(f"{command:<{width}}  {what}" for command, what in COMMANDS.items())))
+
+
+def _answer(chat: Chat, text: str, style: Style) -> None:
+    began = first = time.monotonic()
+    pieces = chat.say(text)
+    count = 0
+    try:
+        for piece in pieces:
+            first = time.monotonic() if not count else first
+            count += 1
+            print(piece, end="", flush=True)
+        print(f"\n{style.dim(_summary(chat.usage, began, first, time.monotonic()))}")
+    except KeyboardInterrupt:
+        pieces.close()
+        print(style.dim("\nstopped"))
+    except ServingError as error:
+        print(("\n" if count else "") + style.bad(str(error)))
+
+
+def _summary(usage: dict[str, Any], began_s: float, first_s: float, end_s: float) -> str:
+    """Return one line on an answer, e.g. "42 tokens, 21.0/s, first after 0.15 s"."""
+    tokens = usage.get("completion_tokens")
+    parts = []
+    if type(tokens) is int:
+        parts.append(f"{tokens} token{'s' * (tokens != 1)}")
+        if tokens > 1 and end_s > first_s:
+            parts.append(f"{(tokens - 1) / (end_s - first_s):.1f}/s")
+    return ", ".join([*parts, f"first after {first_s - began_s:.2f} s"])

@@ -1,0 +1,120 @@
+"""Streams of server-sent events, of which those of one turn of the event loop are written together.
+
+An event is `data: <JSON>` or, where the model says so, an event with a name; the last is `data: [DONE]`. An error
+before the first event is a plain response with the status of the error; a later one is an event, and the last.
+
+A client that reads too slowly is aborted once `stream_unsent_bytes_max` are waiting, since a model cannot be paused.
+
+Source: OpenAI's API reference, "Streaming"; WHATWG HTML, "Server-sent events".
+"""
+
+import asyncio
+
+from charonia.core.errors import ServingError, unavailable
+from charonia.server.http.exchange import Exchange
+from charonia.wire.openai_errors import encode_openai_error
+
+EVENT_TYPE = b"text/event-stream; charset=utf-8"
+_HEADERS = b"Cache-Control: no-cache\r\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class EventTurns:
+    """Writes what the streams of an endpoint have collected, at the end of the turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._due: list[EventStream] = []
+
+    def add(self, stream: "EventStream") -> None:
+        """Write what a stream has collected at the end of this turn."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._due.append(stream)
+
+    def _write(self) -> None:
+        due, self._due = self._due, []
+        for stream in due:
+            stream.write()
+
+
+class EventStream:
+    """The events of one exchange.
+
+    Attributes:
+        exchange: The exchange.
+    """
+
+    __slots__ = ("_events", "_is_over", "_turns", "_unsent_bytes_max", "exchange")
+
+    def __init__(self, exchange: Exchange, turns: EventTurns, unsent_bytes_max: int) -> None:
+        """Make a stream without events.
+
+        Args:
+            exchange: The exchange, whose stream this is from now on.
+            turns: Writes the events.
+            unsent_bytes_max: Bytes that may wait for the client.
+        """
+        self.exchange = exchange
+        self._turns = turns
+        self._unsent_bytes_max = unsent_bytes_max
+        self._events: list[bytes] = []
+        self._is_over = False
+        exchange.stream = self
+
+    def send(self, event: bytes) -> None:
+        """Send an event: JSON text, or an event with a name, without the empty line that ends it."""
+        if self._is_over:
+            return
+        if not self._events:
+            self._turns.add(self)
+        self._events.append(b"%b\n\n" % event if event.startswith(b"event: ") else b"data: %b\n\n" % event)
+
+    def end(self, last: bytes = DONE) -> None:
+        """End the stream, with a last event as it goes out or b"" for none."""
+        if not self._is_over:
+            self._is_over = True
+            if not self._events:
+                self._turns.add(self)
+            self._events.append(last)
+
+    def fail(self, error: ServingError, status: int = 0) -> None:
+        """End the response with an error: with its status if it has not begun. `status` as in `Exchange.fail`."""
+        exchange = self.exchange
+        if self._is_over or not exchange.is_open:
+            return
+        if not (exchange.has_begun or self._events):
+            self._is_over = True
+            exchange.fail(error, status)
+            return
+        self.send(encode_openai_error(error, status))
+        self.end(b"")
+        exchange.outcome = error
+
+    def stop(self, error: ServingError, status: int = 0) -> None:
+        """End the response with an error, and cancel its inference. Arguments as in `fail`."""
+        ticket = self.exchange.ticket
+        self.fail(error, status)
+        if ticket is not None:
+            ticket.cancel()
+
+    def write(self) -> None:
+        """Write what was collected."""
+        exchange = self.exchange
+        events, self._events = self._events, []
+        if not exchange.is_open:
+            return
+        if not exchange.has_begun:
+            exchange.begin(200, EVENT_TYPE, _HEADERS)
+        data = b"".join(events)
+        if data:
+            exchange.send(data)
+        if self._is_over:
+            exchange.end()
+        elif exchange.unsent_bytes > self._unsent_bytes_max:
+            self.stop(
+                unavailable(
+                    f"the request is aborted: more than {self._unsent_bytes_max} bytes of the answer wait for the "
+                    "client",
+                    hint="read the events as they arrive",
+                )
+            )

@@ -1,0 +1,207 @@
+"""The routes of OpenAI's API, on the port of the other HTTP routes.
+
+A request names its model in its body. An engine model (`openai_routes`) gets the body as it is and answers in the form
+of the API; every other model that can answer is asked through an adapter.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+
+from charonia.config.model import ModelConfig
+from charonia.core.calls import Ticket
+from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.core.request import InferRequest
+from charonia.server.facade import Engine, Services
+from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Tasks
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.routes import Handler, Route, RouteTarget
+from charonia.server.http.submission import Submitter
+from charonia.server.openai.embeddings import Embedder
+from charonia.server.openai.events import EventStream, EventTurns
+from charonia.server.openai.generation import Generation, TextChoice, model_request, prompts_of
+from charonia.server.openai.model_files import ModelTexts
+from charonia.server.openai.pass_through import StreamedAnswer, WholeAnswer, engine_request
+from charonia.wire.json_text import Object, boolean, dump, kind_of, parse_object
+from charonia.wire.openai_answer import encode_embeddings
+from charonia.wire.openai_embeddings import decode_embeddings_request
+from charonia.wire.openai_models import (
+    CHAT,
+    EMBEDDINGS,
+    ROUTES,
+    encode_models,
+    engine_routes,
+    model_ids,
+    model_object,
+    routes_of,
+)
+from charonia.wire.openai_request import decode_text_request
+
+_REQUEST_ID = b"x-request-id"
+
+
+class OpenaiHandlers:
+    """The routes."""
+
+    def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
+        """Make the handlers.
+
+        Args:
+            engine: The engine.
+            limits: Limits of requests and connections.
+            services: Services besides the engine.
+            tasks: Runs slow work.
+        """
+        self._engine = engine
+        self._demand = services.demand
+        self._texts = ModelTexts(services.folders)
+        self._body_bytes_max = limits.body_bytes_max
+        self._unsent_bytes_max = limits.stream_unsent_bytes_max
+        self._submitter = Submitter(engine, services)
+        self._tasks = tasks
+        self._turns = EventTurns()
+        self._created_s = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/models", {b"GET": self._models}),
+            Route("/v1/models/{model}", {b"GET": self._model}),
+            *(Route(f"/v1/{route}", {b"POST": self._handler(route)}) for route in ROUTES),
+        ]
+
+    def _models(self, exchange: Exchange, target: RouteTarget) -> None:
+        async def answer() -> None:
+            ids: list[str] = []
+            for name in dict.fromkeys(entry.name for entry in await self._engine.repository_index(ready_only=True)):
+                with suppress(ServingError):  # requests could not reach it either
+                    config = self._engine.model_config(name)
+                    ids += model_ids(config) if routes_of(config) else []
+            exchange.respond(200, [encode_models(ids, self._created_s)])
+
+        self._tasks.start(exchange, answer())
+
+    def _model(self, exchange: Exchange, target: RouteTarget) -> None:
+        config, _ = self._find(target.model)
+        if not routes_of(config):
+            raise not_found(f"model: '{target.model}' has no route of this API", hint=_WHICH)
+        exchange.respond(200, [dump(model_object(target.model, self._created_s))])
+
+    def _handler(self, route: str) -> Handler:
+        def handle(exchange: Exchange, target: RouteTarget) -> None:
+            if CONTENT_ENCODING in exchange.request.headers:
+                self._tasks.start(exchange, self._decompressed(route, exchange))
+            else:
+                self._post(route, exchange, exchange.request.body)
+
+        return handle
+
+    async def _decompressed(self, route: str, exchange: Exchange) -> None:
+        body = await self._tasks.body(exchange.request)
+        if exchange.is_open:
+            self._post(route, exchange, body)
+
+    def _post(self, route: str, exchange: Exchange, body: bytes | memoryview) -> None:
+        document = parse_object(body)
+        name = document.get("model")
+        if type(name) is not str or not name:
+            raise invalid(f"model: expected the name of a model, got {kind_of(name)}", hint="GET /v1/models lists them")
+        exchange.model = name
+        loaded = self._demand(name.rpartition(":")[0] or name, "") if self._demand is not None else None
+        if loaded is None:
+            self._ask(route, exchange, body, document)
+        else:
+            ask = partial(self._ask, route, exchange, body, document)
+            self._tasks.start(exchange, _after(loaded, exchange, ask))
+
+    def _ask(self, route: str, exchange: Exchange, body: bytes | memoryview, document: Object) -> None:
+        """Ask the model that the body names."""
+        config, adapter = self._find(exchange.model)
+        if route not in routes_of(config):
+            raise _no_route(config, route)
+        if route in engine_routes(config):
+            request = engine_request(config, route, adapter, body)
+            request.id = _request_id(exchange)
+            if boolean("stream", document.get("stream") or False):
+                answer = StreamedAnswer(self._stream(exchange), route)
+                self._submitter.submit(exchange, request, answer.reply)
+            else:
+                self._submitter.submit(exchange, request, WholeAnswer(exchange).reply)
+        elif route == EMBEDDINGS:
+            self._tasks.start(exchange, self._embed(exchange, config, document))
+        else:
+            self._tasks.start(exchange, self._generate(exchange, config, document, is_chat=route == CHAT))
+
+    async def _generate(self, exchange: Exchange, config: ModelConfig, document: Object, *, is_chat: bool) -> None:
+        """Ask a language model that is no engine."""
+        asked = decode_text_request(config, document, is_chat=is_chat)
+        text = await self._texts.of(config)
+        prompts = prompts_of(asked, text)
+        if not exchange.is_open:
+            return
+
+        def request_of(prompt: str, index: int) -> InferRequest:
+            return model_request(config, asked, prompt, index, self._body_bytes_max)
+
+        def infer(request: InferRequest, answer: TextChoice) -> Ticket:
+            request.id = _request_id(exchange)
+            return self._submitter.infer(exchange, request, answer.reply)
+
+        stream = self._stream(exchange) if asked.is_streamed else None
+        Generation(exchange, asked, text, stream).start(prompts, request_of, infer)
+
+    async def _embed(self, exchange: Exchange, config: ModelConfig, document: Object) -> None:
+        """Ask a model that makes embeddings."""
+        asked = decode_embeddings_request(document)
+        text = await self._texts.of(config)
+        embedder = Embedder(config, text, partial(self._submitter.infer, exchange))
+        exchange.ticket = embedder
+        vectors, exchange.usage = await embedder.embed(asked)
+        body = await asyncio.to_thread(
+            encode_embeddings, vectors, exchange.model, as_base64=asked.is_base64, usage=exchange.usage
+        )
+        exchange.respond(200, [body])
+
+    def _stream(self, exchange: Exchange) -> EventStream:
+        return EventStream(exchange, self._turns, self._unsent_bytes_max)
+
+    def _find(self, name: str) -> tuple[ModelConfig, str]:
+        """Return the configuration of a model, by a client's name for it, and the LoRA adapter, "" for none.
+
+        Raises:
+            ServingError: There is no such model, or it is not ready.
+        """
+        try:
+            return self._engine.model_config(name), ""
+        except ServingError as error:
+            model, _, adapter = name.rpartition(":")
+            if model:
+                with suppress(ServingError):
+                    config = self._engine.model_config(model)
+                    if engine_routes(config):
+                        return config, adapter
+            if error.code is not Code.NOT_FOUND:
+                raise
+            raise not_found(f"model: there is no model '{name:.200}'", hint="GET /v1/models lists them") from error
+
+
+def _request_id(exchange: Exchange) -> str:
+    return exchange.request.headers.get(_REQUEST_ID, b"").decode("latin-1")
+
+
+_WHICH = "language models have a BYTES input text_input and a BYTES output text_output"
+
+
+def _no_route(config: ModelConfig, route: str) -> ServingError:
+    offered = ", ".join(f"/v1/{each}" for each in routes_of(config))
+    return invalid(
+        f"model: '{config.name}' does not answer /v1/{route}", hint=f"it answers {offered}" if offered else _WHICH
+    )
+
+
+async def _after(loaded: Awaitable[None], exchange: Exchange, ask: Callable[[], None]) -> None:
+    await loaded
+    if exchange.is_open:
+        ask()

@@ -1,0 +1,93 @@
+"""Which routes of OpenAI's API a model can answer, and the list of models.
+
+An engine model answers routes itself: its parameter `openai_routes` names them. A language model has a BYTES input
+`text_input` and a BYTES output `text_output`. A model that makes embeddings has one FP32 output besides `text_input`,
+or the inputs of a sentence encoder, `input_ids` and `attention_mask`.
+"""
+
+from charonia.config.model import ModelConfig
+from charonia.config.parameters import LORA_ADAPTERS, OPENAI_ROUTES
+from charonia.core.dtypes import DataType
+from charonia.wire.json_text import dump
+
+CHAT = "chat/completions"
+COMPLETIONS = "completions"
+EMBEDDINGS = "embeddings"
+RESPONSES = "responses"
+ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
+
+TEXT_INPUT = "text_input"
+TEXT_OUTPUT = "text_output"
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+TOKEN_TYPES = "token_type_ids"
+
+OWNER = "charonia"
+"""Owner of each model in the list."""
+
+_IDS = (DataType.INT64, DataType.INT32)
+
+
+def engine_routes(config: ModelConfig) -> tuple[str, ...]:
+    """Return the routes that a model answers itself; none for one that is not an engine model."""
+    return tuple(route.strip() for route in config.parameters.get(OPENAI_ROUTES, "").split(",") if route.strip())
+
+
+def is_language_model(config: ModelConfig) -> bool:
+    """Whether a model takes and returns text."""
+    types = _input_types(config)
+    return types.get(TEXT_INPUT) is DataType.BYTES and any(
+        each.name == TEXT_OUTPUT and each.data_type is DataType.BYTES for each in config.output
+    )
+
+
+def is_sentence_encoder(config: ModelConfig) -> bool:
+    """Whether a model takes the tokens of sentences and returns their embeddings, or those of their tokens."""
+    types = _input_types(config)
+    return types.get(INPUT_IDS) in _IDS and types.get(ATTENTION_MASK) in _IDS and bool(float_outputs(config))
+
+
+def makes_embeddings(config: ModelConfig) -> bool:
+    """Whether a model takes text and returns its embedding."""
+    return (
+        _input_types(config).get(TEXT_INPUT) is DataType.BYTES and len(float_outputs(config)) == len(config.output) == 1
+    )
+
+
+def float_outputs(config: ModelConfig) -> list[str]:
+    """Return the names of the FP32 outputs."""
+    return [each.name for each in config.output if each.data_type is DataType.FP32]
+
+
+def routes_of(config: ModelConfig) -> tuple[str, ...]:
+    """Return the routes that a model can answer, some of them with the server's help."""
+    routes = set(engine_routes(config))
+    if not routes and is_language_model(config):
+        routes |= {CHAT, COMPLETIONS}
+    if makes_embeddings(config) or is_sentence_encoder(config):
+        routes.add(EMBEDDINGS)
+    return tuple(route for route in ROUTES if route in routes)
+
+
+def adapters_of(config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of a model's LoRA adapters."""
+    return tuple(name.strip() for name in config.parameters.get(LORA_ADAPTERS, "").split(",") if name.strip())
+
+
+def model_ids(config: ModelConfig) -> list[str]:
+    """Return the ids by which clients name a model: its name, and `NAME:ADAPTER` for each adapter."""
+    return [config.name, *(f"{config.name}:{adapter}" for adapter in adapters_of(config))]
+
+
+def model_object(id: str, created_s: int) -> dict[str, object]:
+    """Return the object of a model, by its id and the Unix time from which it was served."""
+    return {"id": id, "object": "model", "created": created_s, "owned_by": OWNER}
+
+
+def encode_models(ids: list[str], created_s: int) -> bytes:
+    """Return the list of models."""
+    return dump({"object": "list", "data": [model_object(each, created_s) for each in ids]})
+
+
+def _input_types(config: ModelConfig) -> dict[str, DataType | None]:
+    return {given.name: given.data_type for given in config.input}

@@ -1,0 +1,376 @@
+"""OpenAI's API with the official client, against a real server: an engine model, and models that are none."""
+
+import asyncio
+import fcntl
+import http.client
+import json
+import os
+import pty
+import select
+import socket
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import openai
+import pytest
+from tests.support.language_models import write_language_models
+from tests.support.process import SHAPES, ServeProcess, eventually
+
+KEYS = "caller infer secret-of-the-caller\nreader read secret-of-the-reader\n"
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_language_models(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+    with ServeProcess(repository, *request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServeProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+class Terminal:
+    """A `charonia` command in a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self._end, terminal = pty.openpty()
+        command = [sys.executable, "-m", "charonia", *self._arguments]
+        streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        self._process = subprocess.Popen(command, **streams, start_new_session=True, preexec_fn=_own_terminal)
+        os.close(terminal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._end)
+
+    def type(self, text: str) -> None:
+        """Type text."""
+        os.write(self._end, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 30) -> str:
+        """Return what was shown up to a text, which has to appear in time."""
+        end = time.monotonic() + seconds
+        while text not in self._shown:
+            left = end - time.monotonic()
+            assert left > 0, self._shown
+            assert select.select([self._end], [], [], left)[0], self._shown
+            self._shown += os.read(self._end, 65_536).decode(errors="replace")
+        before, found, self._shown = self._shown.partition(text)
+        return before + found
+
+
+def _own_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def test_models_are_those_that_have_routes(client: openai.OpenAI) -> None:
+    listed = [model.id for model in client.models.list()]
+
+    assert sorted(listed) == ["embedding", "engine", "engine:poet", "plain", "whole"]
+    assert client.models.retrieve("engine:poet").id == "engine:poet"
+    assert client.models.retrieve("plain").owned_by == "charonia"
+
+
+def test_an_engine_answers_itself(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="engine:poet", messages=HELLO)
+
+    assert answer.choices[0].message.content == "chat/completions poet"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 10
+
+
+def test_chunks_of_an_engine_pass_as_they_are(server: ServeProcess) -> None:
+    connection = http.client.HTTPConnection(server.http)
+    connection.request("POST", "/v1/chat/completions", json.dumps({"model": "engine", "messages": HELLO, "stream": 1}))
+    refused = connection.getresponse()
+    assert (refused.status, json.loads(refused.read())["error"]["param"]) == (400, None)
+
+    body = json.dumps({"model": "engine", "messages": HELLO, "stream": True})
+    connection.request("POST", "/v1/chat/completions", body)
+    response = connection.getresponse()
+    events = response.read().decode().split("\n\n")
+
+    assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == ["0 ", "1 ", "2 ", ""]
+    assert events[0].startswith('data: {"id": "e-1", "object"')  # with the spaces of the engine
+    connection.close()
+
+
+def test_an_asynchronous_client_streams(server: ServeProcess) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"http://{server.http}/v1", api_key="unused") as client:
+            stream = await client.chat.completions.create(model="engine", messages=HELLO, stream=True)
+            return [chunk.choices[0].delta.content or "" async for chunk in stream]
+
+    async def ask_many() -> list[list[str]]:
+        return await asyncio.gather(*(ask() for _ in range(8)))
+
+    assert asyncio.run(ask_many()) == [["0 ", "1 ", "2 ", ""]] * 8
+
+
+def test_events_with_names_pass_as_they_are(client: openai.OpenAI) -> None:
+    stream = client.responses.create(model="engine", input="hello", stream=True)
+
+    assert [event.type for event in stream] == ["response.created", "response.completed"]
+
+
+def test_an_engine_refuses_with_the_field(client: openai.OpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="engine", messages=user("refuse"), stream=stream)
+
+        assert refused.value.param == "temperature"
+        assert refused.value.type == "invalid_request_error"
+        assert "expected 0 to 2" in refused.value.message
+
+
+def test_an_engine_that_fails_in_mid_stream_ends_the_stream_with_an_error(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(model="engine", messages=user("break"), stream=True)
+    pieces = []
+
+    with pytest.raises(openai.APIError, match="the engine has died"):
+        pieces += [chunk.choices[0].delta.content for chunk in stream]
+    assert client.chat.completions.create(model="engine", messages=HELLO).choices
+
+
+def test_a_client_that_leaves_ends_the_work(client: openai.OpenAI, repository: Path) -> None:
+    mark = repository / "engine" / "1" / "cancelled"
+    mark.unlink(missing_ok=True)
+
+    stream = client.chat.completions.create(model="engine", messages=user("endless"), stream=True)
+    next(iter(stream))
+    stream.close()
+
+    assert eventually(mark.exists, 10)
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_holds_no_other(server: ServeProcess, repository: Path) -> None:
+    mark = repository / "engine" / "1" / "cancelled"
+    mark.unlink(missing_ok=True)
+    host, _, port = server.http.partition(":")
+    body = json.dumps({"model": "engine", "messages": user("endless"), "stream": True}).encode()
+    with socket.create_connection((host, int(port))) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused") as other:
+            began = time.monotonic()
+            plain = other.chat.completions.create(model="plain", messages=HELLO, stream=True)
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in plain) == "user: hello\n\nassistant:"
+            assert time.monotonic() - began < 5
+        assert eventually(mark.exists, 60)
+
+
+def test_a_plain_language_model_chats(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}, *user("Grüße, 世界 🙂")]
+
+    answer = client.chat.completions.create(model="plain", messages=messages)
+    stream = client.chat.completions.create(
+        model="plain", messages=messages, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+
+    prompt = "system: Be brief.\n\nuser: Grüße, 世界 🙂\n\nassistant:"
+    assert answer.choices[0].message.content == prompt
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), len(prompt))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == prompt
+    assert "🙂" in pieces
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(prompt)
+
+
+def test_answers_end_before_stop_strings(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="plain", prompt="one two three four", stop=["thr", "four"], n=2)
+    stream = client.completions.create(model="plain", prompt="one two three four", stop="three", stream=True)
+
+    assert [choice.text for choice in answer.choices] == ["one two "] * 2
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert "".join(chunk.choices[0].text for chunk in stream) == "one two "
+
+
+def test_sampling_parameters_reach_the_model(client: openai.OpenAI) -> None:
+    limited = client.completions.create(model="plain", prompt=["abcdef", "uvwxyz"], max_tokens=3, echo=True)
+    seeded = client.completions.create(model="plain", prompt="abc", seed=5, n=3)
+
+    assert [choice.text for choice in limited.choices] == ["abcdefabc", "uvwxyzuvw"]
+    assert [choice.finish_reason for choice in limited.choices] == ["length", "length"]
+    assert [choice.text for choice in seeded.choices] == ["seed 5", "seed 6", "seed 7"]
+
+
+def test_a_model_that_is_not_decoupled_streams_its_only_response(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(model="whole", messages=HELLO, stream=True)
+
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "<user>hello<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "param"),
+    [
+        ("plain", {"logprobs": True}, "logprobs"),
+        ("plain", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ("plain", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("plain", {"temperature": 3}, "temperature"),
+        ("plain", {"extra_body": {"unheard_of": 1}}, "unheard_of"),
+        ("whole", {"temperature": 0.5}, "temperature"),
+        ("whole", {"max_tokens": 5}, "max_tokens"),
+        ("whole", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+        ("embedding", {}, "model"),
+        ("numbers", {}, "model"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_by_name(
+    client: openai.OpenAI, model: str, given: dict[str, Any], param: str
+) -> None:
+    arguments: dict[str, Any] = {"messages": HELLO, **given}
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=model, **arguments)
+
+    assert refused.value.param == param
+
+
+def test_unknown_models_and_routes_and_models_without_capacity(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="none", messages=HELLO)
+    with pytest.raises(openai.NotFoundError):
+        client.fine_tuning.jobs.list()
+    with pytest.raises(openai.InternalServerError) as busy:
+        client.chat.completions.create(model="plain", messages=user("fail"))
+
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    assert busy.value.status_code == 503
+
+
+def test_embeddings_of_a_model_that_takes_text(client: openai.OpenAI) -> None:
+    texts = ["a", "bb", "ccc", "dddd", "eeeee"]
+
+    as_base64 = client.embeddings.create(model="embedding", input=texts)
+    as_floats = client.embeddings.create(model="embedding", input="four", encoding_format="float", dimensions=2)
+
+    assert [each.embedding for each in as_base64.data] == [[len(text), 1, 2] for text in texts]
+    assert as_floats.data[0].embedding == pytest.approx([4 / 17**0.5, 1 / 17**0.5])
+    with pytest.raises(openai.BadRequestError, match="dimensions: expected at most 3"):
+        client.embeddings.create(model="embedding", input="a", dimensions=9)
+
+
+def test_keys_need_scopes(repository: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    with ServeProcess(repository, f"--api-keys={keys}") as server:
+
+        def client(key: str) -> openai.OpenAI:
+            return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key=key, max_retries=0)
+
+        with client("secret-of-the-caller") as caller, client("secret-of-the-reader") as reader:
+            assert caller.chat.completions.create(model="engine", messages=HELLO).choices
+            assert len(list(reader.models.list())) == 5
+            with pytest.raises(openai.PermissionDeniedError, match="needs the scope 'infer'"):
+                reader.chat.completions.create(model="engine", messages=HELLO)
+            with pytest.raises(openai.PermissionDeniedError):
+                caller.models.list()
+        with client("another") as stranger, pytest.raises(openai.AuthenticationError) as refused:
+            stranger.chat.completions.create(model="engine", messages=HELLO)
+        assert refused.value.code == "invalid_api_key"
+
+
+def test_the_routes_can_be_turned_off(repository: Path) -> None:
+    with ServeProcess(repository, "--openai=false") as server:
+        connection = http.client.HTTPConnection(server.http)
+        connection.request("GET", "/v1/models")
+        assert connection.getresponse().status == 404
+        connection.close()
+
+
+def test_a_body_that_is_too_large_is_refused_in_this_form(repository: Path) -> None:
+    with (
+        ServeProcess(repository, "--http-max-input-size=1000") as server,
+        openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused", max_retries=0) as client,
+        pytest.raises(openai.APIStatusError) as refused,
+    ):
+        client.chat.completions.create(model="plain", messages=user("x" * 2000))
+
+    assert refused.value.status_code == 413
+    assert refused.value.type == "invalid_request_error"
+
+
+def test_the_chat_command_answers_a_pipe_and_says_what_is_wrong(server: ServeProcess) -> None:
+    def chat(*arguments: str, text: str = "hello") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "charonia", "chat", *arguments, f"--url={server.http}"]
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
+    answered = chat("plain", "--system=Be brief.", "--max-tokens=30")
+    unknown, refused, nothing = chat("none"), chat("whole", "--temperature=0.5"), chat("plain", text=" ")
+
+    assert (answered.stdout, answered.returncode) == ("system: Be brief.\n\nuser: hello"[:30] + "\n", 0)
+    assert (unknown.returncode, refused.returncode, nothing.returncode) == (1, 1, 1)
+    assert "there is no model 'none'" in unknown.stderr
+    assert "temperature: model 'whole' has no input" in refused.stderr
+    assert "expected a message on standard input" in nothing.stderr
+
+
+def test_the_chat_command_keeps_the_conversation_in_a_terminal(server: ServeProcess) -> None:
+    with Terminal("chat", "plain", f"--url={server.http}") as terminal:
+        terminal.wait_for("> ")
+        terminal.type("one\n")
+        first = terminal.wait_for("first after")
+        terminal.type("two\n")
+        second = terminal.wait_for("first after")
+        terminal.type("/reset\nthree\n")
+        third = terminal.wait_for("first after")
+        terminal.type("\x04")
+
+    assert "user: one\r\n\r\nassistant:" in first
+    assert "assistant: user: one\r\n\r\nassistant:\r\n\r\nuser: two" in second
+    assert "\nuser: three\r\n\r\nassistant:" in third
+    assert "tokens," in third
+
+
+def test_control_c_stops_an_answer_and_not_the_program(server: ServeProcess, repository: Path) -> None:
+    mark = repository / "engine" / "1" / "cancelled"
+    mark.unlink(missing_ok=True)
+    with Terminal("chat", "engine", f"--url={server.http}") as terminal:
+        terminal.wait_for("> ")
+        terminal.type("endless\n")
+        terminal.wait_for("xxx")
+        terminal.type("\x03")
+        terminal.wait_for("stopped")
+        terminal.type("hello\n")
+        terminal.wait_for("0 1 2 ")
+
+    assert eventually(mark.exists, 10)
