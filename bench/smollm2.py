@@ -4,8 +4,8 @@
     pip install transformers accelerate gguf torch
     python -m bench.smollm2 TARGET
 
-The folder has weights in bfloat16 (safetensors), tokenizer and chat template, as engines such as vLLM read them. It takes
-minutes and 270 MB; a folder that is complete is left as it is.
+The folder has weights in bfloat16 (safetensors), tokenizer and chat template, as engines such as vLLM read them. That
+takes half a minute and 270 MB; a folder that is complete is left as it is.
 """
 
 import argparse

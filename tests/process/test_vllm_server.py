@@ -119,7 +119,7 @@ def test_when_the_engine_dies_open_streams_get_an_error_and_another_engine_is_st
 
 def _answers(server: ServeProcess) -> bool:
     try:
-        return post(server, {"text_input": "one", "sampling_parameters": {"max_tokens": 1}})["text_output"] == "one one"
+        return bool(post(server, {"text_input": "one", "sampling_parameters": {"max_tokens": 1}})["text_output"])
     except HTTPError:
         return False
 

@@ -1,4 +1,6 @@
-"""A stand-in for vLLM 0.32: what the backend uses of it, with the published signatures. It answers with words of the prompt.
+"""A stand-in for vLLM 0.32: what the backend uses of it, with the published signatures.
+
+It answers with words of the prompt.
 
 A folder `vllm` whose `__init__.py` is `INIT` stands for the package in a worker.
 """
@@ -54,7 +56,7 @@ class StructuredOutputsParams:
         self.choice = choice
 
 
-class SamplingParams(msgspec.Struct, dict=True):  # type: ignore[call-arg]
+class SamplingParams(msgspec.Struct, dict=True):
     n: int = 1
     temperature: float = 1.0
     stop: str | list[str] | None = None

@@ -31,7 +31,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.update(before)
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     def __init__(self, message: str, code: int = INVALID_ARG) -> None:
         super().__init__(message)
         self.code = code
@@ -79,8 +79,8 @@ def with_engine(use: Any, **options: Any) -> None:
             threads=2,
             device_id=0,
             pb_utils=None,
-            invalid=Refused,
-            error=Refused,
+            invalid=RefusedError,
+            error=RefusedError,
         )
         engine = Engine(setup)
         await engine.start()
@@ -97,13 +97,13 @@ def answered(asked: Asked, **options: Any) -> Asked:
     return asked
 
 
-def refused(asked: Asked, **options: Any) -> Refused:
+def refused(asked: Asked, **options: Any) -> RefusedError:
     async def use(engine: Engine) -> None:
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             await engine.answer(asked)
         found.append(caught.value)
 
-    found: list[Refused] = []
+    found: list[RefusedError] = []
     with_engine(use, **options)
     assert not asked.is_over
     return found[0]
@@ -285,10 +285,10 @@ def test_the_end_of_the_engine_fails_open_requests_and_later_ones() -> None:
         first = Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
         running = asyncio.create_task(engine.answer(first))
         for asked in (Asked("die"), Asked("one"), openai(CHAT, {"messages": MESSAGES, "stream": True})):
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RefusedError) as caught:
                 await engine.answer(asked)
             assert caught.value.code == UNAVAILABLE
-        with pytest.raises(Refused, match="the engine of the model has ended"):
+        with pytest.raises(RefusedError, match="the engine of the model has ended"):
             await running
         assert "has ended" in engine.problem()
 

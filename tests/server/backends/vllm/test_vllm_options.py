@@ -101,5 +101,5 @@ def test_a_model_that_pools_has_the_route_of_embeddings(tmp_path: Path) -> None:
 
 def test_a_version_without_arguments_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
-    with pytest.raises(ServingError, match="version 1 has no file model.json"):
+    with pytest.raises(ServingError, match=r"version 1 has no file model\.json"):
         completed(tmp_path, ModelConfig(name="lm"))

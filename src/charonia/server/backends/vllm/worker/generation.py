@@ -13,6 +13,7 @@ from . import submission
 from .sampling import sampling_params
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -78,7 +79,7 @@ class GenerationAnswer:
 def _additional(wanted: frozenset[str], output: Any) -> dict[str, Any]:
     """Return the further outputs of a response that are wanted."""
     choices = output.outputs
-    values = {
+    values: dict[str, Callable[[], list[Any]]] = {
         "finish_reason": lambda: [str(choice.finish_reason).encode() for choice in choices],
         "cumulative_logprob": lambda: [
             float("nan") if choice.cumulative_logprob is None else choice.cumulative_logprob for choice in choices
