@@ -330,6 +330,15 @@ def test_the_engine_leaves_a_core_to_the_serving(cores: list[int], threads: int,
     assert found == {"VLLM_CPU_OMP_THREADS_BIND": bind, "OMP_NUM_THREADS": number}
 
 
+def test_numbers_of_threads_that_would_replace_vllms_own_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+
+    async def use(engine: Engine) -> None:
+        assert "MKL_NUM_THREADS" not in os.environ
+
+    with_engine(use)
+
+
 def test_cores_that_the_environment_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "5-7")
 

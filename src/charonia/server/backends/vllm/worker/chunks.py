@@ -3,14 +3,9 @@
 Source: OpenAI's API reference, "Chat completion chunk object" and "Completion object".
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CHAT = "chat/completions"
 COMPLETIONS = "completions"

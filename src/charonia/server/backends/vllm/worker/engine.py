@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _BIND, _THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
 
+_OTHER_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
 METRICS_S = 2.0
 """Time between two looks at vLLM's metrics."""
 
@@ -140,6 +142,8 @@ class Engine:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
         }
+        for name in _OTHER_THREADS:  # MKL's number would replace that of the OpenMP threads that vLLM pins
+            os.environ.pop(name, None)
         if _BIND not in os.environ:
             os.environ.update(engine_cores(cores, self._setup.threads))
         for key, value in variables.items():

@@ -3,8 +3,6 @@
 vLLM moves its exceptions between modules from version to version, so they are told by their names.
 """
 
-from __future__ import annotations
-
 import re
 
 INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE = 1, 2, 3, 4
