@@ -35,19 +35,40 @@ from bench.token_load import StreamsRun, measure, middle
 
 NAME = "lm"
 START_S_MAX = 600.0
+ROOT = Path(__file__).resolve().parents[1]
 STREAMS = (1, 8, 32)
 
 
 @contextmanager
-def serving(server: str, python: str, model: Path, arguments: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """Start a server and wait until it answers; yield its port and its process."""
+def serving(
+    server: str, python: str, model: Path, arguments: dict[str, Any], *, has_engine: bool = True
+) -> Iterator[tuple[int, int]]:
+    """Start a server and wait until it answers; yield its port and its process.
+
+    Args:
+        server: "vllm" or "charonia".
+        python: Interpreter with both.
+        model: Folder of the model.
+        arguments: Of the engine.
+        has_engine: Whether there is one, or the stand-in of `bench.fake_vllm`.
+    """
     port, *others = free_ports(3)
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     variables.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     with tempfile.TemporaryDirectory(prefix="charonia-bench-") as folder:
         if server == "vllm":
-            command = [python, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", f"--port={port}"]
-            command += [f"--host={HOST}", f"--served-model-name={NAME}", "--disable-uvicorn-access-log"]
+            module = "vllm.entrypoints.openai.api_server" if has_engine else "bench.fake_vllm"
+            variables["PYTHONPATH"] = str(ROOT)
+            command = [
+                python,
+                "-m",
+                module,
+                f"--model={model}",
+                f"--port={port}",
+                f"--host={HOST}",
+                f"--served-model-name={NAME}",
+                "--disable-uvicorn-access-log",
+            ]
             for name, value in arguments.items():
                 option = f"--{name.replace('_', '-')}"
                 command += [option] if value is True else [option, str(value)]
@@ -58,6 +79,9 @@ def serving(server: str, python: str, model: Path, arguments: dict[str, Any]) ->
             command = [python, "-m", "charonia", "serve", f"--model-repository={version.parents[1]}"]
             command += [f"--http-port={port}", f"--grpc-port={others[0]}", f"--metrics-port={others[1]}"]
             command += [f"--{kind}-address={HOST}" for kind in ("http", "grpc", "metrics")]
+            if not has_engine:  # workers find it before they import vLLM
+                (Path(folder) / "sitecustomize.py").write_text("import bench.fake_vllm\nbench.fake_vllm.install()\n")
+                variables["PYTHONPATH"] = os.pathsep.join([folder, str(ROOT)])
         log = Path(folder) / "log"
         with log.open("w") as output:
             child = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=variables)
