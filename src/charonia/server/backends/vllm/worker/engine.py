@@ -30,7 +30,7 @@ _BIND, _THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
 _OTHER_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 METRICS_S = 2.0
-"""Time between two looks at vLLM's metrics."""
+"""Time between two looks at vLLM's metrics, each of which takes milliseconds; none while there is nothing to do."""
 
 _ARGUMENT_PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
 _APPLICATIONS = ("vllm.entrypoints.launchers.app", "vllm.entrypoints.openai.api_server")
@@ -54,6 +54,8 @@ class Engine:
         self._streams: PlainStreams | None = None
         self._tasks: frozenset[str] = frozenset()
         self._relaying: asyncio.Task[None] | None = None
+        self._open = 0
+        self._has_worked = asyncio.Event()
 
     async def start(self) -> None:
         """Load the model."""
@@ -75,7 +77,7 @@ class Engine:
         if self._options["metrics"] and not arguments.disable_log_stats:
             labels = {"model": self._setup.model_name, "version": os.path.basename(self._setup.version_dir)}
             relay = MetricsRelay(self._setup.pb_utils.MetricFamily, labels)
-            self._relaying = asyncio.create_task(_relay(relay))
+            self._relaying = asyncio.create_task(self._relay(relay))
 
     async def answer(self, request: Any) -> None:
         """Answer a request.
@@ -83,6 +85,8 @@ class Engine:
         Raises:
             RequestError: It is refused, or the engine has died.
         """
+        self._open += 1
+        self._has_worked.set()
         try:
             if request.route:
                 await self._answer_openai(request)
@@ -92,6 +96,9 @@ class Engine:
             if isinstance(error, self._setup.invalid):
                 raise
             raise self._setup.error(*failure_of(error)) from error
+        finally:
+            self._open -= 1
+            self._has_worked.set()
 
     def problem(self) -> str:
         """Return why the engine has died, "" while it lives."""
@@ -121,6 +128,15 @@ class Engine:
             return
         text = request.text if client_name == wanted else json.dumps(body)
         await self._application.answer(request, text.encode(), self._setup.error)
+
+    async def _relay(self, relay: MetricsRelay) -> None:
+        """Report vLLM's metrics: at first, while it works, and once after it has."""
+        while True:
+            relay.report()
+            if not self._open:
+                self._has_worked.clear()
+            await self._has_worked.wait()
+            await asyncio.sleep(METRICS_S)
 
     def _lora(self, request: Any) -> Any:
         """Return the adapter that a request asks for, None for none."""
@@ -212,9 +228,3 @@ def _of_first(modules: tuple[str, ...], name: str) -> Any:
         with contextlib.suppress(ImportError, AttributeError):
             return getattr(importlib.import_module(module), name)
     raise ImportError(f"this version of vLLM has no {name} in {' or '.join(modules)}")
-
-
-async def _relay(relay: MetricsRelay) -> None:
-    while True:
-        relay.report()
-        await asyncio.sleep(METRICS_S)
