@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from tests.support.models import write_model
 from tests.support.onnx_writer import GraphWriter
@@ -31,7 +32,9 @@ from bench.machine import machine
 from bench.models import MODEL, MODELS
 from bench.servers import Server
 from charonia.core.dtypes import DataType
+from charonia.core.tensor import Array
 from charonia.server.backends.image.decoding import decode
+from charonia.server.backends.image.framing import Framing
 from charonia.server.backends.image.instance import Renderer
 from charonia.server.backends.image.options import read_plan
 from charonia.server.backends.image.resizing import chosen_resize
@@ -201,22 +204,28 @@ def print_steps() -> None:
     for size, file in PHOTOS.items():
         data = file()
         image, framing = decode(data, plan, "image")
-        small = resize(image, framing)
-        pixels = np.asarray(small)
         steps: Mapping[str, Callable[[], object]] = {
-            "decode": lambda data=data: decode(data, plan, "image"),
-            "decode, Pillow": lambda data=data: Image.open(io.BytesIO(data)).convert("RGB"),
-            "resize and crop": lambda image=image, framing=framing: resize(image, framing),
-            "resize and crop, Pillow": lambda image=image, whole=framing.resized, part=framing.part: image.resize(
-                whole, Image.Resampling.BILINEAR
-            ).crop(part),
-            "normalise, numpy": lambda pixels=pixels: np.ascontiguousarray(
-                ((pixels.astype(np.float32) / np.float32(255) - mean) / std).transpose(2, 0, 1)
-            ),
-            "all": lambda data=data: renderer.render(data, "image", out),
+            "decode": partial(decode, data, plan, "image"),
+            "decode, Pillow": partial(_decode, data),
+            "resize and crop": partial(resize, image, framing),
+            "resize and crop, Pillow": partial(_resize, image, framing),
+            "normalise, numpy": partial(_normalise, np.asarray(resize(image, framing)), mean, std),
+            "all": partial(renderer.render, data, "image", out),
         }
         for name, step in steps.items():
             print(f"{size:9} {name:24} {_cpu_ms(step):6.2f}")
+
+
+def _decode(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def _resize(image: Image.Image, framing: Framing) -> Image.Image:
+    return image.resize(framing.resized, Image.Resampling.BILINEAR).crop(framing.part)
+
+
+def _normalise(pixels: NDArray[np.uint8], mean: NDArray[np.float32], std: NDArray[np.float32]) -> Array:
+    return np.ascontiguousarray(((pixels.astype(np.float32) / np.float32(255) - mean) / std).transpose(2, 0, 1))
 
 
 def _cpu_ms(step: Callable[[], object], runs: int = 31) -> float:

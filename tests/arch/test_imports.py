@@ -111,7 +111,7 @@ INTERNAL = {
         "server.files.forms",
     },
     "server.doctor": {"__version__", "install_hint", "core", "config", "server.options", "server.backends.registry"}
-    | {"server.lifecycle", "server.machine"},
+    | {"server.backends.tensorflow.options", "server.lifecycle", "server.machine"},
     "server": {"__version__", "core", "config", "wire", "server"},
     # The second tower.
     "tools.results": {"core"},

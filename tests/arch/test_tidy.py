@@ -21,8 +21,9 @@ METHODS_MAX = 25
 SHARED_NAMES = {
     *("Cancel", "Finish", "Submit", "Tick"),  # events and commands of several state machines
     *("GrpcCall", "Http2Error"),  # the server's end, and the client's
-    *("Metric", "ModelConfig", "Tensor", "TritonPythonModel"),  # names of the interface for Python models
+    *("Metric", "ModelConfig", "Tensor"),  # names of the interface for Python models
     *("Engine", "QueuedRequest", "Signature"),  # the same of several things
+    "TritonPythonModel",  # what a worker runs for a backend
 }
 
 # Written in pieces so that this file passes its own test.

@@ -172,6 +172,15 @@ def test_more_requests_than_slots_are_answered(server: ServeProcess) -> None:
     assert [answer["completion_tokens"] for answer in answers] == [4] * 12
 
 
+def test_requests_in_slots_advance_together(server: ServeProcess) -> None:
+    body = {"text_input": "Once", "stream": True, "sampling_parameters": ENDLESS}
+    streams = [iter(Stream(server, body)) for _ in range(SLOTS)]
+    for events in streams:  # none of them ends meanwhile
+        assert all("completion_tokens" not in next(events) for _ in range(3))
+    for events in streams:
+        events.close()
+
+
 def test_a_stream_over_grpc_ends_with_its_last_response(server: ServeProcess) -> None:
     inputs = [grpc.InferInput("text_input", [1], "BYTES"), grpc.InferInput("stream", [1], "BOOL")]
     inputs += [grpc.InferInput("sampling_parameters", [1], "BYTES")]
@@ -310,16 +319,37 @@ def test_a_caller_that_leaves_before_the_first_token_costs_no_more(server: Serve
     assert time.monotonic() - start < 30
 
 
-def test_a_worker_that_is_killed_in_mid_stream_fails_its_streams_and_comes_back(server: ServeProcess) -> None:
+def test_a_call_whose_deadline_is_over_leaves_its_slot(server: ServeProcess) -> None:
+    given = grpc.InferInput("text_input", [1], "BYTES"), grpc.InferInput("sampling_parameters", [1], "BYTES")
+    for tensor, text in zip(given, ("Once", json.dumps(ENDLESS)), strict=True):
+        tensor.set_data_from_numpy(np.array([text.encode()], object))
+    errors: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    clients = [grpc.InferenceServerClient(server.grpc) for _ in range(SLOTS)]
+    for client in clients:
+        client.start_stream(lambda result, error: errors.put(error), stream_timeout=1.0)
+        client.async_stream_infer("smol", given)
+    for _ in clients:
+        assert "Deadline" in str(errors.get(timeout=60))
+    start = time.monotonic()
+    assert post(server, {"text_input": FRANCE, "sampling_parameters": {"max_tokens": 1}})["completion_tokens"] == 1
+    assert time.monotonic() - start < 15
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_is_killed_in_mid_stream_fails_its_streams_and_comes_back(
+    server: ServeProcess, number: signal.Signals
+) -> None:
     stream = Stream(server, {"text_input": "Once", "stream": True, "sampling_parameters": ENDLESS})
     events = iter(stream)
     assert "text_output" in next(events)
     before = workers(server)
     assert len(before) == 2
     for process in before:
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(number)
     *_, last = events
-    assert "SIGKILL" in last["error"]
+    assert number.name in last["error"]
     assert "is not healthy" in last["error"]
 
     def answers() -> bool:

@@ -43,3 +43,10 @@ def test_a_plan_is_served_and_broken_ones_leave_it_alone(server: charonia.Server
         assert not client.is_model_ready("other")
         assert not client.is_model_ready("cut")
         client.close()
+    parts = server._parts
+    assert parts is not None
+    gauges = {
+        family.name: family.samples[0].value for family in parts._device_families() if "_gpu_pool_" in family.name
+    }
+    assert gauges["charonia_gpu_pool_used_bytes"] == 0
+    assert 0 < gauges["charonia_gpu_pool_idle_bytes"] < gauges["charonia_gpu_pool_limit_bytes"] == 1 << 30

@@ -37,10 +37,11 @@ class StreamingCuda(PretendedCuda):
 
     Attributes:
         memory_bytes: Memory of each GPU.
+        allocations: How often memory of a GPU was allocated.
         launches: How often a graph was launched.
         pinned: Number of pinned blocks.
         is_old: Whether it is older than TensorRT needs.
-        dla_cores: Number of DLA cores of each GPU.
+        given: The address of each block that a context was given for activations.
         profiles: The profile of each run that was put on a stream.
         priorities: Priorities of the streams.
     """
@@ -48,10 +49,11 @@ class StreamingCuda(PretendedCuda):
     def __init__(self, folder: Path, gpus: Sequence[bytes]) -> None:
         super().__init__(folder, gpus)
         self.memory_bytes = 1 << 30
+        self.allocations = 0
         self.launches = 0
         self.pinned = 0
         self.is_old = False
-        self.dla_cores = 0
+        self.given: list[int] = []
         self.profiles: list[int] = []
         self.priorities: list[int] = []
         self._buffers: dict[int, Any] = {}
@@ -86,6 +88,10 @@ class StreamingCuda(PretendedCuda):
         """Return the number of streams, graphs and allocations on the GPU that are not released."""
         return len(self.streams) + len(self._graphs) + len(self._device)
 
+    def device_bytes(self) -> int:
+        """Return how much memory of the GPU is allocated."""
+        return sum(self._device.values())
+
     def _new(self) -> int:
         self._next += 1
         return self._next
@@ -97,12 +103,17 @@ class StreamingCuda(PretendedCuda):
         return address
 
     def _cuMemAlloc_v2(self, address: Any, size: Any) -> int:  # noqa: N802 - the driver's name, as all of these
-        if sum(self._device.values()) + size.value > self.memory_bytes:
+        if size.value > self.memory_bytes - self.device_bytes():
             return OUT_OF_MEMORY
         address._obj.value = self._allocate(size.value)
+        self.allocations += 1
         self._device[address._obj.value] = size.value
         ctypes.memset(address._obj.value, 0xEE, size.value)  # as memory that was used before
         return 0
+
+    def _cuMemGetInfo_v2(self, free: Any, total: Any) -> int:  # noqa: N802
+        free._obj.value, total._obj.value = self.memory_bytes - self.device_bytes(), self.memory_bytes
+        return 0 if self.depth() else ILLEGAL_ADDRESS
 
     def _cuMemFree_v2(self, address: Any) -> None:  # noqa: N802
         del self._device[address.value], self._buffers[address.value]
@@ -271,7 +282,8 @@ def plan_bytes(
         tensors: By name: mode, datatype, shape, then "shape" for values that are shapes, or "CHW32" for that format.
         profiles: By name: minimum, optimum and maximum of shape, or values, of each input.
         version: The release of TensorRT that has built it.
-        more: `capability`, `host_code`, `plugin` and `memory` (bytes of activations by profile).
+        more: `capability`, `host_code`, `plugin`, `memory` (bytes of activations by profile) and `weights` (bytes that
+            must be free when it is loaded).
     """
     tensors = tensors or {"x": ("INPUT", "FLOAT", (-1, 4)), "y": ("OUTPUT", "FLOAT", (-1, 4))}
     profiles = profiles or [{"x": ((1, 4), (4, 4), (8, 4))}]
@@ -289,8 +301,6 @@ class Runtime:
             logger.log(ILogger.Severity.ERROR, "CUDA initialization failure with error: 35")
             raise TypeError("pybind11::init(): factory function returned nullptr")
         self.logger = logger
-        self.num_DLA_cores = _cuda().dla_cores
-        self.DLA_core = -1
         self.engine_host_code_allowed = False
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
@@ -301,7 +311,7 @@ class Runtime:
             return None
         self.logger.log(ILogger.Severity.INFO, "Loaded engine size: 0 MiB")
         self.logger.log(ILogger.Severity.WARNING, "Using default stream")
-        return ICudaEngine(json.loads(serialized_engine[28:]) | {"dla_core": self.DLA_core}, self.logger)
+        return ICudaEngine(json.loads(serialized_engine[28:]), self.logger)
 
     def _refusal(self, data: bytes) -> str:
         serialization = "Error Code 1: Serialization (Serialization assertion"
@@ -318,6 +328,8 @@ class Runtime:
                 f"{serialization} stdVersionRead == kSERIALIZATION_VERSION failed.Version tag does not match. Note: "
                 "Current Version: 239, Serialized Engine Version: 237)"
             )
+        if content.get("weights", 0) > _cuda().memory_bytes - _cuda().device_bytes():
+            return f"Error Code 2: OutOfMemory (Requested size was {content['weights']} bytes.)"
         capability = content.get("capability", "9.0")
         if capability != "9.0":
             return (
@@ -556,6 +568,7 @@ class IExecutionContext:
         assert memory % ALIGNMENT == 0
         assert _cuda().on_gpu(memory, size)
         self._memory = (memory, size)
+        _cuda().given.append(memory)
 
     def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
         """Set the shape of an input; False outside of the profile."""
@@ -623,7 +636,7 @@ class IExecutionContext:
             for name, allocator in self._allocators.items():
                 found = self._computed(shapes, values, places)[name]
                 place = allocator.reallocate_output(name, places[name], found.nbytes, ALIGNMENT)
-                if place is None:
+                if not place:
                     return self._refuse("enqueueV3: no memory for an output")
                 allocator.notify_shape(name, Dims(found.shape))
 

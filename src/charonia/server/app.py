@@ -39,7 +39,13 @@ from charonia.server.machine.cores import policy_cores, usable_cores
 from charonia.server.machine.gauges import MachineSampler, process_usage
 from charonia.server.machine.gpus import GpuSampler, Nvml, visible_gpus
 from charonia.server.machine.memory import BUDGET_SHARE, usable_memory
-from charonia.server.metrics.devices import PinnedMemory, gpu_families, memory_families, pinned_families
+from charonia.server.metrics.devices import (
+    PinnedMemory,
+    gpu_families,
+    gpu_pool_families,
+    memory_families,
+    pinned_families,
+)
 from charonia.server.metrics.metric_families import Family
 from charonia.server.metrics.prometheus import PageView, render
 from charonia.server.metrics.traffic import Traffic, traffic_families
@@ -364,7 +370,8 @@ class InferenceServer:
     def _device_families(self) -> list[Family]:
         """Return the metrics of GPUs and of the memory of models."""
         gpus = gpu_families(self._gpus.sample()) if self._gpus is not None else []
-        return [*gpus, *pinned_families(self._backends.pinned), *memory_families(self.engine.samples())]
+        pools = [*pinned_families(self._backends.pinned), *gpu_pool_families(self._backends.gpu_pools)]
+        return [*gpus, *pools, *memory_families(self.engine.samples())]
 
     def _on_demand(self, models: ModelOptions) -> OnDemandLoader:
         """Let the engine load models on demand."""

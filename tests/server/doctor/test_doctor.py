@@ -180,6 +180,14 @@ def test_what_a_model_lacks_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
     assert problem_of(ModelConfig(backend="onnxruntime")) == ("", "")
 
 
+def test_an_engine_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia.server.doctor.repository.find_spec", lambda name: None)
+    problem, hint = problem_of(ModelConfig(backend="llama_cpp"))
+    assert "needs the package xllamacpp" in problem
+    assert "[llama]" in hint
+    assert problem_of(ModelConfig(backend="llama_cpp", parameters={"EXECUTION_ENV_PATH": "env"})) == ("", "")
+
+
 def write(repository: Path, name: str, config: str) -> None:
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(config, encoding="utf-8")
@@ -194,6 +202,9 @@ def test_the_command_shows_what_each_model_of_a_repository_needs(
     write(tmp_path, "fine", f"backend: 'identity' {tensors}")
     write(tmp_path, "lost", f"backend: 'nothing' {tensors}")
     write(tmp_path, "plan", f"platform: 'tensorrt_plan' {tensors}")
+    write(tmp_path, "graph", f"platform: 'tensorflow_graphdef' {tensors}")
+    write(tmp_path, "file", tensors)
+    (tmp_path / "file" / "1" / "model.graphdef").write_bytes(b"")
     write(tmp_path, "gpu", f"backend: 'identity' {tensors} instance_group {{ kind: KIND_GPU gpus: 97 }}")
 
     status = command.run(["--model-repository", str(tmp_path), "--json"])
@@ -206,6 +217,9 @@ def test_the_command_shows_what_each_model_of_a_repository_needs(
     assert "ONNX" not in models["lost"]["hint"]
     assert "ONNX" in models["plan"]["hint"]
     assert "gpu" in models["gpu"]["problem"].lower()
+    for name in ("graph", "file"):
+        assert models[name]["problem"] == "a frozen graph (tensorflow_graphdef) is not served, a SavedModel is"
+        assert 'open("model.graphdef", "rb")' in models[name]["hint"]
 
 
 def test_a_plan_needs_a_gpu_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from charonia.server.lifecycle.validation import unsupported
         ("output { is_non_linear_format_io: true }", "output[0].is_non_linear_format_io"),
         ("instance_group { passive: true }", "instance_group[0].passive"),
         ("instance_group { secondary_devices { } }", "instance_group[0].secondary_devices"),
+        ('backend: "tensorrt" instance_group { secondary_devices { } }', "instance_group[0].secondary_devices"),
         ('instance_group { profile: "0" }', "instance_group[0].profile"),
     ],
 )

@@ -1,5 +1,13 @@
 from charonia.core.statistics import MemoryUsage
-from charonia.server.metrics.devices import GpuGauges, PinnedMemory, gpu_families, memory_families, pinned_families
+from charonia.server.metrics.devices import (
+    GpuGauges,
+    MemoryAccount,
+    PinnedMemory,
+    gpu_families,
+    gpu_pool_families,
+    memory_families,
+    pinned_families,
+)
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.metrics.prometheus import ModelSample, render
 
@@ -27,6 +35,15 @@ def test_pinned_memory_is_shown_with_its_limit() -> None:
 
     assert "nv_pinned_memory_pool_total_bytes 1000\n" in page
     assert "nv_pinned_memory_pool_used_bytes 10\n" in page
+
+
+def test_pools_of_gpus_are_shown_by_device() -> None:
+    page = render([], families=gpu_pool_families({1: MemoryAccount(1000, 10, 20)})).decode()
+
+    assert 'charonia_gpu_pool_limit_bytes{device="1"} 1000\n' in page
+    assert 'charonia_gpu_pool_used_bytes{device="1"} 10\n' in page
+    assert 'charonia_gpu_pool_idle_bytes{device="1"} 20\n' in page
+    assert gpu_pool_families({}) == []
 
 
 def test_memory_of_a_model_is_shown_by_device_and_instance() -> None:

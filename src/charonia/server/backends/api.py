@@ -29,7 +29,7 @@ from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.statistics import MemoryUsage, WorkerState
 from charonia.core.tensor import Tensor
 from charonia.server.metrics.custom import CustomMetrics
-from charonia.server.metrics.devices import PinnedMemory
+from charonia.server.metrics.devices import MemoryAccount, PinnedMemory
 
 
 class Outputs:
@@ -287,6 +287,7 @@ class BackendSettings:
         metrics: Where custom metrics of models go, None where they are not shown (tests).
         busy_poll: Busy polling, None where it is off.
         pinned: Account of the pinned memory of all models, None for the default limit (tests).
+        gpu_pools: Where a backend that keeps blocks of a GPU's memory shows their account, by number of the GPU.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -296,6 +297,7 @@ class BackendSettings:
     metrics: CustomMetrics | None = None
     busy_poll: BusyPolling | None = None
     pinned: PinnedMemory | None = None
+    gpu_pools: dict[int, MemoryAccount] = field(default_factory=dict)
 
 
 class LoadedModel(Protocol):

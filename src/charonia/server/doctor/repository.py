@@ -15,6 +15,7 @@ from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import ServingError
 from charonia.install_hint import extra_hint
 from charonia.server.backends.registry import installed_backends
+from charonia.server.backends.tensorflow.options import graph_problem
 from charonia.server.doctor.machine import COMPILERS
 from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.lifecycle.backends import Backends
@@ -24,6 +25,10 @@ from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.gpus import visible_gpus
 
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+
+_ENGINES = {"llama_cpp": ("xllamacpp", "llama")}
+"""Package of the engine of a language model, and the extra that installs it, by backend."""
 
 
 async def examine(
@@ -79,6 +84,11 @@ def problem_of(config: ModelConfig) -> tuple[str, str]:
         return "a TensorRT plan runs on an NVIDIA GPU only, and there is none", "serve the ONNX model it was made from"
     if config.backend == "tensorrt" and find_spec("tensorrt") is None:
         return "a TensorRT plan needs the package tensorrt, which is not installed", extra_hint("tensorrt")
+    package, extra = _ENGINES.get(config.backend, ("", ""))
+    if package and ENVIRONMENT not in config.parameters and find_spec(package) is None:
+        return f"the model needs the package {package}, which is not installed", extra_hint(extra)
+    if config.backend == "tensorflow" and (refusal := graph_problem(config)) != ("", ""):
+        return refusal
     cores = usable_cores()
     count = sum(group.count for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU)
     if count > cores and config.backend not in ("python", "identity"):

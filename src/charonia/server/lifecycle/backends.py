@@ -8,7 +8,7 @@ from charonia.server.backends.api import Backend, BackendSettings, Models
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.metrics.custom import CustomMetrics
-from charonia.server.metrics.devices import PinnedMemory, device_metric_names
+from charonia.server.metrics.devices import MemoryAccount, PinnedMemory, device_metric_names
 from charonia.server.metrics.prometheus import metric_names
 from charonia.server.metrics.traffic import traffic_metric_names
 from charonia.server.rate_limiter.limiter import RateLimits
@@ -35,6 +35,7 @@ class Backends:
         limits: The resources that instances share, None without a rate limiter.
         cache: Where responses are kept, None without a response cache.
         pinned: Pinned memory of all models.
+        gpu_pools: Blocks of the memory of GPUs, by number of the GPU.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Backends:
         self.limits = limits
         self.cache = cache
         self.pinned = pinned or PinnedMemory()
+        self.gpu_pools: dict[int, MemoryAccount] = {}
         self.metrics = CustomMetrics(reserved=(*metric_names(), *device_metric_names(), *traffic_metric_names()))
         self._made: dict[str, Backend] = {}
         self._making = asyncio.Lock()
@@ -107,7 +109,8 @@ class Backends:
         except ValueError:
             raise invalid(f"--backend-config default-max-batch-size: expected an integer, got {text!r}") from None
         return BackendSettings(
-            values, default_max_batch_size, self._verbose, self.models, self.metrics, self.busy_poll, self.pinned
+            *(values, default_max_batch_size, self._verbose, self.models, self.metrics, self.busy_poll),
+            *(self.pinned, self.gpu_pools),
         )
 
     async def aclose(self) -> None:

@@ -75,7 +75,7 @@ def _of_tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, path: str)
 def _of_group(config: ModelConfig, group: InstanceGroup, path: str) -> Iterator[tuple[str, str]]:
     if group.passive:
         yield f"{path}.passive", "a passive instance"
-    if group.secondary_devices and config.backend != _TENSORRT:
+    if group.secondary_devices:
         yield f"{path}.secondary_devices", "a secondary device"
     if group.profile and config.backend != _TENSORRT:
         yield f"{path}.profile", "an optimization profile"

@@ -1,6 +1,6 @@
 """Metrics of GPUs and of the memory that models take. Names and units of `nv_gpu_*` are Triton's. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.server.metrics.metric_families import Family, family
@@ -34,16 +34,25 @@ class GpuGauges:
 
 
 @dataclass(slots=True)
-class PinnedMemory:
-    """Account of pinned memory, the host memory that GPUs copy from and to.
+class MemoryAccount:
+    """Account of memory that is kept in blocks.
 
     Attributes:
         limit_bytes: Its limit.
         used_bytes: Bytes in use.
+        idle_bytes: Bytes that are kept for the next batch.
     """
 
-    limit_bytes: int = PINNED_BYTES
+    limit_bytes: int
     used_bytes: int = 0
+    idle_bytes: int = 0
+
+
+@dataclass(slots=True)
+class PinnedMemory(MemoryAccount):
+    """Account of pinned memory, the host memory that GPUs copy from and to."""
+
+    limit_bytes: int = PINNED_BYTES
 
 
 _GPU: tuple[tuple[str, str, str, Callable[[GpuGauges], float | None]], ...] = (
@@ -60,12 +69,21 @@ _PINNED = (
     ("nv_pinned_memory_pool_total_bytes", "Most pinned memory"),
     ("nv_pinned_memory_pool_used_bytes", "Pinned memory in use"),
 )
+_POOL: tuple[tuple[str, str, Callable[[MemoryAccount], int]], ...] = (
+    (
+        "charonia_gpu_pool_limit_bytes",
+        "Most memory of a GPU that is kept in blocks for batches",
+        lambda a: a.limit_bytes,
+    ),
+    ("charonia_gpu_pool_used_bytes", "The part that batches use", lambda a: a.used_bytes),
+    ("charonia_gpu_pool_idle_bytes", "The part that is kept for the next batch", lambda a: a.idle_bytes),
+)
 _MODEL = "charonia_model_memory_bytes"
 
 
 def device_metric_names() -> tuple[str, ...]:
     """Return the names of all metrics of this module."""
-    return (*(name for name, _, _, _ in _GPU), *(name for name, _ in _PINNED), _MODEL)
+    return (*(name for name, _, _, _ in _GPU), *(name for name, _ in _PINNED), *(name for name, _, _ in _POOL), _MODEL)
 
 
 def gpu_families(gpus: Sequence[GpuGauges]) -> list[Family]:
@@ -81,6 +99,15 @@ def pinned_families(memory: PinnedMemory) -> list[Family]:
     """Return the metrics of pinned memory."""
     values = (memory.limit_bytes, memory.used_bytes)
     return [family(name, "gauge", text, (value, {})) for (name, text), value in zip(_PINNED, values, strict=True)]
+
+
+def gpu_pool_families(pools: Mapping[int, MemoryAccount]) -> list[Family]:
+    """Return the metrics of the blocks of memory of GPUs, by number of the GPU."""
+    return [
+        family(name, "gauge", text, *((read(a), {"device": str(gpu)}) for gpu, a in pools.items()))
+        for name, text, read in _POOL
+        if pools
+    ]
 
 
 def memory_families(models: Iterable[ModelSample]) -> list[Family]:

@@ -22,7 +22,7 @@ def problems(given: ModelConfig, file: object) -> list[str]:
 
 def test_parameters_come_from_the_file_and_the_configuration_which_takes_precedence() -> None:
     file = {"n_ctx": 512, "kv_unified": True, "cache_type_k": "Q8_0", "rope_freq_base": 1, "chat_template": "x"}
-    read, found = read_parameters(config(n_ctx="1024", n_parallel="-1", embedding="true"), json.dumps(file).encode())
+    read, found = read_parameters(config(n_ctx="1024", n_parallel="2", embedding="true"), json.dumps(file).encode())
     assert found == []
     assert read == {
         "n_ctx": 1024,
@@ -30,7 +30,7 @@ def test_parameters_come_from_the_file_and_the_configuration_which_takes_precede
         "cache_type_k": "q8_0",
         "rope_freq_base": 1.0,
         "chat_template": "x",
-        "n_parallel": -1,
+        "n_parallel": 2,
         "embedding": True,
     }
 

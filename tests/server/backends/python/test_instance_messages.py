@@ -332,8 +332,9 @@ def test_responses_of_batches_that_are_not_known_are_ignored_and_their_memory_gi
 @pytest.mark.parametrize(
     "message",
     [
-        ("response", 1, 7, None, True, [], []),
-        ("response", 1, 0),
+        ("responses", [(1, 7, None, True)], [], []),
+        ("responses", [(1, 0)], [], []),
+        ("responses", 1, 0),
         ("done", 1, [(-1, [("OUT", "FP32", (9,), (0, False, 4))], {})], [], [], 1, 2),
         ("done", 1, [(-1, [("OUT", "FP32", (1,), (1, 4, b"no uuid", bytes(64), 0))], {})], [], [], 1, 2),
         ("done", 1, [(-1, [("OUT", "FP32", (2,), (1, 4, bytes(16), bytes(64), 0))], {})], [], [], 1, 2),

@@ -294,9 +294,10 @@ def test_an_async_decoupled_model_runs_batches_side_by_side(tmp_path: Path, work
             calls.append(message)
     worker.waiting += calls
     for _ in range(2):
-        response = worker.serve_until("response")
-        assert value_in(response, response.header[3][1]) == TOTAL
-        assert response.header[4] is True
+        message = worker.serve_until("responses")
+        ((_, _, response, is_final),) = message.header[1]
+        assert value_in(message, response[1]) == TOTAL
+        assert is_final is True
     worker.send(("finalize",))
     assert worker.process.wait(10) == 0
 

@@ -19,6 +19,7 @@ from charonia.server.backends.fil.forest import Forest, forest_file, read_forest
 from charonia.server.backends.fil.instance import CONTRIBUTIONS, INPUT, SCORES, FilInstance, OpenForest
 from charonia.server.backends.fil.options import LIBRARY, TREELITE, ForestPlan, read_plan, remarks
 from charonia.server.backends.fil.predictors import LIBRARIES, Library, Predictor, Rows, TreelitePredictor, library_of
+from charonia.server.backends.fil.probe import Probe, Prober
 from charonia.server.backends.fil.trial import choose, difference, sample_rows
 from charonia.server.machine.memory import release_freed_memory
 
@@ -73,7 +74,7 @@ class FilModel:
         problems = [*_class_problems(forest, plan), *check_signature(config, _signature(forest, config, plan))]
         if problems:
             raise_problems(config.name, problems)
-        explains = any(tensor.name == CONTRIBUTIONS for tensor in config.output)
+        explains = _explains(config)
         rows = sample_rows(forest.features)
         library = self._library(forest, rows[:1], must=explains or plan.predictor == LIBRARY)
         choice = choose(self._candidates(forest, library, rows[:64]), rows, config.max_batch_size)
@@ -131,6 +132,9 @@ class FilBackend:
 
     name = "fil"
 
+    def __init__(self) -> None:
+        self._prober = Prober()
+
     def uses_gpus(self) -> bool:
         """Return False: forests run on the CPU."""
         return False
@@ -145,6 +149,7 @@ class FilBackend:
             return Completion(config)
         plan = _plan(config)
         path, model_type = forest_file(files, config, plan)
+        await self._prober.check(Probe(config.name, path, model_type, plan, _explains(config)), keeps=True)
         forest = await asyncio.to_thread(read_forest, path, model_type, plan, config.name)
         signature = _signature(forest, config, plan)
         merged, notes = merge_signature(
@@ -156,10 +161,10 @@ class FilBackend:
         return Completion(merged, tuple(notes))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> FilModel:
-        """Load a version; its first instance opens the forest.
+        """Load a version, whose file is tried in another process; its first instance opens the forest.
 
         Raises:
-            ServingError: A parameter is wrong or not supported, or the file is missing.
+            ServingError: A parameter is wrong or not supported, or the file is missing or cannot be read.
         """
         plan = _plan(config)
         if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
@@ -170,10 +175,12 @@ class FilBackend:
         for sentence in remarks(config):
             _log.warning(sentence)
         path, model_type = forest_file(files, config, plan)
+        await self._prober.check(Probe(config.name, path, model_type, plan, _explains(config)), keeps=False)
         return FilModel(path, model_type, config, plan)
 
     async def aclose(self) -> None:
-        """Do nothing: models share no resources."""
+        """End the processes that files are tried in."""
+        await self._prober.aclose()
 
 
 def _plan(config: ModelConfig) -> ForestPlan:
@@ -181,6 +188,10 @@ def _plan(config: ModelConfig) -> ForestPlan:
     if problems:
         raise_problems(config.name, problems)
     return plan
+
+
+def _explains(config: ModelConfig) -> bool:
+    return any(tensor.name == CONTRIBUTIONS for tensor in config.output)
 
 
 def _class_problems(forest: Forest, plan: ForestPlan) -> Iterator[Problem]:

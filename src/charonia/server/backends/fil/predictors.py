@@ -13,7 +13,7 @@ import treelite
 from numpy.typing import NDArray
 
 from charonia.core.errors import invalid
-from charonia.server.backends.fil.forest import Forest
+from charonia.server.backends.fil.forest import LIGHTGBM_END, Forest
 
 Rows = NDArray[np.float32]
 """FP32 [rows, features], contiguous; NaN for a missing value."""
@@ -101,7 +101,9 @@ class LightGBMPredictor(Library):
         import lightgbm
 
         super().__init__(forest)
-        self._booster = lightgbm.Booster(model_file=path)
+        # What follows the trees is for people; of a damaged line there, LightGBM reads beyond the text.
+        trees, end, _ = path.read_bytes().partition(LIGHTGBM_END)
+        self._booster = lightgbm.Booster(model_str=(trees + end + b"\n").decode())
 
     def scores(self, rows: Rows) -> Rows:
         """Return the scores."""

@@ -70,9 +70,9 @@ _FLAG = LlamaParameter("true or false", _read_flag)
 _TEXT = LlamaParameter("a text", _read_text)
 
 _READ: Mapping[str, LlamaParameter] = {
-    **dict.fromkeys(("n_threads", "n_threads_batch", "n_batch", "n_ubatch"), _integer(1)),
+    **dict.fromkeys(("n_parallel", "n_threads", "n_threads_batch", "n_batch", "n_ubatch"), _integer(1)),
     **dict.fromkeys(("n_ctx", "main_gpu", "n_cache_reuse", "verbosity"), _integer(0)),
-    **dict.fromkeys(("n_parallel", "n_gpu_layers", "n_predict", "cache_ram_mib", "embd_normalize"), _integer(-1)),
+    **dict.fromkeys(("n_gpu_layers", "n_predict", "cache_ram_mib", "embd_normalize"), _integer(-1)),
     **dict.fromkeys(("rope_freq_base", "rope_freq_scale"), _NUMBER),
     **dict.fromkeys(("embedding", "kv_unified", "cache_prompt", "ctx_shift", "swa_full", "warmup", "use_jinja"), _FLAG),
     **dict.fromkeys(("no_kv_offload", "check_tensors", "fit_params"), _FLAG),

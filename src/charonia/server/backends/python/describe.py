@@ -28,7 +28,14 @@ served right after it was described is not imported again for every one of its m
 
 
 async def ask_worker(
-    name: str, environment: Environment, question: tuple[object, ...], *, failed: str, lost: str, late: str
+    name: str,
+    environment: Environment,
+    question: tuple[object, ...],
+    *,
+    failed: str,
+    lost: str,
+    late: str,
+    limit_s: float = ANSWER_S_MAX,
 ) -> str:
     """Return the answer of a worker process that ends afterwards.
 
@@ -39,6 +46,7 @@ async def ask_worker(
         failed: Begins the error for an exception in the model's code.
         lost: Begins the error for a process that ends without an answer.
         late: Begins the error for a process that does not answer in time.
+        limit_s: Time limit of the answer.
 
     Raises:
         ServingError: INVALID_ARG, one of these.
@@ -60,9 +68,9 @@ async def ask_worker(
     process = WorkerProcess(name, environment=environment, on_message=message, on_end=end)
     try:
         process.send(question)
-        return await asyncio.wait_for(answer, ANSWER_S_MAX)
+        return await asyncio.wait_for(answer, limit_s)
     except TimeoutError:
-        raise invalid(f"{late} within {ANSWER_S_MAX:g} s") from None
+        raise invalid(f"{late} within {limit_s:g} s") from None
     finally:
         process.kill("it has answered")
         await process.stop(0)

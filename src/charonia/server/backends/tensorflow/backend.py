@@ -25,13 +25,12 @@ from charonia.server.backends.python.describe import ask_worker
 from charonia.server.backends.python.environment import Environment
 from charonia.server.backends.python.services import ServerServices
 from charonia.server.backends.python.template import WorkerTemplate
-from charonia.server.backends.tensorflow.options import GRAPH_LINES, INIT_OPS, TensorFlowPlan, read_plan, remarks
+from charonia.server.backends.tensorflow.options import INIT_OPS, TensorFlowPlan, graph_problem, read_plan, remarks
 from charonia.server.backends.tensorflow.signature import SavedSignature, read_signature, signature_problems
 from charonia.server.metrics.custom import CustomMetrics
 
 DEFAULT_FOLDER = "model.savedmodel"
 KERAS = ".keras"
-GRAPH = ".graphdef"
 
 _SCRIPT = Path(__file__).parent / "worker" / "model.py"
 
@@ -115,7 +114,7 @@ class TensorFlowBackend:
         if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
             raise unsupported(
                 f"model '{config.name}': instances of TensorFlow models run on the CPU, KIND_GPU is not available",
-                hint="use KIND_CPU, or export the model to ONNX for GPUs",
+                hint=f"use KIND_CPU, or the ONNX model that `charonia convert {path.name}` makes",
             )
         init_ops = _init_ops(files, config, plan)
         for sentence in remarks(config, settings.values):
@@ -250,12 +249,9 @@ def _plan(config: ModelConfig, settings: BackendSettings) -> TensorFlowPlan:
 def _model_path(files: ModelFiles, config: ModelConfig) -> Path:
     name = config.default_model_filename or DEFAULT_FOLDER
     path = files.version_dir / name
-    if config.platform == "tensorflow_graphdef" or path.suffix == GRAPH:
-        lines = GRAPH_LINES.replace("{path_text}", json.dumps(path.name)).replace("{name}", path.stem)
-        raise unsupported(
-            f"model '{config.name}': a frozen graph (tensorflow_graphdef) is not served, a SavedModel is",
-            hint=f"convert it in the version's folder, and remove platform from config.pbtxt:\n{lines}",
-        )
+    problem, hint = graph_problem(config)
+    if problem:
+        raise unsupported(f"model '{config.name}': {problem}", hint=hint)
     if os.path.isabs(name) or ".." in Path(name).parts:
         raise invalid(f"default_model_filename: must stay within the version's folder, got '{name}'")
     if not path.exists():

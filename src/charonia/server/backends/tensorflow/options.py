@@ -4,8 +4,10 @@ Source of the parameters: the documentation of Triton's TensorFlow backend.
 """
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import SERVER_PARAMETERS
@@ -29,6 +31,9 @@ GPU_MEMORY = ("gpu-memory-fraction", "allow-gpu-memory-growth")
 """Settings that have no effect: models run on the CPU."""
 
 _FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
+
+GRAPH = "model.graphdef"
+"""Default name of a frozen graph."""
 
 GRAPH_LINES = """\
 python - <<'EOF'
@@ -116,15 +121,16 @@ def _unsupported(config: ModelConfig) -> Iterator[Problem]:
     if optimization is not None and optimization.execution_accelerators is not None:
         yield Problem(
             "optimization.execution_accelerators",
-            "TensorFlow models run on the CPU, without an accelerator: remove it, or export the model to ONNX",
+            "TensorFlow models run on the CPU, without an accelerator: remove it, or serve the ONNX model that "
+            "`charonia convert` makes",
         )
     if optimization is not None and optimization.graph is not None and optimization.graph.level > 0:
         yield Problem("optimization.graph.level", "expected 0: XLA is not available for TensorFlow models")
     if config.model_operations is not None and config.model_operations.op_library_filename:
         yield Problem(
             "model_operations.op_library_filename",
-            "libraries of operators are not available for TensorFlow models: export the model to ONNX, or serve it as "
-            "a Python model that calls tf.load_op_library",
+            "libraries of operators are not available for TensorFlow models: serve it as a Python model that calls "
+            "tf.load_op_library",
         )
 
 
@@ -141,3 +147,16 @@ def remarks(config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
     for key in GPU_MEMORY:
         if key in settings:
             yield f"{start}: --backend-config tensorflow,{key} has no effect: TensorFlow models run on the CPU"
+
+
+def graph_problem(config: ModelConfig) -> tuple[str, str]:
+    """Return why a frozen graph is not served, and how to make a SavedModel of it; empty for any other model."""
+    name = config.default_model_filename
+    if config.platform != "tensorflow_graphdef" and not name.endswith(".graphdef"):
+        return "", ""
+    path = PurePosixPath(name or GRAPH)
+    lines = GRAPH_LINES.replace("{path_text}", json.dumps(path.name)).replace("{name}", path.stem)
+    return (
+        "a frozen graph (tensorflow_graphdef) is not served, a SavedModel is",
+        f"convert it in the version's folder, and remove platform from config.pbtxt:\n{lines}",
+    )

@@ -5,6 +5,7 @@ profiles, `gpu` has memory, copies and CUDA graphs, `instance` runs batches. `bu
 The library is imported when the first plan is loaded.
 
 1. All instances on one GPU share the engine, so another instance costs no second copy of the weights.
-2. The contexts of an instance, one for each of its profiles, share one block for activations: they never run together.
-3. Inputs and outputs have fixed places on the GPU, as large as the profiles allow: CUDA graphs hold addresses.
+2. A batch takes one block of the GPU's memory, for activations, inputs and outputs, from a pool that all instances of
+   all models share. TensorRT itself allocates weights and what a context keeps.
+3. CUDA graphs hold addresses, so an instance with graphs keeps its block.
 """

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -13,10 +14,9 @@ from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.errors import invalid, unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.block_pool import BlockPool
 from charonia.server.backends.model_file import model_file
 from charonia.server.backends.python.worker.cuda_driver import CudaError, driver
-from charonia.server.backends.tensorrt.gpu import GpuStream, capability, pinned_pool
+from charonia.server.backends.tensorrt.gpu import Gpus, GpuStream, capability
 from charonia.server.backends.tensorrt.instance import PlanInstance
 from charonia.server.backends.tensorrt.options import PlanOptions, group_of, profiles_of, read_options, without_effect
 from charonia.server.backends.tensorrt.plan import LoadedPlan, check_gpu, library, read_plan
@@ -31,9 +31,7 @@ _log = logging.getLogger(__name__)
 _Tensor = TypeVar("_Tensor", ModelInput, ModelOutput)
 
 
-def open_plan(
-    files: ModelFiles, config: ModelConfig, options: PlanOptions, device: int, dla_core: int | None
-) -> LoadedPlan:
+def open_plan(files: ModelFiles, config: ModelConfig, options: PlanOptions, device: int) -> LoadedPlan:
     """Load the plan of a model on a GPU: the file that the configuration names for the GPU's capability, if any.
 
     Raises:
@@ -47,61 +45,59 @@ def open_plan(
     path = model_file(files, config, DEFAULT_FILE)
     try:
         with driver().current(driver().context(device)):
-            return read_plan(path, options, dla_core)
+            return read_plan(path, options)
     except CudaError as error:
         raise unsupported(f"GPU {device} cannot be used: {error}") from error
 
 
 class TensorRtModel:
-    """A loaded version, with an engine for each GPU, and each DLA core, that its instances run on."""
+    """A loaded version, with an engine for each GPU that its instances run on.
 
-    def __init__(
-        self,
-        files: ModelFiles,
-        config: ModelConfig,
-        options: PlanOptions,
-        pools: dict[int, BlockPool],
-        account: PinnedMemory,
-    ) -> None:
+    Args:
+        files: Its folders.
+        config: Its configuration.
+        options: Its options.
+        gpus: The memory of GPUs.
+    """
+
+    def __init__(self, files: ModelFiles, config: ModelConfig, options: PlanOptions, gpus: Gpus) -> None:
         self._files = files
         self._config = config
         self._options = options
-        self._pools = pools
-        self._account = account
-        self._plans: dict[tuple[int, int | None], asyncio.Task[LoadedPlan]] = {}
+        self._gpus = gpus
+        self._plans: dict[int, LoadedPlan] = {}
+        self._opening: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._memory: list[MemoryUsage] = []
 
     async def create_instance(self, placement: Placement) -> PlanInstance:
-        """Make one more instance, with contexts and memory of its own.
+        """Make one more instance, with contexts of its own.
 
         Raises:
             ServingError: The plan cannot be loaded on the GPU, or contradicts the configuration.
         """
-        device, group = placement.device_id, group_of(self._config, placement.name)
-        dla_core = group.secondary_devices[0].device_id if group.secondary_devices else None
-        opening = self._plans.get((device, dla_core))
-        if opening is None:
-            arguments = (self._files, self._config, self._options, device, dla_core)
-            opening = asyncio.create_task(asyncio.to_thread(open_plan, *arguments))
-            self._plans[device, dla_core] = opening
-            opening.add_done_callback(lambda done: self._count(done, device))
-        plan = await asyncio.shield(opening)
-        instance = await asyncio.to_thread(self._make, plan, placement, profiles_of(group))
+        device = placement.device_id
+        async with self._opening[device]:
+            if device not in self._plans:
+                await asyncio.to_thread(self._gpus.trim, device)
+                plan = await asyncio.to_thread(open_plan, self._files, self._config, self._options, device)
+                self._plans[device] = plan
+                self._memory.append(MemoryUsage("GPU", device, plan.size))
+        numbers = profiles_of(group_of(self._config, placement.name))
+        instance = await asyncio.to_thread(self._make, self._plans[device], placement, numbers)
         self._memory.append(MemoryUsage("GPU", device, instance.bytes, placement.name))
         return instance
 
     def memory(self) -> list[MemoryUsage]:
-        """Return the size of each plan on a GPU, and the memory of each instance besides."""
+        """Return the size of each plan on a GPU, and what a batch of each instance takes besides."""
         return list(self._memory)
 
     async def aclose(self) -> None:
-        """Release the engines."""
+        """Release the engines, and the memory of their GPUs that no batch uses."""
+        devices = list(self._plans)
         self._plans.clear()
+        for device in devices:
+            await asyncio.to_thread(self._gpus.trim, device)
         await asyncio.to_thread(release_freed_memory)
-
-    def _count(self, opened: asyncio.Task[LoadedPlan], device: int) -> None:
-        if not opened.cancelled() and opened.exception() is None:
-            self._memory.append(MemoryUsage("GPU", device, opened.result().size))
 
     def _make(self, plan: LoadedPlan, placement: Placement, numbers: Sequence[int]) -> PlanInstance:
         config, device = self._config, placement.device_id
@@ -113,15 +109,10 @@ class TensorRtModel:
             problems.append(Problem("max_batch_size", f"{message}, got {config.max_batch_size}"))
         if problems:
             raise_problems(config.name, problems)
-        pool = self._pools.setdefault(device, pinned_pool(device, self._account))
         try:
-            gpu = GpuStream(device, pool, self._options.priority)
+            gpu = GpuStream(device, *self._gpus.pools(device), self._options.priority)
             with gpu.current():
-                try:
-                    return PlanInstance(plan, config, gpu, profiles, has_graphs=self._options.has_graphs)
-                except BaseException:
-                    gpu.close([])
-                    raise
+                return PlanInstance(plan, config, gpu, profiles, has_graphs=self._options.has_graphs)
         except CudaError as error:
             raise unsupported(f"instance '{placement.name}' cannot use GPU {device}: {error}") from error
 
@@ -132,8 +123,7 @@ class TensorRtBackend:
     name = "tensorrt"
 
     def __init__(self) -> None:
-        self._pools: dict[int, BlockPool] = {}  # pinned memory, by GPU
-        self._account: PinnedMemory | None = None
+        self._gpus: Gpus | None = None
 
     def uses_gpus(self) -> bool:
         """Whether there are GPUs: a plan runs nowhere else."""
@@ -149,7 +139,9 @@ class TensorRtBackend:
             return Completion(config)
         group = config.instance_group[0] if config.instance_group else group_of(config, "")
         device = group.gpus[0] if group.gpus else 0
-        plan = await asyncio.to_thread(open_plan, files, config, _options(config, settings), device, None)
+        if self._gpus is not None:
+            await asyncio.to_thread(self._gpus.trim, device)
+        plan = await asyncio.to_thread(open_plan, files, config, _options(config, settings), device)
         numbers = sorted({number for group in config.instance_group for number in profiles_of(group)}) or [0]
         largest = max(profile.batch_max() for profile in plan.selected(numbers))
         if config.max_batch_size > largest:
@@ -177,13 +169,13 @@ class TensorRtBackend:
             model_file(files, config, DEFAULT_FILE)
         for sentence in without_effect(config, settings.values):
             _log.warning(sentence)
-        if self._account is None:
-            self._account = settings.pinned or PinnedMemory()
-        return TensorRtModel(files, seen_by_model(config), options, self._pools, self._account)
+        if self._gpus is None:
+            self._gpus = Gpus(settings.pinned or PinnedMemory(), options.pool_bytes, settings.gpu_pools)
+        return TensorRtModel(files, seen_by_model(config), options, self._gpus)
 
     async def aclose(self) -> None:
-        """Release the pinned memory that no answer uses."""
-        self._pools.clear()
+        """Release the memory that no answer uses."""
+        self._gpus = None
 
 
 def _options(config: ModelConfig, settings: BackendSettings) -> PlanOptions:

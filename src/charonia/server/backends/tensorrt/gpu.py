@@ -4,6 +4,7 @@ Source: CUDA driver API, "Memory Management", "Stream Management" and "Graph Man
 """
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -15,9 +16,12 @@ import numpy as np
 from charonia.core.dtypes import DataType
 from charonia.core.errors import unavailable
 from charonia.core.tensor import Array
-from charonia.server.backends.block_pool import BlockPool
+from charonia.server.backends.block_pool import Block, BlockPool, within_an_eighth
 from charonia.server.backends.python.worker.cuda_driver import CudaError, Driver, driver
-from charonia.server.metrics.devices import PinnedMemory
+from charonia.server.metrics.devices import MemoryAccount
+
+ALIGNMENT = 256
+"""Of everything in a block, as TensorRT asks; memory of a GPU has it."""
 
 _NON_BLOCKING = 1
 _PORTABLE = 1
@@ -26,51 +30,77 @@ _CAPABILITY = (75, 76)
 """Attributes of a GPU: major and minor number of its compute capability."""
 
 
-class GpuMemory:
-    """Memory of a GPU, freed with its last reference.
+class Gpus:
+    """The pools of all GPUs, which the models of the backend share. Thread-safe.
 
-    Attributes:
-        address: Its address on the GPU.
-        size: Number of bytes.
+    Args:
+        pinned: Account of the pinned memory.
+        limit_bytes: Limit of the memory of each GPU, 0 for all that it has.
+        accounts: Where the account of the memory of each GPU that is used goes.
     """
 
-    __slots__ = ("__weakref__", "address", "size")
+    def __init__(self, pinned: MemoryAccount, limit_bytes: int, accounts: dict[int, MemoryAccount]) -> None:
+        self._pinned = pinned
+        self._limit_bytes = limit_bytes
+        self._accounts = accounts
+        self._pools: dict[int, tuple[BlockPool, BlockPool]] = {}
+        self._lock = threading.Lock()
 
-    def __init__(self, device: int, size: int) -> None:
-        """Allocate it. Raises RuntimeError when the GPU has no more."""
-        found, address = driver(), ctypes.c_uint64()
+    def pools(self, device: int) -> tuple[BlockPool, BlockPool]:
+        """Return pinned memory for a GPU, and the memory of the GPU. Raises CudaError."""
+        with self._lock:
+            if device not in self._pools:
+                with driver().current(driver().context(device)):
+                    account = MemoryAccount(self._limit_bytes or _memory_info()[1])
+                self._accounts[device] = account
+                self._pools[device] = (
+                    BlockPool(self._pinned, lambda size: _pinned(device, size)),
+                    BlockPool(account, lambda size: _on_gpu(device, size), within_an_eighth),
+                )
+            return self._pools[device]
+
+    def trim(self, device: int) -> None:
+        """Free the memory of a GPU that no batch uses, for a plan that is loaded or because one is unloaded."""
+        if device in self._pools:
+            self._pools[device][1].trim()
+
+
+class _Memory:
+    """Memory that the driver allocates, freed with its last reference."""
+
+    def __init__(self, device: int, functions: tuple[str, str], size: int, *flags: int) -> None:
+        found, address = driver(), ctypes.c_void_p()
         context = found.context(device)
-        _allocate(found, context, "cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
-        self.address = address.value
-        self.size = size
-        weakref.finalize(self, _free, found, context, "cuMemFree_v2", address).atexit = False
+        try:
+            with found.current(context):
+                found.call(functions[0], ctypes.byref(address), ctypes.c_size_t(size), *flags)
+        except CudaError as error:
+            raise RuntimeError(str(error)) from error
+        self.address = address.value or 0
+        weakref.finalize(self, _free, found, context, functions[1], address).atexit = False
 
 
-def pinned_pool(device: int, account: PinnedMemory) -> BlockPool:
-    """Return a pool of pinned memory, for copies to and from a GPU."""
-    return BlockPool(account, lambda size: _pinned(device, size))
+def _on_gpu(device: int, size: int) -> _Memory:
+    return _Memory(device, ("cuMemAlloc_v2", "cuMemFree_v2"), size)
 
 
 def _pinned(device: int, size: int) -> Any:
-    found, address = driver(), ctypes.c_void_p()
-    context = found.context(device)
-    _allocate(found, context, "cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), _PORTABLE)
-    memory = (ctypes.c_char * size).from_address(address.value or 0)
-    weakref.finalize(memory, _free, found, context, "cuMemFreeHost", address).atexit = False
-    return memory
-
-
-def _allocate(found: Driver, context: ctypes.c_void_p, function: str, *arguments: object) -> None:
-    try:
-        with found.current(context):
-            found.call(function, *arguments)
-    except CudaError as error:
-        raise RuntimeError(str(error)) from error
+    memory = _Memory(device, ("cuMemHostAlloc", "cuMemFreeHost"), size, _PORTABLE)
+    array: Any = (ctypes.c_char * size).from_address(memory.address)
+    array.memory = memory  # which lives as long
+    return array
 
 
 def _free(found: Driver, context: ctypes.c_void_p, function: str, address: object) -> None:
     with suppress(CudaError), found.current(context):  # a GPU that has failed has nothing to free
         found.call(function, address)
+
+
+def _memory_info() -> tuple[int, int]:
+    """Return the free bytes of the current GPU, and all that it has. Raises CudaError."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    driver().call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
 
 
 def capability(device: int) -> str:
@@ -89,16 +119,21 @@ class GpuStream:
 
     Args:
         device: Number of the GPU.
-        host: Pinned memory for it.
+        pinned: Pinned memory for the GPU.
+        memory: The memory of the GPU; that of a block has an `address`.
         priority: CUDA's priority of the stream.
 
     Attributes:
         stream: The stream.
+
+    Raises:
+        CudaError: The GPU fails.
     """
 
-    def __init__(self, device: int, host: BlockPool, priority: int = 0) -> None:
+    def __init__(self, device: int, pinned: BlockPool, memory: BlockPool, priority: int = 0) -> None:
         self._device = device
-        self._host = host
+        self._pinned = pinned
+        self._memory = memory
         self._driver = driver()
         self._context = self._driver.context(device)
         self._busy: list[object] = []  # what the stream still reads or writes
@@ -111,47 +146,43 @@ class GpuStream:
         """Make the GPU that of this thread."""
         return self._driver.current(self._context)
 
-    def take(self, size: int) -> GpuMemory:
-        """Return memory of the GPU, filled with zeros.
+    def take(self, size: int) -> Block:
+        """Return a block of the GPU's memory, which goes back by `give_back` after `wait`.
 
         Raises:
-            ServingError: UNAVAILABLE when there is not enough.
+            ServingError: UNAVAILABLE when there is not enough, even without the idle blocks.
+            CudaError: The GPU fails.
         """
-        try:
-            memory = GpuMemory(self._device, max(size, 1))
-        except RuntimeError as error:
-            raise unavailable(f"GPU {self._device} has no {size} bytes of memory left: {error}") from error
-        self._driver.call(
-            *("cuMemsetD8Async", ctypes.c_uint64(memory.address), ctypes.c_uint8(0)),
-            *(ctypes.c_size_t(memory.size), ctypes.c_void_p(self.stream)),
-        )
-        return memory
+        block = self._memory.take(size)
+        if block is None:
+            account = self._memory.account
+            free = min(account.limit_bytes - account.used_bytes, _memory_info()[0])
+            raise unavailable(
+                f"GPU {self._device} has not enough memory: a batch needs {size} bytes, {free} are free",
+                hint="fewer models or instances at a time, or a plan with smaller profiles; "
+                f"the limit of all batches is {account.limit_bytes} (--backend-config=tensorrt,memory-pool-byte-size)",
+            )
+        return block
+
+    def give_back(self, block: Block) -> None:
+        """Give a block back that the stream no longer uses."""
+        self._memory.give_back(block)
+
+    def clear(self, address: int, size: int) -> None:
+        """Begin to fill memory of the GPU with zeros. Raises CudaError."""
+        target, stream = ctypes.c_uint64(address), ctypes.c_void_p(self.stream)
+        self._driver.call("cuMemsetD8Async", target, ctypes.c_uint8(0), ctypes.c_size_t(size), stream)
 
     def put(self, array: Array, address: int) -> None:
         """Begin to copy an array to the GPU, through pinned memory where there is some."""
-        size = array.nbytes
-        block = self._host.take(size) if size else None
-        if block is None:
-            source = np.ascontiguousarray(array)
-        else:
-            source = block.array(size)
-            weakref.finalize(source, self._host.give_back, block)
-            np.copyto(source.view(array.dtype).reshape(array.shape), array)
-        self._busy.append(source)
-        self._copy("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), _host(source), size)
+        source = self._host(array.nbytes)
+        np.copyto(source.view(array.dtype).reshape(array.shape), array)
+        self._copy("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), _address(source), array.nbytes)
 
     def get(self, address: int, shape: Sequence[int], datatype: DataType) -> Array:
         """Begin to copy a tensor from the GPU; return the array, which is complete after `wait`."""
-        size = prod(shape) * datatype.byte_size
-        block = self._host.take(size) if size else None
-        if block is None:
-            raw: Array = np.empty(size, np.uint8)
-        else:
-            raw = block.array(size)
-            # Views keep it alive: the block is free when the last one is gone.
-            weakref.finalize(raw, self._host.give_back, block)
-        self._busy.append(raw)
-        self._copy("cuMemcpyDtoHAsync_v2", _host(raw), ctypes.c_uint64(address), size)
+        raw = self._host(prod(shape) * datatype.byte_size)
+        self._copy("cuMemcpyDtoHAsync_v2", _address(raw), ctypes.c_uint64(address), raw.nbytes)
         return raw.view(datatype.numpy).reshape(tuple(shape))
 
     def wait(self) -> None:
@@ -180,17 +211,30 @@ class GpuStream:
         self._driver.call("cuGraphLaunch", graph, ctypes.c_void_p(self.stream))
 
     def close(self, graphs: Sequence[ctypes.c_void_p]) -> None:
-        """Release the stream and its graphs."""
+        """Release the stream, when it has done what was begun, and its graphs."""
+        with suppress(CudaError):
+            self.wait()
         for graph in graphs:
             with suppress(CudaError):
                 self._driver.call("cuGraphExecDestroy", graph)
         with suppress(CudaError):
             self._driver.call("cuStreamDestroy_v2", ctypes.c_void_p(self.stream))
 
+    def _host(self, size: int) -> Array:
+        """Return memory of the CPU for a copy, pinned where there is some: free when the last view of it is gone."""
+        block = self._pinned.take(size) if size else None
+        if block is None:
+            raw: Array = np.empty(size, np.uint8)
+        else:
+            raw = block.array(size)
+            weakref.finalize(raw, self._pinned.give_back, block)
+        self._busy.append(raw)
+        return raw
+
     def _copy(self, function: str, target: object, source: object, size: int) -> None:
         if size:
             self._driver.call(function, target, source, ctypes.c_size_t(size), ctypes.c_void_p(self.stream))
 
 
-def _host(array: Array) -> ctypes.c_void_p:
+def _address(array: Array) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)

@@ -1,9 +1,10 @@
 """Runs batches of a plan."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,45 +12,54 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import internal, invalid, unavailable
 from charonia.core.tensor import Array
 from charonia.server.backends.array_instance import ArrayInstance
+from charonia.server.backends.block_pool import Block
 from charonia.server.backends.python.worker.cuda_driver import CudaError
-from charonia.server.backends.tensorrt.gpu import GpuStream
-from charonia.server.backends.tensorrt.options import GraphShapes, Shape, graph_shapes
+from charonia.server.backends.tensorrt.gpu import ALIGNMENT, GpuStream
+from charonia.server.backends.tensorrt.options import GraphShapes, Shape, graph_shapes, graph_specs
 from charonia.server.backends.tensorrt.plan import LoadedPlan, Profile
 
 _log = logging.getLogger(__name__)
 
 
-class _Graph:
+class _Graph(NamedTuple):
     """A captured graph, and the shapes of the outputs that it computes."""
 
-    def __init__(self, shapes: GraphShapes, handle: Any, outputs: Mapping[str, Shape]) -> None:
-        self.shapes = shapes
-        self.handle = handle
-        self.outputs = outputs
+    shapes: GraphShapes
+    handle: Any
+    outputs: Mapping[str, Shape]
 
 
 class _Context:
-    """A context of the engine in one profile, with the shapes of outputs that only a run tells."""
+    """A context of the engine in one profile.
+
+    Attributes:
+        told: The shapes of outputs that only a run tells.
+        address: Address of the block that it uses.
+    """
 
     def __init__(self, profile: Profile, native: Any) -> None:
         self.profile = profile
         self.native = native
         self.told: dict[str, Shape] = {}
         self.graphs: list[_Graph] = []
+        self.address = 0
 
 
 class PlanInstance(ArrayInstance):
-    """An instance. To be made, and closed, with the GPU current.
+    """An instance. To be made with the GPU current.
+
+    A batch takes a block from the pool of the GPU: activations first, inputs and outputs behind them, each as large as
+    the profiles allow. Captured graphs hold addresses, so an instance that has some keeps its block.
 
     Args:
         plan: The plan on the GPU.
         config: The complete configuration.
-        gpu: The GPU, with a stream of this instance's own.
+        gpu: The GPU, with a stream of this instance's own, which it closes.
         profiles: The optimization profiles that it uses.
         has_graphs: Whether CUDA graphs are captured.
 
     Attributes:
-        bytes: Memory of the GPU that it takes for activations, inputs and outputs.
+        bytes: Memory of the GPU that a batch takes.
 
     Raises:
         ServingError: The GPU has not enough memory, or TensorRT refuses a profile or a shape.
@@ -62,18 +72,25 @@ class PlanInstance(ArrayInstance):
         super().__init__(config)
         self._plan = plan
         self._gpu = gpu
-        sizes = (plan.engine.get_device_memory_size_for_profile_v2(profile.index) for profile in profiles)
-        self._activations = gpu.take(max(sizes))
         self._on_gpu = {tensor.name: tensor for tensor in plan.tensors if not tensor.is_shape}
         self._values = {t.name: np.zeros(t.shape, t.datatype.numpy) for t in plan.tensors if t.is_shape}
-        self._contexts = [self._open(profile) for profile in profiles]
-        self._places = {name: gpu.take(size) for name, size in self._sizes().items()}
-        self.bytes = self._activations.size + sum(place.size for place in self._places.values())
-        has_unknown = [self._give_places(context) for context in self._contexts]
-        if has_graphs and (self._values or any(has_unknown)):
-            _log.warning("model '%s': no CUDA graphs are captured, as shapes depend on values", config.name)
-        elif has_graphs:
-            self._capture_all(config)
+        self._sizes = dict.fromkeys(self._on_gpu, 0)
+        self._contexts: list[_Context] = []
+        self._own: Block | None = None
+        try:
+            for profile in profiles:
+                self._contexts.append(self._open(profile))
+            has_unknown = [self._measure(context) for context in self._contexts]
+            self._lay_out()
+            self._keeps_block = has_graphs and not self._values and not any(has_unknown)
+            if has_graphs and not self._keeps_block:
+                _log.warning("model '%s': no CUDA graphs are captured, as shapes depend on values", config.name)
+            with self._block() as block:  # also without graphs: if it does not fit, the load fails
+                if self._keeps_block:
+                    self._capture_all(config, block)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Release contexts, graphs and memory."""
@@ -82,66 +99,81 @@ class PlanInstance(ArrayInstance):
             graphs = [graph.handle for context in self._contexts for graph in context.graphs]
             self._contexts.clear()
             self._gpu.close(graphs)
-        self._places.clear()
-        del self._activations
+        own, self._own = self._own, None
+        if own is not None:
+            self._gpu.give_back(own)
 
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
         """Run the plan: by a CUDA graph that serves the shapes, else in the context whose profile fits best."""
         gpu = self._gpu
         try:
-            with gpu.current():
+            with gpu.current(), self._block() as block:
                 try:
-                    outputs = self._run(names, feed)
+                    arrays = self._run(names, feed, block)
                 finally:
                     gpu.wait()
         except CudaError as error:
             raise internal(f"the GPU failed: {error}") from error
         rows = next(iter(feed.values())).shape[0] if self.is_batched else 0
-        return [self._values_of(name, rows) if output is None else output for name, output in outputs]
+        return [arrays[name] if name in arrays else self._values_of(name, rows) for name in names]
 
     # Inside.
 
-    def _run(self, names: Sequence[str], feed: Mapping[str, Array]) -> list[tuple[str, Array | None]]:
-        """Begin everything; return the outputs, None for those that lie in the memory of the CPU."""
-        shapes = {name: array.shape for name, array in feed.items() if name in self._on_gpu}
-        values = {name: self._shape_values(name, feed[name]) for name in feed if name in self._values}
-        context = self._context_for(shapes, values)
+    @contextmanager
+    def _block(self) -> Iterator[int]:
+        """Lend a block for a batch, by its address."""
+        block = self._own or self._gpu.take(self.bytes)
+        try:
+            yield block.memory.address
+        finally:
+            if self._keeps_block:
+                self._own = block
+            else:
+                self._gpu.give_back(block)
+
+    def _run(self, names: Sequence[str], feed: Mapping[str, Array], block: int) -> dict[str, Array]:
+        """Begin everything; return the outputs that lie on the GPU."""
+        shapes = {name: self._shape(name, array) for name, array in feed.items()}
+        context = self._context_for(shapes)
         fitting = (graph for graph in context.graphs if graph.shapes.serves(shapes))
         graph = min(fitting, key=lambda graph: sum(map(prod, graph.shapes.upper.values())), default=None)
-        captured = shapes if graph is None else graph.shapes.upper
-        for name, shape in captured.items():
-            self._put(name, feed[name], shape)
+        for name, array in feed.items():
+            if name in self._on_gpu:
+                value = array if graph is None else _filled(array, graph.shapes.upper[name])
+                self._gpu.put(value, block + self._offsets[name])
         if graph is not None:
             self._gpu.launch(graph.handle)
+            found = graph.outputs
+            if self.is_batched:  # rows that were not asked for stay there
+                rows = next(iter(shapes.values()))[0]
+                found = {name: (rows, *shape[1:]) for name, shape in found.items()}
         else:
-            self._set_shapes(context, shapes, values)
-            self._enqueue(context)
-        found = self._output_shapes(context) if graph is None else graph.outputs
-        rows = next(iter(shapes.values()))[:1] if graph is not None and self.is_batched else None
-        return [(name, self._output(name, found, rows)) for name in names]
+            self._set_shapes(context, shapes)
+            self._enqueue(context, block)
+            found = self._output_shapes(context)
+        return {
+            name: self._gpu.get(block + self._offsets[name], found[name], self._on_gpu[name].datatype)
+            for name in names
+            if name in self._on_gpu
+        }
 
-    def _output(self, name: str, found: Mapping[str, Shape], rows: Shape | None) -> Array | None:
-        """Begin to take an output; of the first rows only where the graph has computed more."""
-        if name in self._values:
-            return None
-        shape = found[name] if rows is None else (*rows, *found[name][1:])
-        return self._gpu.get(self._places[name].address, shape, self._on_gpu[name].datatype)
-
-    def _context_for(self, shapes: Mapping[str, Shape], values: Mapping[str, Shape]) -> _Context:
-        distances = [(context.profile.distance(shapes, values), context) for context in self._contexts]
-        fitting = [(distance, context) for distance, context in distances if distance is not None]
+    def _context_for(self, shapes: Mapping[str, Shape]) -> _Context:
+        distances = {context: context.profile.distance(shapes) for context in self._contexts}
+        fitting = {context: distance for context, distance in distances.items() if distance is not None}
         if not fitting:
             ranges = "; ".join(str(context.profile) for context in self._contexts)
-            given = ", ".join(f"{name} {list(shape)}" for name, shape in {**shapes, **values}.items())
+            given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             others = len(self._plan.profiles) > len(self._contexts)
             raise invalid(
                 f"no optimization profile of the plan takes {given}; it has {ranges}",
                 hint="`profile` of the instance group selects others" if others else "",
             )
-        return min(fitting, key=lambda each: each[0])[1]
+        return min(fitting, key=fitting.__getitem__)
 
-    def _shape_values(self, name: str, array: Array) -> Shape:
-        """Return the values of a shape tensor; a batch shares them, and they begin with its size."""
+    def _shape(self, name: str, array: Array) -> Shape:
+        """Return the shape of an input, or its values if those are shapes: a batch shares them after its size."""
+        if name in self._on_gpu:
+            return array.shape
         if not self.is_batched:
             return tuple(map(int, array.reshape(-1)))
         if (array != array[:1]).any():
@@ -151,12 +183,6 @@ class PlanInstance(ArrayInstance):
     def _values_of(self, name: str, rows: int) -> Array:
         values = self._values[name]
         return np.tile(values[1:], (rows, 1)) if self.is_batched else values.copy()
-
-    def _put(self, name: str, value: Array, shape: Shape) -> None:
-        """Begin to copy an input to its place; what a graph takes beyond the value is filled with zeros."""
-        if value.shape != shape:
-            value = np.pad(value, [(0, to - size) for size, to in zip(value.shape, shape, strict=True)])
-        self._gpu.put(value, self._places[name].address)
 
     def _open(self, profile: Profile) -> _Context:
         plan, gpu = self._plan, self._gpu
@@ -168,43 +194,45 @@ class PlanInstance(ArrayInstance):
         except RuntimeError as error:
             raise invalid(f"TensorRT does not accept {profile}: {plan.logger.reasons()}") from error
         gpu.wait()
-        native.set_device_memory(self._activations.address, self._activations.size)
         for name, values in self._values.items():
             native.set_tensor_address(name, values.ctypes.data)
         return _Context(profile, native)
 
-    def _sizes(self) -> dict[str, int]:
-        """Return how many bytes each input and output on the GPU has at most."""
-        sizes = dict.fromkeys(self._on_gpu, 0)
-        for context in self._contexts:
-            profile = context.profile
-            largest = {name: high for name, (_, _, high) in profile.shapes.items()}
-            self._set_shapes(context, largest, {name: high for name, (_, _, high) in profile.values.items()})
-            for name, tensor in self._on_gpu.items():
-                shape = largest[name] if tensor.is_input else tuple(context.native.get_tensor_shape(name))
-                size = prod(shape) * tensor.datatype.byte_size
-                if not tensor.is_input:
-                    size = max(size, context.native.get_max_output_size(name))
-                if size < 0:
-                    raise invalid(f"output '{name}' of the plan has no largest size: {list(shape)}")
-                sizes[name] = max(sizes[name], size)
-        return sizes
+    def _measure(self, context: _Context) -> bool:
+        """Find the size of each input and output on the GPU in the largest shapes of a profile.
 
-    def _give_places(self, context: _Context) -> bool:
-        """Tell TensorRT where inputs and outputs are; return whether it tells the shape of an output only later."""
+        Returns:
+            Whether TensorRT tells the shape of an output only in a run.
+        """
         native, has_unknown = context.native, False
-        for name, place in self._places.items():
-            native.set_tensor_address(name, place.address)
-            if not self._on_gpu[name].is_input and -1 in tuple(native.get_tensor_shape(name)):
-                has_unknown = native.set_output_allocator(name, self._plan.make_allocator(place, context.told))
+        self._set_shapes(context, context.profile.largest())
+        for name, tensor in self._on_gpu.items():
+            shape = tuple(native.get_tensor_shape(name))
+            size = prod(shape) * tensor.datatype.byte_size
+            if not tensor.is_input:
+                size = max(size, native.get_max_output_size(name))
+                if -1 in shape:
+                    has_unknown = native.set_output_allocator(name, self._plan.allocator(self._sizes, context.told))
+            if size < 0:
+                raise invalid(f"output '{name}' of the plan has no largest size: {list(shape)}")
+            self._sizes[name] = max(self._sizes[name], size)
         return has_unknown
 
-    def _set_shapes(self, context: _Context, shapes: Mapping[str, Shape], values: Mapping[str, Shape]) -> None:
+    def _lay_out(self) -> None:
+        """Give everything on the GPU its place in a block."""
+        profiles = (context.profile.index for context in self._contexts)
+        self._activations = max(map(self._plan.engine.get_device_memory_size_for_profile_v2, profiles))
+        self._offsets, self.bytes = {}, _aligned(self._activations)
+        for name, size in self._sizes.items():
+            self._offsets[name] = self.bytes
+            self.bytes += _aligned(size)
+
+    def _set_shapes(self, context: _Context, shapes: Mapping[str, Shape]) -> None:
         for name, shape in shapes.items():
-            if not context.native.set_input_shape(name, shape):
+            if name in self._values:
+                self._values[name].reshape(-1)[:] = shape
+            elif not context.native.set_input_shape(name, shape):
                 raise invalid(f"the plan refuses input '{name}' {list(shape)}: {self._plan.logger.reasons()}")
-        for name, numbers in values.items():
-            self._values[name].reshape(-1)[:] = numbers
         try:
             missing = context.native.infer_shapes()
         except RuntimeError as error:
@@ -212,8 +240,15 @@ class PlanInstance(ArrayInstance):
         if missing:
             raise invalid(f"inputs {', '.join(missing)} of the plan are missing")
 
-    def _enqueue(self, context: _Context) -> None:
-        if not context.native.execute_async_v3(self._gpu.stream):
+    def _enqueue(self, context: _Context, block: int) -> None:
+        """Begin to compute in a block; TensorRT is told its address if it was another one the last time."""
+        native = context.native
+        if context.address != block:
+            native.set_device_memory(block, _aligned(self._activations))
+            for name, offset in self._offsets.items():
+                native.set_tensor_address(name, block + offset)
+            context.address = block
+        if not native.execute_async_v3(self._gpu.stream):
             raise internal(f"TensorRT failed: {self._plan.logger.reasons()}")
 
     def _output_shapes(self, context: _Context) -> dict[str, Shape]:
@@ -223,22 +258,34 @@ class PlanInstance(ArrayInstance):
             if not tensor.is_input
         }
 
-    def _capture_all(self, config: ModelConfig) -> None:
+    def _capture_all(self, config: ModelConfig, block: int) -> None:
         """Capture the graphs of each context; what `graph_spec` asks for must fit one of them."""
+        self._gpu.clear(block, self.bytes)
+        wanted = graph_shapes(config, self._contexts[0].profile.usual())
+        missing = dict(enumerate(wanted)) if graph_specs(config) else {}
         for context in self._contexts:
-            for shapes in graph_shapes(config, context.profile.usual()):
-                if context.profile.distance(shapes.upper, {}) is not None:
-                    context.graphs.append(self._capture(context, shapes))
-        cuda = config.optimization.cuda if config.optimization is not None else None
-        captured = [graph.shapes.upper for context in self._contexts for graph in context.graphs]
-        wanted = graph_shapes(config, self._contexts[0].profile.usual()) if cuda is not None and cuda.graph_spec else []
-        for index, shapes in enumerate(wanted):
-            if shapes.upper not in captured:
-                raise invalid(f"optimization.cuda.graph_spec[{index}]: no profile takes {dict(shapes.upper)}")
+            for index, shapes in enumerate(graph_shapes(config, context.profile.usual())):
+                if context.profile.distance(shapes.upper) is not None:
+                    context.graphs.append(self._capture(context, shapes, block))
+                    missing.pop(index, None)
+        for index, shapes in missing.items():
+            raise invalid(f"optimization.cuda.graph_spec[{index}]: no profile takes {dict(shapes.upper)}")
 
-    def _capture(self, context: _Context, shapes: GraphShapes) -> _Graph:
-        self._set_shapes(context, shapes.upper, {})
-        self._enqueue(context)  # what TensorRT sets up in the first run must not be in the graph
+    def _capture(self, context: _Context, shapes: GraphShapes, block: int) -> _Graph:
+        self._set_shapes(context, shapes.upper)
+        self._enqueue(context, block)  # what TensorRT sets up in the first run must not be in the graph
         self._gpu.wait()
-        handle = self._gpu.capture(lambda: self._enqueue(context))
+        handle = self._gpu.capture(lambda: self._enqueue(context, block))
         return _Graph(shapes, handle, self._output_shapes(context))
+
+
+def _aligned(size: int) -> int:
+    """Return the room that something takes in a block, some also for what is empty: each thing has its own address."""
+    return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)
+
+
+def _filled(value: Array, shape: Shape) -> Array:
+    """Return the value in the shape of a graph, with zeros for what it lacks."""
+    if value.shape == shape:
+        return value
+    return np.pad(value, [(0, to - size) for size, to in zip(value.shape, shape, strict=True)])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from charonia.config.kinds import InstanceKind, ModelPriority
-from charonia.config.model import GraphLowerBound, GraphShape, GraphSpec, InstanceGroup, ModelConfig
+from charonia.config.model import Cuda, GraphLowerBound, GraphShape, GraphSpec, InstanceGroup, ModelConfig, Optimization
 from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
 
@@ -16,6 +16,7 @@ ALLOCATION = "execution_context_allocation_strategy"
 _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
 _PARAMETERS = (ALLOCATION, "enable_multi_device")
 _FLAGS = {"false": False, "0": False, "true": True, "1": True}
+_POOL = "memory-pool-byte-size"
 
 STREAM_PRIORITIES = {
     ModelPriority.PRIORITY_DEFAULT: 0,
@@ -39,12 +40,14 @@ class PlanOptions:
         runs_host_code: Whether the plan may bring code that runs in this process, as version-compatible ones do.
         priority: CUDA's priority of the streams.
         has_graphs: Whether CUDA graphs are captured.
+        pool_bytes: Limit of the memory of each GPU that batches take, 0 for all that there is.
     """
 
     plugins: tuple[str, ...] = ()
     runs_host_code: bool = False
     priority: int = 0
     has_graphs: bool = False
+    pool_bytes: int = 0
 
 
 def read_options(config: ModelConfig, settings: Mapping[str, str]) -> tuple[PlanOptions, list[Problem]]:
@@ -60,12 +63,15 @@ def read_options(config: ModelConfig, settings: Mapping[str, str]) -> tuple[Plan
         problems.append(
             Problem("--backend-config tensorrt,version-compatible", f"expected true or false, got '{text}'")
         )
-    optimization = config.optimization
+    pool = settings.get(_POOL, "0")
+    if not pool.isdecimal():
+        problems.append(Problem(f"--backend-config tensorrt,{_POOL}", f"expected a number of bytes, got '{pool}'"))
     return PlanOptions(
         plugins=tuple(path for path in settings.get("plugins", "").split(";") if path),
         runs_host_code=_FLAGS.get(text, False),
-        priority=STREAM_PRIORITIES[optimization.priority] if optimization is not None else 0,
-        has_graphs=bool(optimization is not None and optimization.cuda is not None and optimization.cuda.graphs),
+        priority=STREAM_PRIORITIES[(config.optimization or Optimization()).priority],
+        has_graphs=_cuda(config).graphs,
+        pool_bytes=int(pool) if pool.isdecimal() else 0,
     ), problems
 
 
@@ -83,8 +89,7 @@ def _problems(config: ModelConfig) -> Iterator[Problem]:
         yield Problem(f"parameters['{ALLOCATION}']", f"expected one of {', '.join(_STRATEGIES)}, got '{strategy}'")
     if config.parameters.get("enable_multi_device", "false").lower() not in ("false", "0"):
         yield Problem("parameters['enable_multi_device']", "an engine over several GPUs is not available")
-    optimization = config.optimization
-    accelerators = optimization.execution_accelerators if optimization is not None else None
+    accelerators = (config.optimization or Optimization()).execution_accelerators
     if accelerators is not None and (accelerators.gpu_execution_accelerator or accelerators.cpu_execution_accelerator):
         yield Problem(
             "optimization.execution_accelerators",
@@ -102,13 +107,12 @@ def without_effect(config: ModelConfig, settings: Mapping[str, str]) -> Iterator
     for key in ("coalesce-request-input", "execution-policy"):
         if key in settings:
             yield f"model '{config.name}': --backend-config tensorrt,{key} has no effect"
-    optimization = config.optimization
-    cuda = optimization.cuda if optimization is not None else None
+    optimization, cuda = config.optimization or Optimization(), _cuda(config)
     for name, is_set in (
-        ("cuda.busy_wait_events", cuda is not None and cuda.busy_wait_events),
-        ("cuda.output_copy_stream", cuda is not None and cuda.output_copy_stream),
-        ("eager_batching", optimization is not None and optimization.eager_batching),
-        ("gather_kernel_buffer_threshold", optimization is not None and optimization.gather_kernel_buffer_threshold),
+        ("cuda.busy_wait_events", cuda.busy_wait_events),
+        ("cuda.output_copy_stream", cuda.output_copy_stream),
+        ("eager_batching", optimization.eager_batching),
+        ("gather_kernel_buffer_threshold", optimization.gather_kernel_buffer_threshold),
     ):
         if is_set:
             yield f"model '{config.name}': optimization.{name} has no effect"
@@ -137,10 +141,6 @@ class GraphShapes:
     upper: Mapping[str, Shape]
     lower: Mapping[str, Shape]
 
-    def is_a_range(self) -> bool:
-        """Whether no lower bound is above the shape that it belongs to."""
-        return self.serves(self.lower)
-
     def serves(self, shapes: Mapping[str, Shape]) -> bool:
         """Whether the graph can run inputs of these shapes."""
         return all(
@@ -152,6 +152,15 @@ class GraphShapes:
         )
 
 
+def graph_specs(config: ModelConfig) -> tuple[GraphSpec, ...]:
+    """Return the graphs that the configuration names."""
+    return _cuda(config).graph_spec
+
+
+def _cuda(config: ModelConfig) -> Cuda:
+    return (config.optimization or Optimization()).cuda or Cuda()
+
+
 def graph_shapes(config: ModelConfig, usual: Mapping[str, Shape]) -> list[GraphShapes]:
     """Return the shapes to capture graphs for: those of `graph_spec`, else the usual ones in several batch sizes.
 
@@ -159,16 +168,8 @@ def graph_shapes(config: ModelConfig, usual: Mapping[str, Shape]) -> list[GraphS
         config: The configuration.
         usual: The shape of each input that a profile was optimised for.
     """
-    optimization = config.optimization
-    specs = optimization.cuda.graph_spec if optimization is not None and optimization.cuda is not None else ()
-    if not specs:
-        specs = tuple(GraphSpec(batch_size=size) for size in _usual_batches(config))
-    return [
-        GraphShapes(
-            _shapes(spec, usual), _shapes(spec.graph_lower_bound if spec.graph_lower_bound is not None else spec, usual)
-        )
-        for spec in specs
-    ]
+    specs = graph_specs(config) or tuple(GraphSpec(batch_size=size) for size in _usual_batches(config))
+    return [GraphShapes(_shapes(spec, usual), _shapes(spec.graph_lower_bound or spec, usual)) for spec in specs]
 
 
 def _usual_batches(config: ModelConfig) -> list[int]:
@@ -189,11 +190,10 @@ def _shapes(spec: GraphSpec | GraphLowerBound, usual: Mapping[str, Shape]) -> di
 
 
 def _graph_problems(config: ModelConfig) -> Iterator[Problem]:
-    optimization, largest = config.optimization, config.max_batch_size
+    largest = config.max_batch_size
     names = {tensor.name for tensor in config.input}
     usual: dict[str, Shape] = dict.fromkeys(names, ())
-    specs = optimization.cuda.graph_spec if optimization is not None and optimization.cuda is not None else ()
-    for index, spec in enumerate(specs):
+    for index, (spec, shapes) in enumerate(zip(graph_specs(config), graph_shapes(config, usual), strict=False)):
         path, low = f"optimization.cuda.graph_spec[{index}]", spec.graph_lower_bound
         for bound in (spec, *((low,) if low is not None else ())):
             if not min(1, largest) <= bound.batch_size <= largest:
@@ -201,5 +201,5 @@ def _graph_problems(config: ModelConfig) -> Iterator[Problem]:
             if bound.input and bound.input.keys() != names:
                 yield Problem(path, f"expected the shape of each input ({', '.join(sorted(names))})")
                 return
-        if low is not None and not GraphShapes(_shapes(spec, usual), _shapes(low, usual)).is_a_range():
+        if not shapes.serves(shapes.lower):
             yield Problem(f"{path}.graph_lower_bound", "must have the inputs of the graph, and no larger shapes")

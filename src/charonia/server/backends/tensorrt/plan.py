@@ -16,8 +16,8 @@ from charonia.config.complete import Signature, SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid, unsupported
 from charonia.install_hint import extra_hint
+from charonia.server.backends.model_file import broken_file_hint
 from charonia.server.backends.python.worker.cuda_driver import CudaError, driver
-from charonia.server.backends.tensorrt.gpu import GpuMemory
 from charonia.server.backends.tensorrt.options import PlanOptions, Shape
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ _TYPES = {
 """Datatype by TensorRT's name."""
 
 _MESSAGES_MAX = 4
-_LFS_POINTER = b"version https://git-lfs"
 _TAG = b"ftrt"
 _HEADER_BYTES = 28
 _VERSION_AT = 24
@@ -55,7 +54,7 @@ _HINTS = {
     "host code": _TRUSTED,
     "lean runtime": _TRUSTED,
     "getPluginCreator": "--backend-config=tensorrt,plugins=PATH;PATH loads libraries of plugins",
-    "ut of memory": "the GPU has not enough free memory for this plan",
+    "OutOfMemory": "the GPU has not enough free memory for the weights of this plan",
 }
 """Hint by a part of TensorRT's message."""
 
@@ -156,36 +155,36 @@ class Profile:
 
     Attributes:
         index: Its number.
-        shapes: Range of the shape of each input.
-        values: Range of the values of each input whose values are shapes.
+        ranges: Range of the shape of each input, or of its values where those are shapes.
     """
 
     index: int
-    shapes: Mapping[str, Range]
-    values: Mapping[str, Range]
+    ranges: Mapping[str, Range]
 
-    def distance(self, shapes: Mapping[str, Shape], values: Mapping[str, Shape]) -> int | None:
+    def distance(self, shapes: Mapping[str, Shape]) -> int | None:
         """Return how far inputs are from what the profile was optimised for, None if they are out of its range."""
         total = 0
-        for ranges, given in ((self.shapes, shapes), (self.values, values)):
-            for name, sizes in given.items():
-                low, best, high = ranges[name]
-                if len(sizes) != len(low) or any(not a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)):
-                    return None
-                total += sum(abs(n - b) for n, b in zip(sizes, best, strict=True))
+        for name, sizes in shapes.items():
+            low, best, high = self.ranges[name]
+            if len(sizes) != len(low) or any(not a <= n <= b for a, n, b in zip(low, sizes, high, strict=True)):
+                return None
+            total += sum(abs(n - b) for n, b in zip(sizes, best, strict=True))
         return total
 
     def usual(self) -> dict[str, Shape]:
         """Return the shapes that it was optimised for."""
-        return {name: best for name, (_, best, _) in self.shapes.items()}
+        return {name: best for name, (_, best, _) in self.ranges.items()}
+
+    def largest(self) -> dict[str, Shape]:
+        """Return the largest shapes."""
+        return {name: high for name, (_, _, high) in self.ranges.items()}
 
     def batch_max(self) -> int:
         """Return the largest batch; 0 without inputs that have one."""
-        firsts = [high[0] for _, _, high in self.shapes.values() if high]
-        return min([*firsts, *(high[0] for _, _, high in self.values.values() if high)], default=0)
+        return min((high[0] for high in self.largest().values() if high), default=0)
 
     def __str__(self) -> str:
-        parts = [f"{n} {list(a)} to {list(b)}" for n, (a, _, b) in {**self.shapes, **self.values}.items()]
+        parts = (f"{name} {list(low)} to {list(high)}" for name, (low, _, high) in self.ranges.items())
         return f"profile {self.index}: {', '.join(parts)}"
 
 
@@ -240,16 +239,16 @@ class LoadedPlan:
             tuple(seen(tensor) for tensor in self.tensors if not tensor.is_input),
         )
 
-    def make_allocator(self, place: GpuMemory, told: dict[str, Shape]) -> Any:
-        """Return what gives TensorRT the place of an output, and notes the shape that it tells in a run."""
+    def allocator(self, sizes: Mapping[str, int], told: dict[str, Shape]) -> Any:
+        """Return what TensorRT asks for the place of an output: where it is, if its size allows; notes its shape."""
         base = self.trt.IOutputAllocator
 
         class Allocator(base):  # type: ignore[misc,valid-type] # the library has no types
             def __init__(self) -> None:
                 base.__init__(self)
 
-            def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int | None:
-                return place.address if size <= place.size else None
+            def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+                return memory if size <= sizes[tensor_name] else 0
 
             def notify_shape(self, tensor_name: str, shape: Any) -> None:
                 told[tensor_name] = tuple(shape)
@@ -257,13 +256,12 @@ class LoadedPlan:
         return Allocator()
 
 
-def read_plan(path: Path, options: PlanOptions, dla_core: int | None) -> LoadedPlan:
+def read_plan(path: Path, options: PlanOptions) -> LoadedPlan:
     """Load a plan on the GPU of this thread.
 
     Args:
         path: The file.
         options: Options of the model.
-        dla_core: The DLA core that it runs on, None for none.
 
     Raises:
         ServingError: UNSUPPORTED or INVALID_ARG with the reason.
@@ -273,20 +271,12 @@ def read_plan(path: Path, options: PlanOptions, dla_core: int | None) -> LoadedP
         content = path.read_bytes()
     except OSError as error:
         raise invalid(f"cannot read {path.name}: {error.strerror}") from error
-    if not content or content.startswith(_LFS_POINTER):
-        pointer = "a Git LFS pointer: `git lfs pull` fetches the model"
-        raise invalid(f"cannot load {path.name}", hint=f"the file is {pointer if content else 'empty'}")
+    broken = broken_file_hint(path)
+    if broken:
+        raise invalid(f"cannot load {path.name}", hint=broken)
     logger = make_logger(trt)
     _load_plugins(trt, logger, options.plugins)
     runtime = started(trt.Runtime, logger)
-    if dla_core is not None:
-        if dla_core >= runtime.num_DLA_cores:
-            raise unsupported(
-                f"instance_group.secondary_devices: the model needs DLA core {dla_core}, this GPU has "
-                f"{runtime.num_DLA_cores}",
-                hint="only Jetson and DRIVE modules have DLA cores; build the plan for the GPU and remove it",
-            )
-        runtime.DLA_core = dla_core
     if options.runs_host_code:
         runtime.engine_host_code_allowed = True
     engine = runtime.deserialize_cuda_engine(content)
@@ -352,13 +342,12 @@ def _tensor(trt: Any, engine: Any, name: str) -> PlanTensor:
 
 
 def _profile(engine: Any, tensors: Sequence[PlanTensor], index: int) -> Profile:
-    inputs = [tensor for tensor in tensors if tensor.is_input]
-    shapes = {t.name: engine.get_tensor_profile_shape(t.name, index) for t in inputs if not t.is_shape}
-    # The binding takes the number first, whatever its documentation says.
-    values = {t.name: engine.get_tensor_profile_values(index, t.name) for t in inputs if t.is_shape}
-    return Profile(index, {n: _range(r) for n, r in shapes.items()}, {n: _range(r) for n, r in values.items()})
+    def range_of(tensor: PlanTensor) -> Range:
+        if tensor.is_shape:  # the binding takes the number first, whatever its documentation says
+            found = engine.get_tensor_profile_values(index, tensor.name)
+        else:
+            found = engine.get_tensor_profile_shape(tensor.name, index)
+        low, best, high = map(tuple, found)
+        return low, best, high
 
-
-def _range(ranges: Any) -> Range:
-    low, best, high = (tuple(each) for each in ranges)
-    return low, best, high
+    return Profile(index, {tensor.name: range_of(tensor) for tensor in tensors if tensor.is_input})

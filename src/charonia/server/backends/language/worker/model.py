@@ -14,6 +14,7 @@ import asyncio
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -147,7 +148,10 @@ class TritonPythonModel:
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine = _engine_class(arguments["engine"])(EngineSetup(arguments))
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         asyncio.run_coroutine_threadsafe(self._engine.start(), self._loop).result()
+        for number, handler in handlers.items():  # engines that are servers of their own have set others
+            signal.signal(number, handler)
         self._loop.call_soon_threadsafe(self._watch)
 
     def execute(self, requests: list[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import xllamacpp
 
-from .exchange import OK, ExchangeError, post
+from .exchange import OK, post
 from .sampling import SamplingError, completion_of
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ LOG_FLUSH_S = 0.3
 THREADS_MORE = 4
 """Connections that are served besides those of requests in slots."""
 
-SLOTS_AUTO = 4
-"""Requests at the same time where the model does not say how many; they share its context."""
+SLOTS = 4
+"""Default of `n_parallel`; the slots then share the context."""
 
 BATCH_TOKENS = 512
 """Default of `n_batch`, llama.cpp's `n_ubatch`: between batches it looks after other requests, and those cancelled."""
@@ -57,8 +57,7 @@ class Engine:
         self._path = os.path.join(setup.folder, f"{os.getpid()}.sock")
         self._parameters: dict[str, Any] = setup.options["parameters"]
         self._embeds = bool(self._parameters.get("embedding"))
-        slots = self._parameters.get("n_parallel", -1)
-        self._slots_count = slots if slots > 0 else SLOTS_AUTO
+        self._slots_count = self._parameters.get("n_parallel", SLOTS)
         self._slots = asyncio.Semaphore(self._slots_count)
         self._server: Any = None
         self._problem = ""
@@ -92,7 +91,7 @@ class Engine:
                     await self._stream(request)
                 else:
                     await self._generate(request)
-            except (ConnectionError, FileNotFoundError, ExchangeError) as error:
+            except (ConnectionError, FileNotFoundError) as error:
                 self._problem = f"llama.cpp's server does not answer: {error}"
                 raise
 
@@ -212,7 +211,7 @@ class Engine:
         params.model.path = self._setup.options["path"]
         params.model_alias = {self._setup.model_name}
         params.hostnames = [self._path]
-        params.n_parallel = -1
+        params.n_parallel = -1  # four slots that share the context
         params.n_batch = BATCH_TOKENS
         params.verbosity = 1  # errors
         params.n_threads_http = self._slots_count + THREADS_MORE

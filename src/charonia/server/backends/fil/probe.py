@@ -1,0 +1,194 @@
+"""A forest's file is read and tried in a process of its own, before the server reads it.
+
+The libraries trust what they read. Where bytes of a file are damaged, they may read beyond their memory, abort, or
+loop: then a process dies that has nothing to lose. It is forked from one that has imported the libraries, so that it
+costs milliseconds.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from charonia.core.errors import Code, ServingError, invalid
+from charonia.server.backends.fil.forest import read_forest, reason_of
+from charonia.server.backends.fil.options import TREELITE, ForestPlan
+from charonia.server.backends.fil.predictors import LIBRARIES, Rows, TreelitePredictor, library_of
+from charonia.server.backends.fil.structure import structure_problem
+from charonia.server.backends.fil.trial import sample_rows
+from charonia.server.backends.python.describe import ask_worker
+from charonia.server.backends.python.environment import Environment
+from charonia.server.backends.python.template import WorkerTemplate
+
+PROBE_S_MAX = 60.0
+PROBE_S_PER_MIB = 1.0
+"""Time limit of a probe, and what is added to it for the size of the file."""
+
+PROBE_BYTES_MAX = 2 * 2**30
+PROBE_BYTES_PER_BYTE = 32
+"""Limit of the memory of a probe, and what is added to it for each byte of the file."""
+
+PROBE_ROWS = 512
+"""Made-up rows that are run, besides the extreme ones."""
+
+NO_MEMORY = "bad_alloc"
+"""In the errors of libraries that get no memory."""
+
+DAMAGED = "the file is damaged: export it again"
+
+_log = logging.getLogger(__name__)
+
+_SCRIPT = Path(__file__).parent / "worker" / "model.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What is tried.
+
+    Attributes:
+        model: The model's name, for errors.
+        path: The file.
+        model_type: Its format.
+        plan: How it is read.
+        explains: Whether Shapley values are computed.
+    """
+
+    model: str
+    path: Path
+    model_type: str
+    plan: ForestPlan
+    explains: bool
+
+    @property
+    def library(self) -> str:
+        """The library that reads the file besides treelite, "" for none."""
+        library = LIBRARIES.get(self.model_type, "")
+        is_wanted = library and (self.explains or self.plan.predictor != TREELITE)
+        return library if is_wanted and find_spec(library) is not None else ""
+
+    def run(self) -> None:
+        """Do what a load does with the file.
+
+        Raises:
+            ServingError: The file cannot be served.
+            MemoryError: There is not enough memory for it.
+        """
+        try:
+            forest = read_forest(self.path, self.model_type, self.plan, self.model)
+            if problem := structure_problem(forest.model):
+                raise invalid(f"{self.unreadable}: {problem}", hint=DAMAGED)
+            rows = _rows(forest.features)
+            TreelitePredictor(forest).scores(rows)
+        except (ServingError, MemoryError):
+            raise
+        except Exception as error:  # what is damaged decides what fails
+            raise invalid(f"{self.unreadable}: {reason_of(error)}", hint=DAMAGED) from error
+        if not self.library:
+            return
+        try:
+            library = library_of(self.path, self.model_type, forest)
+            library.scores(rows)
+            if self.explains:
+                library.contributions(rows[:1])
+        except MemoryError:
+            raise
+        except Exception as error:  # the load decides whether it can do without the library
+            if NO_MEMORY in str(error):
+                raise MemoryError from error
+
+    @property
+    def unreadable(self) -> str:
+        """The beginning of an error."""
+        return f"model '{self.model}': '{self.path.name}' cannot be read as {self.model_type}"
+
+
+class Prober:
+    """Tries files. Use it on the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._templates: dict[str, WorkerTemplate | None] = {}
+        self._passed: dict[Path, tuple[object, ...]] = {}
+
+    async def check(self, probe: Probe, *, keeps: bool) -> None:
+        """Return when a file has passed.
+
+        Args:
+            probe: What to try.
+            keeps: Whether the next call, which is the load of the same file, takes the result of this one.
+
+        Raises:
+            ServingError: It cannot be read, or the process that tried it died, or took too long or too much memory.
+        """
+        status = await asyncio.to_thread(probe.path.stat)
+        key = (probe, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+        if self._passed.pop(probe.path, None) != key:
+            refused = await self._ask(probe, status.st_size)
+            if refused:
+                raise ServingError(Code(refused["code"]), refused["message"], hint=refused["hint"])
+        if keeps:
+            self._passed[probe.path] = key
+
+    async def aclose(self) -> None:
+        """End the processes."""
+        for template in self._templates.values():
+            if template is not None:
+                await template.aclose()
+
+    async def _ask(self, probe: Probe, size: int) -> Mapping[str, str]:
+        """Return the error of a file, empty for none."""
+        question = {
+            **asdict(probe),
+            "path": str(probe.path),
+            "memory_bytes": PROBE_BYTES_MAX + PROBE_BYTES_PER_BYTE * size,
+        }
+        template = await self._acquire(probe.library)
+        try:
+            answer = await ask_worker(
+                f"{probe.model} (probe)",
+                Environment(template=template),
+                ("complete", str(_SCRIPT), "", "", orjson.dumps(question).decode()),
+                failed=probe.unreadable,
+                lost=f"{probe.unreadable}: what reads it crashes",
+                late=f"{probe.unreadable}: it was not read",
+                limit_s=ceil(PROBE_S_MAX + PROBE_S_PER_MIB * size / 2**20),
+            )
+        except ServingError as error:
+            raise ServingError(error.code, error.message, hint=DAMAGED) from None
+        finally:
+            if template is not None:
+                template.release()
+        refused: Mapping[str, str] = orjson.loads(answer)
+        return refused
+
+    async def _acquire(self, library: str) -> WorkerTemplate | None:
+        """Return what has imported treelite and a library, None where a process imports them itself."""
+        template = self._template(library)
+        if template is None:
+            return None
+        try:
+            await template.acquire()
+        except ServingError as error:  # such as a library that starts threads when it is imported
+            _log.warning("forests take longer to load: %s", error)
+            self._templates[library] = None
+            await template.aclose()
+            return None
+        return template
+
+    def _template(self, library: str) -> WorkerTemplate | None:
+        if library not in self._templates:
+            name = f"treelite and {library}" if library else "treelite"
+            modules = [__name__, *([library] if library else [])]
+            self._templates[library] = WorkerTemplate(name, modules, {}) if WorkerTemplate.is_possible() else None
+        return self._templates[library]
+
+
+def _rows(features: int) -> Rows:
+    """Return rows that reach much of any tree: those of the trial, and extreme values in all features."""
+    extreme = np.array([np.nan, 0, -1, np.inf, -np.inf, np.finfo(np.float32).max, -(2**33), 2**33], np.float32)
+    return np.concatenate([sample_rows(features)[:PROBE_ROWS], np.repeat(extreme[:, None], features, axis=1)])

@@ -1,0 +1,292 @@
+"""The memory of GPUs that plans use: one pool for all of them, on a stand-in for TensorRT and a GPU."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.pretended_tensorrt import PROGRAMS, Program, StreamingCuda, plan_bytes, pretended
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import Cuda, InstanceGroup, ModelConfig, ModelInput, ModelOutput, Optimization
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array, Tensor
+from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
+from charonia.server.backends.tensorrt.backend import TensorRtBackend, TensorRtModel
+from charonia.server.backends.tensorrt.instance import PlanInstance
+from charonia.server.metrics.devices import MemoryAccount
+
+FP32 = DataType.FP32
+CONFIG = ModelConfig(
+    name="m",
+    max_batch_size=8,
+    input=(ModelInput("x", FP32, dims=(4,)),),
+    output=(ModelOutput("y", FP32, dims=(4,)),),
+)
+ANY = replace(
+    CONFIG, max_batch_size=0, input=(ModelInput("x", FP32, dims=(-1,)),), output=(ModelOutput("y", FP32, (-1,)),)
+)
+GRAPHS = replace(CONFIG, optimization=Optimization(cuda=Cuda(graphs=True)))
+TENSORS = 2 * 256
+"""What inputs and outputs take in a block."""
+
+
+@pytest.fixture
+def cuda(tmp_path: Path) -> Iterator[StreamingCuda]:
+    folder = tmp_path / "gpu"
+    folder.mkdir()
+    with pretended(folder) as found:
+        yield found
+
+
+class Server:
+    """A backend with models."""
+
+    def __init__(self, tmp_path: Path, **settings: str) -> None:
+        self.folder = tmp_path
+        self.settings = BackendSettings({key.replace("_", "-"): value for key, value in settings.items()})
+        self.backend = TensorRtBackend()
+        self.models: dict[str, TensorRtModel] = {}
+
+    def load(self, name: str, config: ModelConfig = CONFIG, instances: int = 1, **plan: Any) -> list[PlanInstance]:
+        folder = self.folder / name / "1"
+        folder.mkdir(parents=True)
+        (folder / "model.plan").write_bytes(plan_bytes(**plan))
+        files = ModelFiles(folder.parent, 1, folder)
+
+        async def make() -> list[PlanInstance]:
+            model = await self.backend.load(files, config, self.settings)
+            self.models[name] = model
+            places = (Placement(f"m_{number}", InstanceKind.KIND_GPU) for number in range(instances))
+            return [await model.create_instance(place) for place in places]
+
+        return asyncio.run(make())
+
+    def unload(self, name: str, *instances: PlanInstance) -> None:
+        for instance in instances:
+            instance.close()
+        asyncio.run(self.models.pop(name).aclose())
+
+    @property
+    def account(self) -> MemoryAccount:
+        return self.settings.gpu_pools[0]
+
+
+def run(instance: PlanInstance, x: Array) -> Array:
+    (result,) = instance.execute([InferRequest("m", {"x": Tensor("x", FP32, x)})]).results
+    assert isinstance(result, Outputs), result
+    return result.tensors[0].array
+
+
+def works(instance: PlanInstance, rows: int) -> bool:
+    x = np.arange(rows * 4, dtype="<f4").reshape(rows, 4)
+    return np.array_equal(run(instance, x), 2 * x + 1)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, other: PlanInstance, errors: list[ServingError]) -> None:
+    """While a plan of the program `outer` runs, another instance is to run, too."""
+
+    def compute(inputs: Any) -> dict[str, Array]:
+        try:
+            assert works(other, 2)
+        except ServingError as error:
+            errors.append(error)
+        return {"y": 2 * inputs["x"] + 1}
+
+    monkeypatch.setitem(PROGRAMS, "outer", Program(compute, lambda shapes, _: {"y": shapes["x"]}))
+
+
+def test_one_allocation_and_one_address_serve_a_thousand_batches(cuda: StreamingCuda, tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    (instance,) = server.load("m", memory=[1 << 20])
+
+    assert all(works(instance, 1 + number % 8) for number in range(1000))
+
+    assert (cuda.allocations, len(cuda.given)) == (1, 1)
+    assert (server.account.used_bytes, server.account.idle_bytes) == (0, cuda.device_bytes())
+    assert (1 << 20) + TENSORS <= cuda.device_bytes() <= ((1 << 20) + TENSORS) * 9 // 8
+
+
+def test_models_and_instances_share_a_block_when_they_run_one_after_the_other(
+    cuda: StreamingCuda, tmp_path: Path
+) -> None:
+    server = Server(tmp_path)
+    instances = [*server.load("a", instances=2, memory=[1 << 20]), *server.load("b", memory=[1 << 20])]
+
+    for _ in range(3):
+        assert all(works(instance, 3) for instance in instances)
+
+    assert cuda.allocations == 2  # the load of the second plan has freed the first block
+    assert server.account.idle_bytes == cuda.device_bytes() < 2 << 20
+
+
+def test_batches_that_run_at_the_same_time_have_a_block_each(
+    cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, errors = Server(tmp_path), list[ServingError]()
+    (inner,) = server.load("inner", memory=[1 << 20])
+    meanwhile(monkeypatch, inner, errors)
+    (outer,) = server.load("outer", program="outer", memory=[1 << 20])
+
+    for _ in range(3):
+        assert works(outer, 3)
+        assert works(inner, 1)  # in the other block
+
+    assert not errors
+    assert server.account.used_bytes == 0
+    assert (len(set(cuda.given)), 2 << 20 < cuda.device_bytes() < 3 << 20) == (2, True)
+
+
+def test_threads_take_blocks_and_give_them_back(cuda: StreamingCuda, tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    instances = [*server.load("a", instances=2, memory=[1 << 20]), *server.load("b", instances=2, memory=[1 << 20])]
+
+    with ThreadPoolExecutor(len(instances)) as threads:
+        right = threads.map(lambda instance: all(works(instance, 1 + n % 8) for n in range(100)), instances)
+
+    assert list(right) == [True] * 4
+    assert (server.account.used_bytes, server.account.idle_bytes) == (0, cuda.device_bytes())
+    assert cuda.allocations <= 1 + len(instances)  # the first is that of the load of `a`
+
+
+def test_contexts_of_an_instance_share_a_block_as_large_as_the_largest_needs(
+    cuda: StreamingCuda, tmp_path: Path
+) -> None:
+    server = Server(tmp_path)
+    profiles = [{"x": ((1, 4), (2, 4), (4, 4))}, {"x": ((1, 4), (6, 4), (8, 4))}]
+    config = replace(CONFIG, instance_group=(InstanceGroup("m", profile=("0", "1")),))
+    (instance,) = server.load("m", config, memory=[1 << 16, 1 << 20], profiles=profiles)
+
+    assert works(instance, 2)
+    assert works(instance, 7)
+    assert cuda.profiles == [0, 1]
+    assert instance.bytes == (1 << 20) + TENSORS
+    assert cuda.allocations == 1
+
+
+def test_unloading_gives_the_memory_back(cuda: StreamingCuda, tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    graphs, plain = server.load("graphs", GRAPHS), server.load("plain", instances=2)
+    assert all(works(instance, 3) for instance in (*graphs, *plain))
+
+    server.unload("plain", *plain)
+    assert (server.account.idle_bytes, server.account.used_bytes) == (0, cuda.device_bytes())
+    assert works(graphs[0], 3)
+    server.unload("graphs", *graphs)
+    assert (server.account.used_bytes, server.account.idle_bytes, cuda.left()) == (0, 0, 0)
+
+
+def test_a_batch_without_memory_is_unavailable_and_says_what_it_needs(
+    cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, errors = Server(tmp_path, memory_pool_byte_size="3000000"), list[ServingError]()
+    (inner,) = server.load("inner", memory=[1 << 20])
+    meanwhile(monkeypatch, inner, errors)
+    (outer,) = server.load("outer", program="outer", memory=[2 << 20])
+
+    assert works(outer, 3)
+    (error,) = errors
+    free = 3000000 - cuda.device_bytes()
+    assert (error.code, error.message) == (
+        Code.UNAVAILABLE,
+        f"GPU 0 has not enough memory: a batch needs {(1 << 20) + TENSORS} bytes, {free} are free",
+    )
+    assert "memory-pool-byte-size" in error.hint
+    assert works(inner, 2)  # the idle block of the other model gives way
+    assert cuda.device_bytes() < 2 << 20
+
+
+def test_a_gpu_whose_memory_others_use_is_unavailable(cuda: StreamingCuda, tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    (instance,) = server.load("m", memory=[1 << 20])
+    server.unload("m")
+    cuda.memory_bytes = 1 << 19
+
+    with pytest.raises(ServingError, match=f"needs {(1 << 20) + TENSORS} bytes, {1 << 19} are free") as refused:
+        works(instance, 1)
+    assert refused.value.code is Code.UNAVAILABLE
+    cuda.memory_bytes = 1 << 30
+    assert works(instance, 1)
+
+
+def test_a_load_without_memory_fails_and_leaves_others_alone(cuda: StreamingCuda, tmp_path: Path) -> None:
+    cuda.memory_bytes = 3 << 20
+    server = Server(tmp_path)
+    (graphs,) = server.load("graphs", GRAPHS, memory=[1 << 20])
+
+    for config in (CONFIG, GRAPHS):
+        with pytest.raises(ServingError, match=r"GPU 0 has not enough memory: a batch needs 2097\d+ bytes") as refused:
+            server.load(f"large{config is GRAPHS}", config, memory=[2 << 20])
+        assert refused.value.code is Code.UNAVAILABLE
+    assert works(graphs, 3)
+    assert server.account.used_bytes == cuda.device_bytes()
+
+
+def test_a_load_that_fails_keeps_no_block(cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(tmp_path)
+    monkeypatch.setattr(StreamingCuda, "_cuGraphInstantiateWithFlags", lambda *_: 999)
+
+    with pytest.raises(ServingError, match="cuGraphInstantiateWithFlags failed with CUDA error 999"):
+        server.load("m", GRAPHS)
+    server.unload("m")
+    assert (server.account.used_bytes, server.account.idle_bytes, cuda.left()) == (0, 0, 0)
+
+
+def test_a_load_first_frees_what_is_idle(cuda: StreamingCuda, tmp_path: Path) -> None:
+    cuda.memory_bytes = 3 << 20
+    server = Server(tmp_path)
+    (first,) = server.load("first", memory=[2 << 20])
+
+    server.load("second", weights=2 << 20)
+    assert works(first, 1)
+
+
+def test_a_graph_keeps_its_block(cuda: StreamingCuda, tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    (graphs,) = server.load("graphs", GRAPHS)
+    kept = server.account.used_bytes
+    (other,) = server.load("other")
+
+    assert kept == cuda.device_bytes() // 2 > 0
+    for launches in (1, 2, 3):
+        assert works(graphs, 3)
+        assert works(graphs, 5)  # not by a graph, in the same block
+        assert works(other, 3)
+        assert (cuda.launches, server.account.used_bytes) == (launches, kept)
+    assert (len(cuda.given), len(set(cuda.given))) == (2, 2)
+
+
+def test_an_output_whose_shape_depends_on_data_is_in_the_block_of_its_batch(
+    cuda: StreamingCuda, tmp_path: Path
+) -> None:
+    server = Server(tmp_path)
+    tensors = {"x": ("INPUT", "FLOAT", (-1,)), "y": ("OUTPUT", "FLOAT", (-1,))}
+    (instance,) = server.load("m", ANY, program="positive", tensors=tensors, profiles=[{"x": ((1,), (4,), (9,))}])
+    assert run(instance, np.array([1, -1, 3], "<f4")).tolist() == [1, 3]
+
+    server.backend._gpus.trim(0)  # type: ignore[union-attr] # as when another model is unloaded
+    held = np.empty(1 << 16)
+    assert run(instance, np.array([-1, 2], "<f4")).tolist() == [2]
+    assert held.size
+
+
+def test_an_error_keeps_no_block(cuda: StreamingCuda, tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    (instance,) = server.load("m")
+
+    with pytest.raises(ServingError, match="no optimization profile") as refused:
+        run(instance, np.zeros((9, 4), "<f4"))
+    server.unload("m", instance)
+    assert refused.value.__traceback__ is not None
+    assert cuda.left() == 0
+
+
+def test_a_limit_that_is_no_number_is_refused(cuda: StreamingCuda, tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match=r"memory-pool-byte-size: expected a number of bytes, got '1g'"):
+        Server(tmp_path, memory_pool_byte_size="1g").load("m")
