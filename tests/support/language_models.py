@@ -55,11 +55,11 @@ class TritonPythonModel:
         elif asked == "break":
             sender.send(response(chunk(body, "one")))
             sender.send(error("the engine has died", pb_utils.TritonError.INTERNAL), final)
-        elif asked == "endless":
-            text = "x" * 10_000
+        elif asked in ("endless", "slow"):
+            text, pause_s = ("x" * 10_000, 0.0005) if asked == "endless" else ("xxx ", 0.02)
             while not sender.is_cancelled():
                 sender.send(response(chunk(body, text)))
-                time.sleep(0.0005)
+                time.sleep(pause_s)
             pathlib.Path(__file__).with_name("cancelled").touch()
             sender.send(flags=final)
         else:
@@ -165,6 +165,13 @@ max_batch_size: 4
 input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
 output [ { name: "vector" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
+STEPS_CONFIG = """
+platform: "ensemble"
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] } ]
+ensemble_scheduling { step [ { model_name: "whole" model_version: -1
+  input_map { key: "text_input" value: "text_input" } output_map { key: "text_output" value: "text_output" } } ] }
+"""
 NUMBERS_CONFIG = """
 backend: "identity"
 max_batch_size: 4
@@ -174,10 +181,12 @@ output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
 
 
 def write_language_models(folder: Path) -> None:
-    """Write the models `engine`, `plain`, `whole` and `embedding`, and `numbers`, which is no language model."""
+    """Write the models `engine`, `plain`, `whole`, `steps` and `embedding`, and `numbers`, no language model."""
     write_model(folder, "engine", ENGINE, config=ENGINE_CONFIG)
     write_model(folder, "plain", PLAIN, config=PLAIN_CONFIG)
     write_model(folder, "whole", WHOLE, config=WHOLE_CONFIG)
     (folder / "whole" / "own.jinja").write_text(TEMPLATE)
+    write_model(folder, "steps", "", config=STEPS_CONFIG)
+    (folder / "steps" / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     write_model(folder, "embedding", EMBEDDING, config=EMBEDDING_CONFIG)
     write_model(folder, "numbers", "", config=NUMBERS_CONFIG)

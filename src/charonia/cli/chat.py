@@ -217,12 +217,13 @@ def _converse(chat: Chat, style: Style) -> None:
     print(style.dim(f"{chat.options.model} at {chat.options.url}. /help shows commands, Ctrl-C stops an answer."))
     while True:
         try:
-            text = input(style.prompt("\n> ")).strip()
+            print()
+            text = input(style.prompt("> ")).strip()
         except EOFError:
             print()
             return
         except KeyboardInterrupt:
-            print(style.dim("\nCtrl-D leaves"), end="")
+            print(style.dim("\nCtrl-D leaves"))
             continue
         if text in ("/exit", "/quit"):
             return

@@ -3,6 +3,7 @@
 Exit status: 0 done, 1 the model cannot be converted or answers differently, 2 misuse.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,7 +147,7 @@ def _convert(given: ConvertOptions) -> int:
     if len(alike) == len(done.differences) and alike:
         print("! The original answers all samples alike, so the check says little: give --samples of your data.\n")
     served = given.repository or done.path
-    print(f"wrote {done.path}, {_size(done.path)}\ncharonia serve {served}")
+    print(f"wrote {done.path}, {_size(done.path)}\ncharonia serve {shlex.quote(str(served))}")
     return 0
 
 

@@ -12,6 +12,7 @@ from enum import IntFlag
 from typing import Protocol
 
 from charonia.core.tensor import Tensor
+from charonia.core.usage import TokenUsage
 
 CHILDREN_MAX = 1024
 """Limit of requests by ensembles and models that are traced for one client request."""
@@ -99,11 +100,12 @@ class Trace:
         events: Name and time of each event, in no particular order.
         tensors: Activity and tensor.
         answered_ns: When its last response was complete, 0 before.
+        usage: The tokens of a request to a language model, None where they are not known.
     """
 
     __slots__ = (
         *("answered_ns", "compute_span_id", "events", "id", "model_name", "model_version", "parent_id"),
-        *("request_id", "span_id", "tensors", "tree"),
+        *("request_id", "span_id", "tensors", "tree", "usage"),
     )
 
     def __init__(self, tree: "TraceTree", id: int, parent_id: int, span_ids: tuple[int, int]) -> None:
@@ -117,6 +119,7 @@ class Trace:
         self.events: list[tuple[str, int]] = []
         self.tensors: list[tuple[str, Tensor]] = []
         self.answered_ns = 0
+        self.usage: TokenUsage | None = None
 
     @property
     def context(self) -> str:

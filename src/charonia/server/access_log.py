@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from charonia.core.response import ExecutionRecord
+from charonia.core.usage import TokenUsage
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class AccessEntry:
         bytes_out: Bytes of the response body.
         duration_ns: Time from the complete request until the transport has the response.
         execution: The record of its execution, None where no instance ran.
+        usage: The tokens of a request to a language model, None where they are not known.
+        first_ns: Time from the complete request until the first event of a stream of OpenAI's API, 0 for any other.
     """
 
     protocol: str
@@ -51,6 +54,8 @@ class AccessEntry:
     bytes_out: int = 0
     duration_ns: int = 0
     execution: ExecutionRecord | None = None
+    usage: TokenUsage | None = None
+    first_ns: int = 0
 
 
 class LogStream(Protocol):
@@ -106,6 +111,11 @@ def _fields(entry: AccessEntry) -> dict[str, object]:
         fields["compute_ms"] = round(entry.execution.compute_ns / 1e6, 3)
         fields["batch_size"] = entry.execution.batch_size
         fields["instance"] = entry.execution.instance
+    if entry.usage is not None:
+        fields["prompt_tokens"] = entry.usage.prompt
+        fields["completion_tokens"] = entry.usage.completion
+    if entry.first_ns:
+        fields["first_token_ms"] = round(entry.first_ns / 1e6, 3)
     return fields
 
 

@@ -5,6 +5,7 @@ An engine model answers routes itself: its parameter `openai_routes` names them.
 or the inputs of a sentence encoder, `input_ids` and `attention_mask`.
 """
 
+from charonia.config.language import TEXT_INPUT, is_language_model
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import LORA_ADAPTERS, OPENAI_ROUTES
 from charonia.core.dtypes import DataType
@@ -16,8 +17,6 @@ EMBEDDINGS = "embeddings"
 RESPONSES = "responses"
 ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 
-TEXT_INPUT = "text_input"
-TEXT_OUTPUT = "text_output"
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
 TOKEN_TYPES = "token_type_ids"
@@ -31,14 +30,6 @@ _IDS = (DataType.INT64, DataType.INT32)
 def engine_routes(config: ModelConfig) -> tuple[str, ...]:
     """Return the routes that a model answers itself; none for one that is not an engine model."""
     return tuple(route.strip() for route in config.parameters.get(OPENAI_ROUTES, "").split(",") if route.strip())
-
-
-def is_language_model(config: ModelConfig) -> bool:
-    """Whether a model takes and returns text."""
-    types = _input_types(config)
-    return types.get(TEXT_INPUT) is DataType.BYTES and any(
-        each.name == TEXT_OUTPUT and each.data_type is DataType.BYTES for each in config.output
-    )
 
 
 def is_sentence_encoder(config: ModelConfig) -> bool:

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from charonia.config.language import TEXT_INPUT
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.wire.json_text import Object, kind_of
-from charonia.wire.openai_models import TEXT_INPUT
 
 SAMPLING_INPUT = "sampling_parameters"
 IMAGE_INPUT = "image"

@@ -14,8 +14,8 @@ from charonia.server.backends.onnxruntime.options import (
     SessionPlan,
     choose_providers,
     for_openvino,
+    ineffective_parameters,
     read_plan,
-    unknown_parameters,
 )
 
 CONFIG = ModelConfig(name="m", backend="onnxruntime")
@@ -74,7 +74,7 @@ def test_every_parameter_has_its_place() -> None:
             ("gpu_mem_limit", "1024"),
         ),
     )
-    assert list(unknown_parameters(replace(CONFIG, parameters=parameters))) == []
+    assert list(ineffective_parameters(replace(CONFIG, parameters=parameters))) == []
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 def test_an_unknown_parameter_is_named() -> None:
     config = replace(CONFIG, parameters={"enable_mem_arenas": "1", "zzz": "1"})
 
-    sentences = list(unknown_parameters(config))
+    sentences = list(ineffective_parameters(config))
 
     assert "did you mean 'enable_mem_arena'?" in sentences[0]
     assert sentences[1].endswith("it has no effect")

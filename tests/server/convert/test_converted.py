@@ -144,6 +144,7 @@ def test_answers_that_are_all_alike_are_remarked(capsys: pytest.CaptureFixture[s
     [
         (lambda: None, ["m.skops"], "there is no file or folder 'm.skops'"),
         (lambda: Path("m.onnx").write_bytes(b""), ["m.onnx"], "'m.onnx' is an ONNX model already"),
+        (lambda: Path("my m.onnx").write_bytes(b""), ["my m.onnx"], "(hint: charonia serve 'my m.onnx')"),
         (lambda: Path("m.txt").write_bytes(b""), ["m.txt"], "'m.txt' is of no form that can be converted"),
         (lambda: joblib.dump(SVC(), "m.joblib"), ["m.joblib"], "is a pickle, which can run any code"),
         (lambda: joblib.dump(SVC(), "m.joblib"), ["m.joblib", "--trust"], "the SVC has not been fitted"),

@@ -1,6 +1,7 @@
 import json
 import shutil
 import socket
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from charonia.server.doctor.machine import (
     gpus,
     is_optimised,
     onnxruntime_finding,
+    packages,
     port_finding,
     python_finding,
     torch_findings,
@@ -151,11 +153,28 @@ def test_weights_count_once_for_each_instance_unless_they_are_shared() -> None:
         instance_group=(group(InstanceKind.KIND_GPU, 3, (0, 1)),),
     )
     onnx = ModelConfig(backend="onnxruntime", instance_group=(group(InstanceKind.KIND_CPU, 3),))
+    forest = ModelConfig(backend="fil", instance_group=(group(InstanceKind.KIND_CPU, 3),))
 
     assert copies_of(torch, on_gpu=False) == 3
     assert copies_of(shared, on_gpu=True) == 2
     assert copies_of(shared, on_gpu=False) == 0
     assert copies_of(onnx, on_gpu=False) == 1
+    assert copies_of(forest, on_gpu=False) == 1
+
+
+@pytest.mark.parametrize("distribution", ["tensorflow", "tensorflow-cpu"])
+def test_either_build_of_tensorflow_is_found(monkeypatch: pytest.MonkeyPatch, distribution: str) -> None:
+    def installed(name: str) -> str:
+        if name != distribution:
+            raise PackageNotFoundError(name)
+        return "2.21.0"
+
+    monkeypatch.setattr("charonia.server.doctor.machine.version", installed)
+
+    found = {check.name: check.value for check in packages()}
+
+    assert found["tensorflow"] == "2.21.0"
+    assert found["openvino"].startswith("none")
 
 
 def test_more_memory_than_there_is_is_a_problem() -> None:

@@ -3,8 +3,10 @@
 import re
 
 from charonia.core.statistics import WorkerState
+from charonia.core.usage import TokenUsage
 from charonia.server.metrics.model_metrics import NOTES_MAX, FailureReason, ModelMetrics
 from charonia.server.metrics.prometheus import MachineGauges, ModelSample, PageView, metric_names, render
+from charonia.server.metrics.tokens import TokenMetrics
 from charonia.server.scheduling.api import CloseReason
 
 US = 1000
@@ -25,6 +27,8 @@ def metrics() -> ModelMetrics:
     )
     made.failed(FailureReason.BACKEND, 5 * US)
     made.is_cached = True
+    made.tokens = TokenMetrics()
+    made.tokens.used(TokenUsage(20, 3, 8))
     return made
 
 

@@ -22,6 +22,7 @@ from charonia.core.trace import (
     TraceLevel,
     TraceTree,
 )
+from charonia.core.usage import TokenUsage
 from charonia.install_hint import extra_hint
 from charonia.server.tracing import otel
 from charonia.server.tracing.options import OtelOptions
@@ -126,6 +127,18 @@ def test_spans_of_models_say_which() -> None:
         "triton.trace_parent_id": 1,
         "triton.request_id": "r",
     }
+
+
+def test_spans_of_language_models_have_their_tokens() -> None:
+    tree = traced()
+    tree.root.usage = TokenUsage(20, 3)
+
+    spans, _ = exported(tree)
+
+    attributes = {a.key: a.value.string_value or a.value.int_value for a in spans["top"].attributes}
+    assert attributes["gen_ai.request.model"] == "top"
+    assert attributes["gen_ai.usage.input_tokens"] == 20
+    assert attributes["gen_ai.usage.output_tokens"] == 3
 
 
 def test_a_sender_is_the_parent_of_everything() -> None:

@@ -16,7 +16,7 @@ from charonia.server.backends.sklearn.features import prepare
 from charonia.server.backends.sklearn.files import Trust, read_estimator
 from charonia.server.backends.sklearn.methods import METHODS, array_of, as_datatype, datatype_of, outputs_of
 from charonia.server.convert.options import ConvertOptions
-from charonia.server.convert.original import failed, rename, require, versioned
+from charonia.server.convert.original import failed, rename, versioned
 
 TRUST_HINT = "--trust reads it, if you trust its source; skops.io.dump writes files that run no code"
 TYPES_HINT = "if you trust its source: --trust, or --trusted-types {types}"
@@ -54,7 +54,6 @@ class EstimatorOriginal:
 
     def to_onnx(self, path: Path, opset: int) -> None:
         """Write the estimator as ONNX. Inputs and outputs have the names that the sklearn backend gives them."""
-        require("convert", "skl2onnx", "onnx")
         import onnx
         from skl2onnx import convert_sklearn, get_latest_tested_opset_version
 

@@ -1,6 +1,7 @@
 """What the procedure needs of a model that is converted, and what converters have in common."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,11 +70,11 @@ def require(extra: str, *modules: str) -> None:
 
 
 def versioned(distribution: str) -> str:
-    """Return a distribution with its version, or without where it is unknown."""
-    try:
-        return f"{distribution} {version(distribution)}"
-    except PackageNotFoundError:
-        return distribution
+    """Return a distribution, or its build for CPUs, with its version; without one where neither is installed."""
+    for name in (distribution, f"{distribution}-cpu"):
+        with suppress(PackageNotFoundError):
+            return f"{name} {version(name)}"
+    return distribution
 
 
 def failed(converter: str, error: BaseException | str, *, hint: str = "") -> ServingError:

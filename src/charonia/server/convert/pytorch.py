@@ -23,7 +23,7 @@ from charonia.server.backends.pytorch.program import TORCH
 from charonia.server.backends.pytorch.source import Source
 from charonia.server.convert.check import random_samples
 from charonia.server.convert.options import ConvertOptions
-from charonia.server.convert.original import failed, rename, require, versioned
+from charonia.server.convert.original import failed, rename, versioned
 
 EXAMPLE_ROWS = 2
 """Batch of the example that TorchScript is exported with; a batch of one would be taken for a constant."""
@@ -44,7 +44,6 @@ class PyTorchOriginal:
 
     def __init__(self, path: Path, options: ConvertOptions) -> None:
         self._path = path
-        require("convert", "onnx", "onnxscript")
         kind = file_kind(path)
         if kind not in (FileKind.TORCHSCRIPT, FileKind.EXPORTED):
             way_out = "load the weights into its class, and write it with torch.export.save"

@@ -1,5 +1,6 @@
 """The forms of models that are converted."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -35,7 +36,7 @@ class SourceForm:
 SOURCES = (
     SourceForm(
         *("an estimator of scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"), ""),
-        *("convert,sklearn", ("sklearn", "skops", "skl2onnx")),
+        *("convert,sklearn", ("sklearn", "skops", "skl2onnx", "onnx")),
         "charonia.server.convert.estimators:EstimatorOriginal",
     ),
     SourceForm(
@@ -67,7 +68,7 @@ def form_of(path: Path) -> SourceForm:
             return form
     suffixes = ", ".join(suffix for form in SOURCES for suffix in form.suffixes)
     if path.suffix.lower() == ".onnx":
-        raise invalid(f"'{path}' is an ONNX model already", hint=f"charonia serve {path}")
+        raise invalid(f"'{path}' is an ONNX model already", hint=f"charonia serve {shlex.quote(str(path))}")
     raise invalid(
         f"'{path}' is of no form that can be converted",
         hint=f"expected a file that ends with one of {suffixes}, or the folder of a SavedModel",

@@ -26,11 +26,6 @@ class Target:
     write: Callable[[Path, Path, ConvertOptions], None]
     check: Callable[[], None] = lambda: None
 
-    @property
-    def suffix(self) -> str:
-        """The suffix of its file."""
-        return Path(self.filename).suffix
-
 
 def _copy(model: Path, output: Path, options: ConvertOptions) -> None:
     """Copy an ONNX model, with the file of its weights where that is apart."""

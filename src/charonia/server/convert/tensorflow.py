@@ -16,7 +16,7 @@ import numpy as np
 from charonia.core.errors import unsupported
 from charonia.core.tensor import Array
 from charonia.server.convert.options import ConvertOptions
-from charonia.server.convert.original import failed, rename, require, unknown_operators, versioned
+from charonia.server.convert.original import failed, rename, unknown_operators, versioned
 
 WORKER = "charonia.server.convert.tensorflow_worker"
 
@@ -28,10 +28,9 @@ class TensorFlowOriginal:
     texts: Mapping[str, Sequence[str]] = {}
 
     def __init__(self, path: Path, options: ConvertOptions) -> None:
-        require("convert,tensorflow", "tensorflow", "tf2onnx", "onnx")
         kind = {".tflite": "tflite", ".keras": "keras", ".h5": "keras"}.get(path.suffix.lower(), "saved_model")
         titles = {"tflite": "TensorFlow Lite model", "keras": "Keras model", "saved_model": "SavedModel"}
-        self.title = f"{titles[kind]}, {versioned('tensorflow_cpu').replace('_', '-')}"
+        self.title = f"{titles[kind]}, {versioned('tensorflow')}"
         self.converter = versioned("tf2onnx")
         self.warnings: list[str] = []
         self._folder = tempfile.TemporaryDirectory(prefix="charonia-convert-")

@@ -33,7 +33,7 @@ SHARED_MEMORY_MIN = 64 * 1024 * 1024
 PACKAGES = (
     ("torch", "PyTorch models", "torch"),
     ("safetensors", "weights of PyTorch modules", "torch"),
-    ("tensorflow-cpu", "TensorFlow models", "tensorflow"),
+    ("tensorflow", "TensorFlow models", "tensorflow"),
     ("ai-edge-litert", "TFLite models", "tflite"),
     ("openvino", "OpenVINO models", "openvino"),
     ("treelite", "forests", "fil"),
@@ -76,7 +76,7 @@ def look() -> list[Section]:
         Section("Machine", tuple(_machine())),
         Section("GPUs", tuple(gpus(Nvml.find(), visible_gpus()))),
         Section("Frameworks", tuple(_frameworks())),
-        Section("Packages", tuple(_packages())),
+        Section("Packages", tuple(packages())),
     ]
 
 
@@ -208,9 +208,10 @@ def _module(name: str) -> Any:
         return str(error)
 
 
-def _packages() -> Iterator[Check]:
+def packages() -> Iterator[Check]:
+    """Yield the version of each optional package, or what it is for and how it is installed."""
     for name, purpose, extra in PACKAGES:
-        found = _installed(name)
+        found = _installed(name) or _installed(f"{name}-cpu")  # a build of the same library
         yield Check(name, found or f"none: for {purpose}, {extra_hint(extra)}")
 
 

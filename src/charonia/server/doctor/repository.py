@@ -126,8 +126,8 @@ def copies_of(config: ModelConfig, *, on_gpu: bool) -> int:
     """Return the number of copies of a model's weights in the memory of the CPU, or of GPUs."""
     groups = [g for g in config.instance_group if (g.kind is InstanceKind.KIND_GPU) is on_gpu]
     shares = config.parameters.get("ENABLE_WEIGHT_SHARING", "").lower() in ("true", "1")
-    # On the CPU, instances share ONNX Runtime's session, OpenVINO's compiled model, and scikit-learn's estimator.
-    if shares or (config.backend in ("onnxruntime", "openvino", "sklearn") and not on_gpu):
+    # On the CPU, instances share ONNX Runtime's session, OpenVINO's compiled model, the forest and the estimator.
+    if shares or (config.backend in ("fil", "onnxruntime", "openvino", "sklearn") and not on_gpu):
         return len({gpu for g in groups for gpu in (g.gpus or (0,))}) if on_gpu else min(1, len(groups))
     return sum(g.count * max(1, len(g.gpus)) for g in groups)
 

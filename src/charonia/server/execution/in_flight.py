@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
+from charonia.config.language import is_language_model
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
 from charonia.core.calls import Outcome, Reply
@@ -30,6 +31,7 @@ from charonia.server.execution.ordering import HELD_RESPONSES_MAX, OrderedOutcom
 from charonia.server.execution.outcomes import selected
 from charonia.server.metrics.model_metrics import BatchNote, FailureReason, ModelMetrics
 from charonia.server.metrics.options import chosen_buckets
+from charonia.server.metrics.tokens import TokenMetrics, TokenStream
 from charonia.server.scheduling.api import CloseReason
 
 _log = logging.getLogger(__name__)
@@ -116,6 +118,8 @@ class InFlight:
     ) -> None:
         self.requests: dict[int, PendingRequest] = {}
         self.metrics = ModelMetrics(config.name, version, chosen_buckets(config))
+        if is_language_model(config):
+            self.metrics.tokens = TokenMetrics()
         self.order: OrderedOutcomes[PendingRequest] | None = None
         self.idle: asyncio.Event | None = None
         self.owner = owner
@@ -413,7 +417,7 @@ class RunningBatch:
 class StreamingBatch(RunningBatch):
     """A batch of a decoupled model: any number of responses for each request."""
 
-    __slots__ = ("_failed", "_sent", "_since_ns")
+    __slots__ = ("_failed", "_sent", "_since_ns", "_tokens")
 
     def __init__(
         self, in_flight: InFlight, entries: list[PendingRequest], slot: int, reason: CloseReason, executor: Executor
@@ -422,6 +426,8 @@ class StreamingBatch(RunningBatch):
         self._sent = [0] * len(entries)
         self._since_ns = [self._start_ns] * len(entries)
         self._failed: set[int] = set()
+        tokens = in_flight.metrics.tokens
+        self._tokens = [TokenStream(tokens, each.arrival_ns) for each in entries] if tokens is not None else None
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
         """The instance sends a response of one request."""
@@ -440,6 +446,11 @@ class StreamingBatch(RunningBatch):
         elif not final:
             return
         self._count(index, outcome, end_ns)
+        if self._tokens is not None:
+            if isinstance(outcome, InferResponse):
+                self._tokens[index].take(outcome, end_ns)
+            if final:
+                self._tokens[index].end()
         if not final:
             self._in_flight.stream(entry, outcome)
         elif index in self._failed:
@@ -451,6 +462,8 @@ class StreamingBatch(RunningBatch):
     def cancelled(self, index: int) -> None:
         """The caller of a request has gone."""
         self._in_flight.metrics.response(self._sent[index], ResponseKind.CANCEL, 0)
+        if self._tokens is not None:
+            self._tokens[index].end()
 
     def _take(self, index: int, result: Result, end_ns: int) -> None:
         """A blocking instance responds to a request: with exactly one response."""

@@ -22,6 +22,7 @@ from charonia.core.trace import (
     TENSOR_QUEUE_INPUT,
     Trace,
 )
+from charonia.core.usage import usage_of
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import Executor
 from charonia.server.execution.in_flight import InFlight, PendingRequest, RunningBatch
@@ -54,6 +55,8 @@ def begin(
             trace.mark(INFER_RESPONSE_COMPLETE, now)
         if isinstance(outcome, InferResponse):
             trace.show(TENSOR_BACKEND_OUTPUT, outcome.outputs)
+            if outcome.parameters:
+                trace.usage = usage_of(outcome.parameters) or trace.usage
         if final:
             trace.answered_ns = now
             trace.mark(REQUEST_END, now)

@@ -89,6 +89,7 @@ class Exchange:
         usage: Tokens that a language model was given and has made, for the access log; None where it is not known.
         begun_ns: When the request's first byte was read; 0 without tracing.
         received_ns: When the request was complete; 0 without an access log.
+        first_ns: When the first event of a stream was there, for the access log; 0 for none.
     """
 
     __slots__ = (
@@ -98,6 +99,7 @@ class Exchange:
         "begun_ns",
         "bytes_out",
         "connection",
+        "first_ns",
         "has_begun",
         "headers",
         "is_open",
@@ -138,6 +140,7 @@ class Exchange:
         self.outcome: Outcome = None
         self.usage: TokenUsage | None = None
         self.begun_ns = 0
+        self.first_ns = 0
         self.received_ns = 0
         if not request.keep_alive:
             self.end_connection()

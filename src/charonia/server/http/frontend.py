@@ -188,6 +188,8 @@ class HttpEndpoint:
                 bytes_out=exchange.bytes_out,
                 duration_ns=time.monotonic_ns() - exchange.received_ns if exchange.received_ns else 0,
                 execution=response.execution if response is not None else None,
+                usage=exchange.usage,
+                first_ns=exchange.first_ns - exchange.received_ns if exchange.first_ns else 0,
             )
         )
 

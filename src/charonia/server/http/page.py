@@ -40,7 +40,7 @@ _HEADERS = (
     b"Cross-Origin-Opener-Policy: same-origin\r\nCache-Control: no-cache\r\n"
 ) % POLICY.encode()
 
-_SCRIPTS = ("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "page.js")
+_SCRIPTS = ("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "chat.js", "page.js")
 """The parts of the page's script, in this order."""
 
 _HOST = re.compile(rb"[A-Za-z0-9.\-_\[\]:]{1,255}")
@@ -62,6 +62,7 @@ class PageHandlers:
         self._bytes_max = limits.body_bytes_max
         self._gate = services.http_gate
         self._has_keys = services.http_gate is not None and services.http_gate.has_keys
+        self._has_openai = services.has_openai
         self._scheme = services.page_scheme
         self._controls_models = services.controls_models
         self._tasks = tasks
@@ -101,7 +102,13 @@ class PageHandlers:
         async def answer() -> None:
             models = await self._models()
             document = await asyncio.to_thread(
-                openapi_document, server, models, url=url, has_keys=has_keys, may_control=may_control
+                openapi_document,
+                server,
+                models,
+                url=url,
+                has_keys=has_keys,
+                may_control=may_control,
+                has_openai=self._has_openai,
             )
             exchange.respond(200, [dump(document)])
 

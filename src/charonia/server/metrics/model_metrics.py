@@ -9,6 +9,7 @@ import numpy as np
 from charonia.core.statistics import BatchStatistics, Duration, ModelStatistics, ResponseKind, ResponseStatistics
 from charonia.server.metrics.metric_families import Histogram, HistogramCounts
 from charonia.server.metrics.summaries import CACHE_HIT, CACHE_MISS, Summaries, SummaryCounts
+from charonia.server.metrics.tokens import TokenMetrics
 from charonia.server.scheduling.api import CloseReason
 
 _US = 1_000
@@ -85,6 +86,7 @@ class ModelMetrics:
         first_response_ns: Histogram of the time from arrival to the first response, of decoupled models.
         failures: Failed requests by reason.
         load_seconds: Time it took to load the version.
+        tokens: The tokens of a language model, None for any other.
         namespace: The model's namespace, "" without namespaces.
     """
 
@@ -102,6 +104,7 @@ class ModelMetrics:
         self.collapsed = 0
         self.load_seconds = 0.0
         self.namespace = ""
+        self.tokens: TokenMetrics | None = None
         self.first_response_ns = Histogram(chosen.get(FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS_NS))
         self._summaries: Summaries | None = None
         self._statistics = ModelStatistics(name, version)
@@ -261,7 +264,10 @@ class ModelMetrics:
             duration_ns: Time since the previous response, or since the batch started.
         """
         key = str(min(index, RESPONSES_COUNTED_MAX - 1))
-        counted = self._statistics.responses.setdefault(key, ResponseStatistics())
+        responses = self._statistics.responses
+        counted = responses.get(key)
+        if counted is None:
+            counted = responses[key] = ResponseStatistics()
         duration: Duration = getattr(counted, kind.value)
         duration.add(duration_ns)
         if kind in (ResponseKind.SUCCESS, ResponseKind.FAIL):

@@ -20,6 +20,17 @@ from charonia.server.metrics.model_metrics import (
     ModelMetrics,
 )
 from charonia.server.metrics.summaries import CACHE_SUMMARIES, REQUEST_SUMMARY, SUMMARIES
+from charonia.server.metrics.tokens import (
+    BETWEEN_TOKENS,
+    CACHED_TOKENS,
+    COMPLETION_TOKENS,
+    FIRST_TOKEN,
+    GEN_AI_FIRST_TOKEN,
+    GEN_AI_PER_TOKEN,
+    GEN_AI_USAGE,
+    PROMPT_TOKENS,
+    TokenMetrics,
+)
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -103,6 +114,19 @@ _WORKERS: tuple[tuple[str, str, str, Callable[[WorkerState], int]], ...] = (
 )
 
 
+_TOKEN_COUNTERS: tuple[tuple[str, str, Callable[[TokenMetrics], int]], ...] = (
+    (PROMPT_TOKENS, "Tokens of prompts", lambda t: t.prompt),
+    (COMPLETION_TOKENS, "Tokens of answers", lambda t: t.completion),
+    (CACHED_TOKENS, "Tokens of prompts whose computation was saved by a cache", lambda t: t.cached),
+)
+_TOKEN_TIMES: tuple[tuple[str, str, Callable[[TokenMetrics], Histogram]], ...] = (
+    (FIRST_TOKEN, "Arrival to the first response of a stream", lambda t: t.first_ns),
+    (BETWEEN_TOKENS, "Time between two responses of a stream", lambda t: t.between_ns),
+    (GEN_AI_FIRST_TOKEN, "Arrival to the first response of a stream", lambda t: t.first_ns),
+    (GEN_AI_PER_TOKEN, "Time for each token after the first of a stream", lambda t: t.per_token_ns),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PageView:
     """The forms in which the page shows latencies.
@@ -134,6 +158,8 @@ def metric_names() -> tuple[str, ...]:
         FIRST_RESPONSE,
         BATCH_SIZE,
         "charonia_batches_closed_total",
+        *(name for name, _, _ in (*_TOKEN_COUNTERS, *_TOKEN_TIMES)),
+        GEN_AI_USAGE,
         *(name for name, _, _, _ in _WORKERS),
         "nv_cpu_utilization",
         "nv_cpu_memory_total_bytes",
@@ -200,6 +226,7 @@ def render(
     if view.quantiles:
         _summaries(lines, labelled, view)
     _distributions(lines, labelled, view)
+    _language(lines, labelled)
     _workers(lines, labelled)
     if machine is not None:
         _machine(lines, machine)
@@ -209,6 +236,23 @@ def render(
     for family in custom.families() if custom is not None else ():
         _custom(lines, family)
     return ("\n".join(lines) + "\n").encode()
+
+
+def _language(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
+    """Write the metrics of language models."""
+    shown = [(labels, sample.metrics.tokens) for labels, sample in labelled if sample.metrics.tokens is not None]
+    if not shown:
+        return
+    for name, help_text, count in _TOKEN_COUNTERS:
+        _family(lines, name, "counter", help_text, ((labels, count(tokens)) for labels, tokens in shown))
+    for name, help_text, read in _TOKEN_TIMES:
+        _head(lines, name, "histogram", help_text)
+        for labels, tokens in shown:
+            _histogram(lines, name, labels, read(tokens), _NS_PER_S)
+    _head(lines, GEN_AI_USAGE, "histogram", "Tokens of a request")
+    for labels, tokens in shown:
+        _histogram(lines, GEN_AI_USAGE, f'{labels},gen_ai_token_type="input"', tokens.prompts, 1)
+        _histogram(lines, GEN_AI_USAGE, f'{labels},gen_ai_token_type="output"', tokens.completions, 1)
 
 
 def _workers(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from charonia.config.language import TEXT_INPUT
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import (
     EMBEDDING_NORMALIZE,
@@ -38,7 +39,6 @@ from charonia.wire.openai_embeddings import (
 from charonia.wire.openai_models import (
     ATTENTION_MASK,
     INPUT_IDS,
-    TEXT_INPUT,
     TOKEN_TYPES,
     float_outputs,
     is_sentence_encoder,

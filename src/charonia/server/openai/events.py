@@ -9,6 +9,7 @@ Source: OpenAI's API reference, "Streaming"; WHATWG HTML, "Server-sent events".
 """
 
 import asyncio
+import time
 
 from charonia.core.errors import ServingError, unavailable
 from charonia.server.http.exchange import Exchange
@@ -104,6 +105,8 @@ class EventStream:
         if not exchange.is_open:
             return
         if not exchange.has_begun:
+            if exchange.received_ns:
+                exchange.first_ns = time.monotonic_ns()
             exchange.begin(200, EVENT_TYPE, _HEADERS)
         data = b"".join(events)
         if data:

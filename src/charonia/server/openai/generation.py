@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from charonia.config.language import INPUT_TOKENS, OUTPUT_TOKENS, TEXT_INPUT
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import TEXT_OUTPUT_KIND
 from charonia.core.calls import Outcome, Ticket
@@ -27,7 +28,6 @@ from charonia.server.openai.model_files import ModelText
 from charonia.server.openai.pass_through import text_of
 from charonia.wire.json_text import dump
 from charonia.wire.openai_answer import AnswerHead
-from charonia.wire.openai_models import TEXT_INPUT
 from charonia.wire.openai_request import IMAGE_INPUT, Prompt, TextRequest
 from charonia.wire.stop_strings import StopCutter
 from charonia.wire.v2_generate import decode_generate
@@ -41,8 +41,6 @@ _ASKED_FOR = ("exclude_input_in_output", "return_finish_reason", "return_num_inp
 """Inputs that are set where the model has them."""
 
 _FINISH_REASON = "finish_reason"
-_INPUT_TOKENS = "num_input_tokens"
-_OUTPUT_TOKENS = "num_output_tokens"
 
 
 def prompts_of(asked: TextRequest, text: ModelText) -> list[str]:
@@ -292,9 +290,9 @@ class TextChoice:
         for tensor in response.outputs:
             if tensor.name == _FINISH_REASON:
                 self.finish_reason = _reason(tensor) or self.finish_reason
-            elif tensor.name == _INPUT_TOKENS and tensor.array.size:
+            elif tensor.name == INPUT_TOKENS and tensor.array.size:
                 self.prompt_tokens = int(np.asarray(tensor.array).reshape(-1)[0])
-            elif tensor.name == _OUTPUT_TOKENS and tensor.array.size:
+            elif tensor.name == OUTPUT_TOKENS and tensor.array.size:
                 made = int(np.asarray(tensor.array).sum())
                 before = 0 if self._generation.is_cumulative else self.completion_tokens or 0
                 self.completion_tokens = before + made

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from charonia.config.language import TEXT_INPUT, TEXT_OUTPUT
 from charonia.config.model import ModelConfig
 from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
@@ -13,7 +14,7 @@ from charonia.core.usage import usage_of
 from charonia.server.http.exchange import Exchange
 from charonia.server.openai.events import EventStream
 from charonia.server.single_response import SingleResponse
-from charonia.wire.openai_models import RESPONSES, TEXT_INPUT, TEXT_OUTPUT
+from charonia.wire.openai_models import RESPONSES
 
 ROUTE_PARAMETER = "openai"
 """Request parameter with the route that was called."""

@@ -19,7 +19,9 @@ from charonia.core.metadata import ServerMetadata
 from charonia.core.tensor import Tensor
 from charonia.server.page import json_schemas
 from charonia.server.page.json_schemas import COMPONENTS, NO_JSON_FORM, Json
+from charonia.server.page.openai_paths import TAG, openai_paths
 from charonia.wire.example_request import ExampleRequest, example_request
+from charonia.wire.openai_models import routes_of
 
 ELEMENTS_SHOWN_MAX = 1024
 """Most elements of all inputs together in an example; a longer one has only shapes and a value to fill them with."""
@@ -51,7 +53,13 @@ class ServedModel:
 
 
 def openapi_document(
-    server: ServerMetadata, models: Iterable[ServedModel], *, url: str, has_keys: bool, may_control: bool = False
+    server: ServerMetadata,
+    models: Iterable[ServedModel],
+    *,
+    url: str,
+    has_keys: bool,
+    may_control: bool = False,
+    has_openai: bool = True,
 ) -> Json:
     """Return the document.
 
@@ -61,12 +69,14 @@ def openapi_document(
         url: Where the server answers, for code samples: `http://HOST:PORT`.
         has_keys: Whether the server asks for API keys.
         may_control: Whether the reader may load and unload models.
+        has_openai: Whether OpenAI's API is served.
     """
     served = sorted(models, key=lambda model: model.config.name)
     paths = dict(_SERVER_PATHS)
     requests = {model.config.name: _example_request(model.config, url, has_keys) for model in served}
     for model in served:
         paths |= _model_paths(model, requests[model.config.name])
+    paths |= openai_paths(model.config for model in served) if has_openai else {}
     datatypes = {given.data_type for model in served for given in model.config.input}
     datatypes |= {output.data_type for model in served for output in model.config.output}
     document: Json = {
@@ -83,7 +93,7 @@ def openapi_document(
             "schemas": json_schemas.shared_schemas([datatype for datatype in DataType if datatype in datatypes]),
         },
         "x-model-control": may_control,
-        "x-models": [_summary(model, requests[model.config.name]) for model in served],
+        "x-models": [_summary(model, requests[model.config.name], has_openai) for model in served],
     }
     if has_keys:
         document["components"] = {**_mapping(document["components"]), "securitySchemes": _SECURITY}
@@ -95,7 +105,7 @@ def _example_request(config: ModelConfig, url: str, has_keys: bool) -> ExampleRe
     return replace(example_request(config, url=url), has_key=has_keys)
 
 
-def _summary(model: ServedModel, request: ExampleRequest) -> Json:
+def _summary(model: ServedModel, request: ExampleRequest, has_openai: bool) -> Json:
     """Return what the page shows of a model."""
     config = model.config
     return {
@@ -106,6 +116,7 @@ def _summary(model: ServedModel, request: ExampleRequest) -> Json:
         "max_batch_size": config.max_batch_size,
         "batching": config.dynamic_batching is not None,
         "stream": config.is_decoupled,
+        "openai": list(routes_of(config)) if has_openai else [],
         "sequence": config.sequence_batching is not None,
         "ensemble": [step.model_name for step in config.ensemble_scheduling.step] if config.ensemble_scheduling else [],
         "inputs": [_input_summary(config, given, request) for given in config.input if given.data_type is not None],
@@ -249,6 +260,7 @@ def _post(summary: str, properties: Json, *, of_model: bool) -> Json:
 
 _TAGS = (
     {"name": "Models", "description": "What is known of a model"},
+    {"name": TAG, "description": "For OpenAI's clients, with the models that answer it"},
     {"name": "Server", "description": "The server itself"},
     {"name": "Repository", "description": "Models with their states; loading and unloading"},
 )

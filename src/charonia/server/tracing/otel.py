@@ -146,6 +146,10 @@ class _Spans:
         }
         if trace.request_id:
             attributes["triton.request_id"] = trace.request_id
+        if trace.usage is not None:
+            attributes["gen_ai.request.model"] = trace.model_name
+            attributes["gen_ai.usage.input_tokens"] = trace.usage.prompt
+            attributes["gen_ai.usage.output_tokens"] = trace.usage.completion
         outer = [event for event in trace.events if event[0] not in _COMPUTE]
         inner = [event for event in trace.events if event[0] in _COMPUTE]
         spans = [self._span(trace.model_name, trace.span_id, above, outer, attributes)]

@@ -2,7 +2,8 @@ import pytest
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.server.backends.pytorch.options import RunPlan, read_plan, unknown_parameters
+from charonia.server.backends.parameters import unknown_parameters
+from charonia.server.backends.pytorch.options import PARAMETERS, RunPlan, read_plan
 
 
 def plan(**parameters: str) -> RunPlan:
@@ -74,7 +75,9 @@ def test_a_value_that_means_nothing_is_a_problem_with_its_place(key: str, text: 
 
 
 def test_an_unknown_parameter_is_pointed_out_with_the_nearest_one() -> None:
-    [sentence] = unknown_parameters(ModelConfig(name="m", parameters={"inference_mod": "true", "NUM_THREADS": "1"}))
+    config = ModelConfig(name="m", parameters={"inference_mod": "true", "NUM_THREADS": "1"})
+
+    [sentence] = unknown_parameters(config, "pytorch", PARAMETERS)
 
     assert "no parameter 'inference_mod'" in sentence
     assert "did you mean 'INFERENCE_MODE'?" in sentence

@@ -5,9 +5,11 @@ import logging
 import re
 import shutil
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import joblib
@@ -34,6 +36,7 @@ from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
 from charonia.server.backends.sklearn import features
 from charonia.server.backends.sklearn.backend import SklearnBackend
+from charonia.server.backends.sklearn.instance import Threads
 from charonia.testing.backend_suite import PLACEMENT
 
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
@@ -510,6 +513,34 @@ def test_the_threads_of_an_estimator_are_not_those_of_its_file(folder: Path, par
         return [step.n_jobs for _, step in model.estimator.steps if hasattr(step, "n_jobs")]
 
     assert asyncio.run(go()) == [jobs]
+
+
+class CountedLibrary:
+    user_api = "openmp"
+    filepath = "libgomp.so"
+
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+
+    def set_num_threads(self, threads: int) -> None:
+        self.limits.append(threads)
+
+
+def test_a_thread_is_limited_anew_only_when_another_model_ran_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = CountedLibrary()
+    monkeypatch.setattr(
+        "charonia.server.backends.sklearn.instance.ThreadpoolController",
+        lambda: SimpleNamespace(lib_controllers=[library]),
+    )
+    one, other = Threads(), Threads()
+
+    for threads, limit in ((one, 2), (one, 2), (other, 1), (one, 2), (one, 3)):
+        threads.limit_thread(limit)
+    in_another_thread = threading.Thread(target=one.limit_thread, args=(3,))
+    in_another_thread.start()
+    in_another_thread.join()
+
+    assert library.limits == [2, 1, 2, 3, 3]
 
 
 def test_native_libraries_use_the_threads_of_the_instance(folder: Path) -> None:

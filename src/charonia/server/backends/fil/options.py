@@ -3,14 +3,13 @@
 Source: the documentation of Triton's FIL backend, "FIL Backend Model Configuration", of this and of earlier releases.
 """
 
-import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
+from charonia.server.backends.parameters import unknown_parameters
 
 MODEL_TYPES = {
     "xgboost_json": "xgboost.json",
@@ -116,10 +115,6 @@ def read_plan(config: ModelConfig) -> tuple[ForestPlan, list[Problem]]:
 
 def remarks(config: ModelConfig) -> Iterator[str]:
     """Yield a sentence for each parameter without effect, known or not."""
-    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS - set(_KNOWN)):
-        if key in WITHOUT_EFFECT:
-            yield f"model '{config.name}': parameter '{key}' has no effect: it tunes the code of Triton's FIL backend"
-            continue
-        near = difflib.get_close_matches(key, _KNOWN, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        yield f"model '{config.name}': the fil backend has no parameter '{key}', it has no effect{hint}"
+    for key in sorted(config.parameters.keys() & WITHOUT_EFFECT):
+        yield f"model '{config.name}': parameter '{key}' has no effect: it tunes the code of Triton's FIL backend"
+    yield from unknown_parameters(config, "fil", (*_KNOWN, *WITHOUT_EFFECT))

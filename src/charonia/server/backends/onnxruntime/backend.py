@@ -25,8 +25,8 @@ from charonia.server.backends.onnxruntime.options import (
     choose_providers,
     for_openvino,
     idle_accelerators,
+    ineffective_parameters,
     read_plan,
-    unknown_parameters,
 )
 from charonia.server.backends.onnxruntime.session import (
     Session,
@@ -201,7 +201,7 @@ class OnnxRuntimeBackend:
                 f"model '{config.name}': cc_model_filenames is not supported by the onnxruntime backend",
                 hint="set default_model_filename",
             )
-        for sentence in (*unknown_parameters(config), *idle_accelerators(config)):
+        for sentence in (*ineffective_parameters(config), *idle_accelerators(config)):
             _log.warning(sentence)
         routed = _for_openvino(config)
         if routed is not None:

@@ -3,7 +3,6 @@
 Pure. Which providers are installed is an argument.
 """
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -14,6 +13,7 @@ from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
 from charonia.core.errors import invalid, unsupported
 from charonia.server.backends.api import Placement
+from charonia.server.backends.parameters import unknown_parameters
 
 GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED"}
 """Names of ONNX Runtime's optimisation levels by `optimization.graph.level`."""
@@ -126,13 +126,10 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[Session
     return plan, problems
 
 
-def unknown_parameters(config: ModelConfig) -> Iterator[str]:
-    """Yield a warning for each unknown parameter."""
-    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS):
-        if key not in _PARAMETERS and not key.startswith(_ENTRY_PREFIXES):
-            near = difflib.get_close_matches(key, _PARAMETERS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            yield f"model '{config.name}': ONNX Runtime has no parameter '{key}', it has no effect{hint}"
+def ineffective_parameters(config: ModelConfig) -> Iterator[str]:
+    """Return a warning for each unknown parameter."""
+    entries = (key for key in config.parameters if key.startswith(_ENTRY_PREFIXES))
+    return unknown_parameters(config, "onnxruntime", (*_PARAMETERS, *entries))
 
 
 def idle_accelerators(config: ModelConfig) -> Iterator[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import openvino
 
 from charonia.config.model import ModelConfig
-from charonia.core.errors import Code, ServingError, internal
+from charonia.core.errors import Code, ServingError
 from charonia.core.tensor import Array
 from charonia.server.backends.array_instance import ArrayInstance
 from charonia.server.backends.openvino.network import Network, plain_error
@@ -49,13 +49,12 @@ class OpenVinoInstance(ArrayInstance):
 
     def close(self) -> None:
         """Release the inference request."""
+        super().close()
         self._request = None
 
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
         """Run the request."""
         request = self._request
-        if request is None:
-            raise internal("the instance is closed")
         size = next(iter(feed.values())).shape[0] if self.is_batched else 0
         rows = max(size, self._batch) if self.is_batched else 0
         own: dict[str, Array] = {}

@@ -25,6 +25,7 @@ from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.block_pool import BlockPool
+from charonia.server.backends.parameters import unknown_parameters
 from charonia.server.backends.pytorch import aoti
 from charonia.server.backends.pytorch.archive import FileKind
 from charonia.server.backends.pytorch.devices import (
@@ -37,7 +38,7 @@ from charonia.server.backends.pytorch.devices import (
 )
 from charonia.server.backends.pytorch.instance import PyTorchInstance
 from charonia.server.backends.pytorch.openmp import in_passing_thread
-from charonia.server.backends.pytorch.options import EAGER_RUNTIME, RunPlan, read_plan, unknown_parameters
+from charonia.server.backends.pytorch.options import EAGER_RUNTIME, PARAMETERS, RunPlan, read_plan
 from charonia.server.backends.pytorch.program import Program
 from charonia.server.backends.pytorch.source import Source, find_source
 from charonia.server.machine.memory import release_freed_memory
@@ -239,7 +240,7 @@ class PyTorchBackend:
                 f"{reason.removeprefix(f'{missing}: ') or 'could not be inferred'}",
                 hint=_how_to_configure(config, source, found.guess),
             )
-        for sentence in unknown_parameters(config):
+        for sentence in unknown_parameters(config, self.name, PARAMETERS):
             _log.warning(sentence)
         self._set_process_options(config.name, plan)
         if self._pool is None:

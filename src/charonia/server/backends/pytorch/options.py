@@ -4,13 +4,11 @@ Source of the parameters: the documentation of Triton's PyTorch backend. It does
 ALLOW_UNPICKLING or MODULE_CLASS.
 """
 
-import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
 
@@ -172,12 +170,3 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[RunPlan
         class_name=reader.text("MODULE_CLASS"),
     )
     return plan, reader.problems
-
-
-def unknown_parameters(config: ModelConfig) -> Iterator[str]:
-    """Yield a warning for each unknown parameter."""
-    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS):
-        if key not in PARAMETERS:
-            near = difflib.get_close_matches(key.upper(), PARAMETERS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            yield f"model '{config.name}': the pytorch backend has no parameter '{key}', it has no effect{hint}"

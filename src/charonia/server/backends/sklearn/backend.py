@@ -31,16 +31,17 @@ from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.model_file import model_file
+from charonia.server.backends.parameters import unknown_parameters
 from charonia.server.backends.sklearn.features import MATRIX, Features, parts_of, prepare
 from charonia.server.backends.sklearn.files import Trust, plain_text, read_estimator
 from charonia.server.backends.sklearn.instance import SklearnInstance, Threads
 from charonia.server.backends.sklearn.methods import METHODS, array_of, datatype_of, outputs_of, provided
 from charonia.server.backends.sklearn.options import (
+    PARAMETERS,
     TRUSTED,
     TRUSTED_TYPES,
     EstimatorPlan,
     read_plan,
-    unknown_parameters,
 )
 from charonia.server.machine.memory import release_freed_memory
 
@@ -145,7 +146,7 @@ class SklearnBackend:
         """
         plan = _plan(config)
         path = _file(files, config)
-        for sentence in unknown_parameters(config):
+        for sentence in unknown_parameters(config, self.name, PARAMETERS):
             _log.warning(sentence)
         estimator, found = await asyncio.to_thread(read_estimator, path, _trust(config, plan, path))
         for sentence in found:

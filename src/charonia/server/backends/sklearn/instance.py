@@ -1,5 +1,6 @@
 """Runs batches in an estimator."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from charonia.server.backends.sklearn.methods import METHODS, array_of, as_datat
 _OF_OTHERS = "/torch/"
 """In the path of a library whose threads another backend sets."""
 
+_limits = threading.local()
+"""The limit that OpenMP has in a thread, and whose libraries have it."""
+
 
 class Threads:
     """The native libraries that compute for estimators, as they are loaded now."""
@@ -32,7 +36,11 @@ class Threads:
             library.set_num_threads(threads)
 
     def limit_thread(self, threads: int) -> None:
-        """Set the number of threads of OpenMP, for calls of this thread."""
+        """Set the number of threads of OpenMP, for calls of this thread, unless it is the last one that was set."""
+        limit = (self, threads)
+        if getattr(_limits, "limit", None) == limit:
+            return
+        _limits.limit = limit
         for library in self._openmp:
             library.set_num_threads(threads)
 
@@ -52,7 +60,8 @@ class SklearnInstance(ArrayInstance):
         self, estimator: Any, features: Features, config: ModelConfig, libraries: Threads, threads: int
     ) -> None:
         super().__init__(config)
-        self._estimator = estimator
+        # An attribute that a pipeline decides on is as slow as some estimators.
+        self._methods = {plan.name: getattr(estimator, METHODS[plan.name]) for plan in self.outputs}
         self._features = features
         self._libraries = libraries
         self._threads = threads
@@ -75,7 +84,7 @@ class SklearnInstance(ArrayInstance):
         try:
             rows = self._features.table(feed)
             for name in names:
-                array = array_of(name, getattr(self._estimator, METHODS[name])(rows))
+                array = array_of(name, self._methods[name](rows))
                 found[name] = array[..., None] if array.ndim + 1 == self._ranks[name] else array
         except ServingError:
             raise

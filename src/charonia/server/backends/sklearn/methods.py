@@ -45,6 +45,8 @@ def array_of(output: str, result: Any) -> Array:
     Raises:
         ServingError: INTERNAL for a list of arrays, which is what several targets of classes have.
     """
+    if isinstance(result, np.ndarray):
+        return result
     if hasattr(result, "toarray"):
         result = result.toarray()
     elif hasattr(result, "to_numpy"):

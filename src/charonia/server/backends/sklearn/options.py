@@ -1,11 +1,8 @@
 """Options of a model, from its parameters. Pure."""
 
-import difflib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
 
 TRUSTED = "TRUSTED"
@@ -43,12 +40,3 @@ def read_plan(config: ModelConfig) -> tuple[EstimatorPlan, list[Problem]]:
         jobs = "1"
     types = tuple(name.strip() for name in config.parameters.get(TRUSTED_TYPES, "").split(",") if name.strip())
     return EstimatorPlan(_FLAGS.get(trusted.lower(), False), types, int(jobs)), problems
-
-
-def unknown_parameters(config: ModelConfig) -> Iterator[str]:
-    """Yield a warning for each unknown parameter."""
-    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS):
-        if key not in PARAMETERS:
-            near = difflib.get_close_matches(key, PARAMETERS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            yield f"model '{config.name}': the sklearn backend has no parameter '{key}', it has no effect{hint}"

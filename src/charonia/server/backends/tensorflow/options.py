@@ -3,15 +3,14 @@
 Source of the parameters: the documentation of Triton's TensorFlow backend.
 """
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
+from charonia.server.backends.parameters import unknown_parameters
 from charonia.server.backends.python.backend import EXECUTE_SECONDS, START_SECONDS
 
 GRAPH_TAG = "TF_GRAPH_TAG"
@@ -137,11 +136,7 @@ def _unsupported(config: ModelConfig) -> Iterator[Problem]:
 def remarks(config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each parameter that is unknown, and for each that has no effect."""
     start = f"model '{config.name}'"
-    known = (*PARAMETERS, START_SECONDS, EXECUTE_SECONDS)
-    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS - set(known)):
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        yield f"{start}: the tensorflow backend has no parameter '{key}', it has no effect{hint}"
+    yield from unknown_parameters(config, "tensorflow", (*PARAMETERS, START_SECONDS, EXECUTE_SECONDS))
     if config.parameters.get(SESSION_SHARE, "1") != "1":
         yield f"{start}: {SESSION_SHARE} has no effect: each instance has a process of its own"
     for key in GPU_MEMORY:

@@ -3,14 +3,13 @@
 Source: the documentation of Triton's TensorRT backend and of its model configuration.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from charonia.config.kinds import InstanceKind, ModelPriority
 from charonia.config.model import Cuda, GraphLowerBound, GraphShape, GraphSpec, InstanceGroup, ModelConfig, Optimization
-from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
+from charonia.server.backends.parameters import unknown_parameters
 
 ALLOCATION = "execution_context_allocation_strategy"
 _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
@@ -100,10 +99,7 @@ def _problems(config: ModelConfig) -> Iterator[Problem]:
 
 def without_effect(config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each parameter that is unknown, and for each option that changes nothing here."""
-    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS - set(_PARAMETERS)):
-        near = difflib.get_close_matches(key, _PARAMETERS, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        yield f"model '{config.name}': the tensorrt backend has no parameter '{key}', it has no effect{hint}"
+    yield from unknown_parameters(config, "tensorrt", _PARAMETERS)
     for key in ("coalesce-request-input", "execution-policy"):
         if key in settings:
             yield f"model '{config.name}': --backend-config tensorrt,{key} has no effect"

@@ -13,8 +13,9 @@ from charonia.core.errors import unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.model_file import model_file
+from charonia.server.backends.parameters import unknown_parameters
 from charonia.server.backends.tflite.instance import TfliteInstance
-from charonia.server.backends.tflite.options import TflitePlan, read_plan, unknown_parameters
+from charonia.server.backends.tflite.options import PARAMETERS, TflitePlan, read_plan
 from charonia.server.backends.tflite.program import TfliteProgram, interpreter_of, quantised, read_program
 from charonia.server.machine.memory import release_freed_memory
 
@@ -93,7 +94,7 @@ class TfliteBackend:
             raise unsupported(
                 f"model '{config.name}': the tflite backend runs on the CPU only", hint="use instances of KIND_CPU"
             )
-        for sentence in unknown_parameters(config):
+        for sentence in unknown_parameters(config, self.name, PARAMETERS):
             _log.warning(sentence)
         config = seen_by_model(config)
         program = await asyncio.to_thread(read_program, _path(files, config), config, plan.signature)

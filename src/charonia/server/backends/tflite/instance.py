@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from charonia.config.model import ModelConfig
-from charonia.core.errors import Code, ServingError, internal
+from charonia.core.errors import Code, ServingError
 from charonia.core.tensor import Array
 from charonia.server.backends.array_instance import ArrayInstance
 from charonia.server.backends.tflite.program import TfliteProgram, plain_error
@@ -32,13 +32,12 @@ class TfliteInstance(ArrayInstance):
 
     def close(self) -> None:
         """Release the interpreter."""
+        super().close()
         self._native = None
 
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
         """Run the interpreter, after resizing its inputs where the shapes differ from the last ones."""
         native, subgraph = self._native, self._subgraph
-        if native is None:
-            raise internal("the instance is closed")
         try:
             shapes = [array.shape for array in feed.values()]
             if shapes != self._shapes:

@@ -1,14 +1,13 @@
 """Options of a TensorFlow Lite model, from its parameters and the backend's settings. Pure."""
 
-import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
 
 THREADS, SIGNATURE = "tflite_num_threads", "SIGNATURE"
+PARAMETERS = (THREADS, SIGNATURE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,3 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[TfliteP
         problems.append(Problem(path, f"expected a whole number of at least 0, got '{text}'"))
         text = "0"
     return TflitePlan(int(text), config.parameters.get(SIGNATURE, "")), problems
-
-
-def unknown_parameters(config: ModelConfig) -> Iterator[str]:
-    """Yield a warning for each unknown parameter."""
-    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS - {THREADS, SIGNATURE}):
-        near = difflib.get_close_matches(key, [THREADS, SIGNATURE], n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        yield f"model '{config.name}': the tflite backend has no parameter '{key}', it has no effect{hint}"

@@ -186,6 +186,7 @@ function makeView(entry, model) {
     return element("div", {}, ...parts);
   }
   head.append(element("p", { class: "about" }, ...aboutModel(model)));
+  if (model.openai.includes(CHAT_ROUTE)) parts.push(chatSection(model));
   parts.push(signatureSection(model), ...trySections(model));
   return element("div", {}, ...parts);
 }

@@ -27,7 +27,10 @@ async function ask(path, options = {}) {
   if (!response.ok) {
     const text = await response.text();
     let message = text;
-    try { message = JSON.parse(text.replace(/^data: /, "")).error ?? text; } catch { /* not ours */ }
+    try {
+      const { error } = JSON.parse(text.replace(/^data: /, ""));
+      message = error?.message ?? error ?? text;  // in OpenAI's form, or in that of the other routes
+    } catch { /* not ours */ }
     throw new Refusal(response.status, message || response.statusText);
   }
   return response;

@@ -1,0 +1,191 @@
+"""Requests of OpenAI's API for models that do not speak it: what is taken, what is refused, and by which name."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
+from charonia.wire.openai_embeddings import decode_embeddings_request, normalized, padded_tokens, pooled, shortened
+from charonia.wire.openai_errors import error_object
+from charonia.wire.openai_models import engine_routes, model_ids, routes_of
+from charonia.wire.openai_request import TextRequest, decode_text_request
+
+TEXT = ModelInput("text_input", DataType.BYTES, dims=(1,))
+OUTPUT = ModelOutput("text_output", DataType.BYTES, (1,))
+
+
+def model(*inputs: ModelInput, **more: Any) -> ModelConfig:
+    return ModelConfig(name="m", input=(TEXT, *inputs), output=(OUTPUT,), **more)
+
+
+def given(name: str, datatype: DataType = DataType.BYTES) -> ModelInput:
+    return ModelInput(name, datatype, dims=(1,), optional=True)
+
+
+def chat(config: ModelConfig, **members: Any) -> TextRequest:
+    messages = members.pop("messages", [{"role": "user", "content": "hi"}])
+    return decode_text_request(config, {"model": "m", "messages": messages, **members}, is_chat=True)
+
+
+def refusal(config: ModelConfig, **members: Any) -> str:
+    with pytest.raises(ServingError) as refused:
+        chat(config, **members)
+    return refused.value.message
+
+
+def test_sampling_parameters_go_to_inputs_of_their_names_else_into_the_json_object() -> None:
+    config = model(given("temperature", DataType.FP32), given("sampling_parameters"))
+
+    asked = chat(config, temperature=0.5, top_p=0.9, max_completion_tokens=5, seed=3)
+
+    assert asked.inputs == {"temperature": 0.5, "sampling_parameters": {"top_p": 0.9, "max_tokens": 5, "seed": 3}}
+    assert asked.max_tokens == 5
+    assert asked.inputs_of(2)["sampling_parameters"] == {"top_p": 0.9, "max_tokens": 5, "seed": 5}
+    assert chat(model(given("seed", DataType.INT64)), seed=3).inputs_of(1) == {"seed": 4}
+
+
+def test_any_other_member_goes_to_an_input_of_its_name() -> None:
+    schema = {"type": "json_object"}
+
+    assert chat(model(given("response_format")), response_format=schema).inputs == {"response_format": schema}
+    assert chat(model(given("language")), language="de").inputs == {"language": "de"}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"temperature": 1, "top_p": 1.0, "n": 1, "presence_penalty": 0, "logprobs": False, "tools": []},
+        {"user": "u", "metadata": {"a": 1}, "store": True, "seed": None, "response_format": {"type": "text"}},
+        {"tool_choice": "none", "logit_bias": {}, "modalities": ["text"]},
+    ],
+)
+def test_what_changes_nothing_is_accepted(members: dict[str, Any]) -> None:
+    assert chat(model(), **members).inputs == {}
+
+
+@pytest.mark.parametrize(
+    ("members", "beginning"),
+    [
+        ({"temperature": 0.5}, "temperature: model 'm' has no input for it"),
+        ({"temperature": "hot"}, "temperature: expected a number, got a string"),
+        ({"temperature": True}, "temperature: expected a number, got a boolean"),
+        ({"temperature": 2.1}, "temperature: expected 0 to 2, got 2.1"),
+        ({"max_tokens": 0}, "max_tokens: expected at least 1, got 0"),
+        ({"logprobs": True}, "logprobs: model 'm' cannot answer this"),
+        ({"tools": [{}]}, "tools: model 'm' cannot answer this"),
+        ({"logit_bias": {"5": 1}}, "logit_bias: model 'm' has no input for it"),
+        ({"n": 129}, "n: expected at most 128 answers"),
+        ({"n": 0}, "n: expected at least 1"),
+        ({"stop": [1]}, "stop: expected a string"),
+        ({"stop": ["x"] * 17}, "stop: expected a string, or at most 16"),
+        ({"stream": "yes"}, "stream: expected a boolean"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage: expected a boolean"),
+        ({"messages": []}, "messages: expected 1 to"),
+        ({"messages": ["hi"]}, "messages[0]: expected an object with a role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content: expected a string"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(members: dict[str, Any], beginning: str) -> None:
+    assert refusal(model(), **members).startswith(beginning)
+
+
+def test_parts_of_a_message_are_text_and_pictures() -> None:
+    picture = base64.b64encode(b"picture").decode()
+    parts = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+    ]
+    messages = [{"role": "user", "content": parts}]
+
+    asked = chat(model(given("image")), messages=messages)
+
+    assert asked.images == (picture,)
+    assert asked.messages[0]["content"] == [{"type": "text", "text": "What is this?"}, {"type": "image"}]
+    assert "takes no pictures: it has no input 'image'" in refusal(model(), messages=messages)
+    remote = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
+    assert "expected a data URL" in refusal(model(given("image")), messages=remote)
+    broken = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,*"}}]}]
+    assert "not base64" in refusal(model(given("image")), messages=broken)
+    assert chat(model(), messages=[{"role": "user", "content": parts[:1]}]).messages[0]["content"] == "What is this?"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3)))],
+)
+def test_prompts_are_text_or_tokens(prompt: object, read: object) -> None:
+    assert decode_text_request(model(), {"prompt": prompt}, is_chat=False).prompts == read
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [], [[]], ["a", 1]])
+def test_other_prompts_are_refused(prompt: object) -> None:
+    with pytest.raises(ServingError, match="prompt: expected a string, tokens, or an array of either"):
+        decode_text_request(model(), {"prompt": prompt}, is_chat=False)
+
+
+def test_models_are_known_by_their_inputs_and_outputs() -> None:
+    engine = model(parameters={"openai_routes": "completions, responses", "lora_adapters": "a,b"})
+    vector = ModelOutput("vector", DataType.FP32, (3,))
+    ids = tuple(ModelInput(name, DataType.INT64, dims=(-1,)) for name in ("input_ids", "attention_mask"))
+
+    assert engine_routes(engine) == ("completions", "responses")
+    assert routes_of(engine) == ("completions", "responses")
+    assert model_ids(engine) == ["m", "m:a", "m:b"]
+    assert routes_of(model()) == ("chat/completions", "completions")
+    assert routes_of(ModelConfig(name="m", input=(TEXT,), output=(vector,))) == ("embeddings",)
+    assert routes_of(ModelConfig(name="m", input=ids, output=(vector,))) == ("embeddings",)
+    assert routes_of(ModelConfig(name="m", input=ids[:1], output=(vector,))) == ()
+
+
+def test_errors_name_the_member_and_have_the_status_of_this_api() -> None:
+    assert error_object(invalid("top_p: expected 0 to 1, got 2", hint="h")) == {
+        "message": "top_p: expected 0 to 1, got 2 (hint: h)",
+        "type": "invalid_request_error",
+        "param": "top_p",
+        "code": None,
+    }
+    assert error_object(not_found("model: there is no model 'x'"))["code"] == "model_not_found"
+    assert error_object(unavailable("full"))["type"] == "server_error"
+    assert error_object(unsupported("tools: no"))["type"] == "invalid_request_error"
+    assert error_object(invalid("messages[3].content: expected text"))["param"] == "messages[3].content"
+    assert error_object(invalid("model 'm': no"))["param"] is None
+    assert error_object(invalid("no key"), 401) == {
+        "message": "no key",
+        "type": "authentication_error",
+        "param": None,
+        "code": "invalid_api_key",
+    }
+
+
+def test_embeddings_are_pooled_over_tokens_and_not_over_padding() -> None:
+    tokens, mask = padded_tokens([[5, 6], [7]])
+    output = np.array([[[1, 2], [3, 4]], [[5, 6], [100, 100]]], np.float32)
+
+    assert tokens.tolist() == [[5, 6], [7, 0]]
+    assert pooled(output, mask, "mean").tolist() == [[2, 3], [5, 6]]
+    assert pooled(output, mask, "cls").tolist() == [[1, 2], [5, 6]]
+    assert pooled(output[:, 0], mask, "mean").tolist() == [[1, 2], [5, 6]]
+    assert normalized(np.array([[3, 4], [0, 0]], np.float32)).ravel().tolist() == pytest.approx([0.6, 0.8, 0, 0])
+    assert shortened(np.array([[3, 4, 12]], np.float32), 2).ravel().tolist() == pytest.approx([0.6, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"input": []}, "input: expected 1 to 2048 texts, got 0"),
+        ({"input": ["a", ""]}, "input: expected no empty text, got one at 1"),
+        ({"input": {"a": 1}}, "input: expected a string, tokens, or an array of either, got an object"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format: expected float or base64"),
+        ({"input": "a", "dimensions": -1}, "dimensions: expected a positive integer"),
+        ({"input": "a", "truncate": True}, "truncate: is not known here"),
+    ],
+)
+def test_requests_for_embeddings_are_refused_by_name(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(ServingError) as refused:
+        decode_embeddings_request(document)
+
+    assert refused.value.message.startswith(message)
