@@ -14,7 +14,14 @@ from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidati
 
 from charonia.server.backends.vllm.worker.chunks import CHAT, COMPLETIONS, ChunkWriter
 from charonia.server.backends.vllm.worker.engine import Engine, engine_cores
-from charonia.server.backends.vllm.worker.failures import INTERNAL, INVALID_ARG, NOT_FOUND, UNAVAILABLE, failure_of
+from charonia.server.backends.vllm.worker.failures import (
+    INTERNAL,
+    INVALID_ARG,
+    NOT_FOUND,
+    UNAVAILABLE,
+    failure_of,
+    failure_of_document,
+)
 from charonia.server.backends.vllm.worker.streams import is_plain
 
 MESSAGES = [{"role": "user", "content": "one two three"}]
@@ -361,4 +368,7 @@ def test_exceptions_of_vllm_have_codes() -> None:
     assert failure_of(EngineDeadError())[1] == UNAVAILABLE
     assert failure_of(pretended_vllm.QueueOverflowError("full")) == ("full", UNAVAILABLE)
     assert failure_of(VLLMValidationError("is wrong", parameter="seed")) == ("seed: is wrong", INVALID_ARG)
+    repeated = {"error": {"message": "n is wrong. (parameter=n, value=0)", "param": "n"}}
+    assert failure_of_document(400, repeated) == ("n: n is wrong.", INVALID_ARG)
+    assert failure_of_document(503, None) == ("vLLM answered with status 503", UNAVAILABLE)
     assert failure_of(RuntimeError("oh")) == ("RuntimeError: oh", INTERNAL)

@@ -19,6 +19,10 @@ _STATUS = {400: INVALID_ARG, 404: NOT_FOUND, 413: INVALID_ARG, 422: INVALID_ARG,
 _MEMBER = re.compile(r"[a-z][a-z0-9_]*(?:\[\d+\]|\.[a-z][a-z0-9_]*)*")
 
 
+# What vLLM adds to a message that names its member already.
+_REPEATED = re.compile(r" \(parameter=.*\)$", re.DOTALL)
+
+
 def failure_of(error: BaseException) -> tuple[str, int]:
     """Return message and code for an exception; the message begins with the member of the request that is at fault."""
     names = {each.__name__ for each in type(error).__mro__}
@@ -55,4 +59,5 @@ def failure_of_document(status: int, document: object, route: str = "") -> tuple
 def named(text: str, member: object) -> str:
     """Return a message that begins with the member it is about, None for none."""
     name = str(member or "").removeprefix("body.")
+    text = _REPEATED.sub("", text)
     return f"{name}: {text}" if _MEMBER.fullmatch(name) and not text.startswith(f"{name}:") else text
