@@ -25,7 +25,7 @@ class ModelFormat(NamedTuple):
     @property
     def suffix(self) -> str:
         """The suffix that marks such a file: ".onnx"; the whole name where files of any kind have the suffix."""
-        return self.filename if self.backend == "fil" else self.filename.removeprefix("model")
+        return self.filename if self.backend in ("fil", "vllm") else self.filename.removeprefix("model")
 
 
 FORMATS = (
@@ -51,6 +51,7 @@ FORMATS = (
     ModelFormat("model.skops", "sklearn", ""),
     ModelFormat("model.joblib", "sklearn", ""),
     ModelFormat("model.pkl", "sklearn", ""),
+    ModelFormat("model.json", "vllm", ""),
 )
 """The formats, in the order in which a version's files are searched for them; the first backend of a file is used."""
 

@@ -181,3 +181,22 @@ def test_a_metric_is_there_exactly_while_a_family_with_it_is(deeds: list[tuple[i
             workers[who].drop_family(dropped)
         there = {dict(metric.labels)["l"] for family in metrics.families() for metric in family.metrics.values()}
         assert there == {label for each in held for label in each.values()}
+
+
+def test_observations_that_others_have_counted_are_added() -> None:
+    metrics = CustomMetrics()
+    worker = MetricHolder(metrics)
+    worker.declare(1, "seconds", "Time", "histogram")
+    worker.add(2, 1, {}, [1, 5])
+    worker.observe(2, 0.5)
+    worker.merge(2, [1, 0, 2], 30.5)
+
+    assert page(metrics)[2:] == [
+        'seconds_bucket{le="1"} 2',
+        'seconds_bucket{le="5"} 2',
+        'seconds_bucket{le="+Inf"} 4',
+        "seconds_sum 31",
+        "seconds_count 4",
+    ]
+    with pytest.raises(ValueError, match="expected counts of 3 buckets, got 2"):
+        worker.merge(2, [1, 2], 3)

@@ -34,6 +34,7 @@ _OWN = {
     "tensorflow": "charonia.server.backends.tensorflow.backend:TensorFlowBackend",
     "tensorrt": "charonia.server.backends.tensorrt.backend:TensorRtBackend",
     "tflite": "charonia.server.backends.tflite.backend:TfliteBackend",
+    "vllm": "charonia.server.backends.vllm.backend:VllmBackend",
 }
 
 _EXTRAS = {

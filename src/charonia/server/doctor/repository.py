@@ -27,7 +27,7 @@ from charonia.server.machine.gpus import visible_gpus
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 
-_ENGINES = {"llama_cpp": ("xllamacpp", "llama")}
+_ENGINES = {"llama_cpp": ("xllamacpp", "llama"), "vllm": ("vllm", "vllm")}
 """Package of the engine of a language model, and the extra that installs it, by backend."""
 
 

@@ -182,6 +182,24 @@ class MetricHolder:
             metric.value += value
             metric.counts[bisect_left(metric.bounds, value)] += 1
 
+    def merge(self, number: int, counts: Sequence[int], total: float) -> None:
+        """Add values to a histogram that others have counted.
+
+        Args:
+            number: The metric.
+            counts: How many there are in each of its buckets.
+            total: Their sum.
+
+        Raises:
+            ValueError: The metric has another number of buckets.
+        """
+        if number in self._metrics:
+            metric = self._metrics[number]
+            if len(counts) != len(metric.counts):
+                raise ValueError(f"expected counts of {len(metric.counts)} buckets, got {len(counts)}")
+            metric.value += total
+            metric.counts = [before + more for before, more in zip(metric.counts, counts, strict=True)]
+
     def drop_family(self, number: int) -> None:
         """Release a family and its metrics."""
         family, numbers = self._families.pop(number, (None, []))

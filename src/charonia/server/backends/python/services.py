@@ -112,6 +112,8 @@ class ModelServices:
                 metrics.set(number, *arguments)
             case "observe":
                 metrics.observe(number, *arguments)
+            case "merge":
+                metrics.merge(number, *arguments)
             case "metric":
                 try:
                     metrics.add(number, *arguments)

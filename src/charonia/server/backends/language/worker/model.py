@@ -143,7 +143,7 @@ class TritonPythonModel:
 
     def initialize(self, arguments: dict[str, str]) -> None:
         """Load the engine."""
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._outbox = _Outbox(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine = _engine_class(arguments["engine"])(EngineSetup(arguments))
@@ -215,6 +215,15 @@ class _Outbox:
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
         pb_utils.send_together(waiting)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop: one of uvloop, which costs less for each event, where the environment has it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _engine_class(path: str) -> Any:

@@ -114,7 +114,8 @@ if TYPE_CHECKING:
 
             Args:
                 updates: Of these, in their order: ("metric", number, family, labels, buckets or None),
-                    ("add" | "set" | "observe", metric, value), ("drop_family", number).
+                    ("add" | "set" | "observe", metric, value), ("merge", metric, counts of the buckets, sum),
+                    ("drop_family", number).
             """
             ...
 

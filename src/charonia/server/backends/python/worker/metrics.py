@@ -10,7 +10,7 @@ from .errors import TritonModelException, checked_text
 from .host import Binding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import ClassVar
 
     from .host import Host
@@ -81,6 +81,18 @@ class Metric:
         if self._kind != MetricFamily.HISTOGRAM:
             raise self._cannot("observe values; only a histogram does")
         host.metrics([("observe", self._number, self._number_of(value))])
+
+    def merge(self, counts: Sequence[int], total: float) -> None:
+        """Add observations that others have counted to a histogram.
+
+        Args:
+            counts: How many are in each bucket alone, and above the last bound.
+            total: Their sum.
+        """
+        host = self._reach("merge")
+        if self._kind != MetricFamily.HISTOGRAM:
+            raise self._cannot("merge observations; only a histogram does")
+        host.metrics([("merge", self._number, [int(count) for count in counts], self._number_of(total))])
 
     def value(self) -> float:
         """Return the value, which all instances of the model make together."""

@@ -1,0 +1,1 @@
+"""Language models of vLLM: each instance is an engine in a worker process."""

@@ -1,0 +1,72 @@
+"""The `vllm` backend: serves repositories of Triton's vLLM backend."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig, ModelInput
+from charonia.core.dtypes import DataType
+from charonia.core.errors import invalid
+from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
+from charonia.server.backends.language.backend import LanguageBackend
+from charonia.server.backends.language.signature import IMAGE, complete_language
+from charonia.server.backends.vllm.options import (
+    ARGUMENTS_FILE,
+    LORAS_FILE,
+    ROUTES,
+    engine_options,
+    read_object,
+    routes_of,
+)
+
+EMBEDDING = ModelInput("embedding_request", DataType.BYTES, dims=(1,), optional=True)
+"""The request of Triton's OpenAI front end for an embedding, as JSON text."""
+
+
+class VllmBackend(LanguageBackend):
+    """The `vllm` backend."""
+
+    name = "vllm"
+    package = "vllm"
+    extra = "vllm"
+    engine = Path(__file__).parent / "worker" / "engine.py"
+    kind = InstanceKind.KIND_MODEL
+    routes = ROUTES
+    more_inputs = (IMAGE, EMBEDDING)
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Fill in inputs, outputs and instances; a model of embeddings has a route of its own.
+
+        Raises:
+            ServingError: INVALID_ARG: the arguments of the engine cannot be read.
+        """
+        routes = routes_of(await asyncio.to_thread(_arguments, files, config))
+        return Completion(*complete_language(config, self.kind, routes, self.more_inputs))
+
+    async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
+        """Return the arguments of the engine and the adapters."""
+        return await asyncio.to_thread(
+            lambda: engine_options(config, _text(files, config, ARGUMENTS_FILE) or "", _text(files, config, LORAS_FILE))
+        )
+
+
+def _arguments(files: ModelFiles, config: ModelConfig) -> dict[str, Any]:
+    return read_object(config.name, ARGUMENTS_FILE, _text(files, config, ARGUMENTS_FILE) or "")
+
+
+def _text(files: ModelFiles, config: ModelConfig, name: str) -> str | None:
+    """Return the content of a file of a version, None for one that is not there and need not be."""
+    path = files.version_dir / name
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if name != ARGUMENTS_FILE:
+            return None
+        raise invalid(
+            f"model '{config.name}' version {files.version} has no file {name}",
+            hint='it holds arguments of vLLM\'s engine: {"model": "name or folder of a model"}',
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid(f"model '{config.name}': {name} cannot be read: {error}") from None

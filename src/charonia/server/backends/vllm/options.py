@@ -1,0 +1,114 @@
+"""Options of a model of vLLM, from its parameters and the files of Triton's vLLM backend. Pure.
+
+Source: the documentation of Triton's vLLM backend.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from charonia.config.model import ModelConfig
+from charonia.core.errors import invalid
+
+ARGUMENTS_FILE = "model.json"
+"""File of a version: arguments of vLLM's engine, and of its server, by name."""
+
+LORAS_FILE = "multi_lora.json"
+"""File of a version: folder of each LoRA adapter, by the adapter's name."""
+
+METRICS = "REPORT_CUSTOM_METRICS"
+"""Model parameter: whether vLLM's metrics are shown."""
+
+HEALTH_CHECK = "ENABLE_VLLM_HEALTH_CHECK"
+"""Model parameter: has no effect, since the health of the engine is always watched."""
+
+GPU_DEVICE_IDS = "GPU_DEVICE_IDS"
+"""Model parameter: the GPUs of a KIND_MODEL instance, separated by commas."""
+
+ROUTES = ("chat/completions", "completions", "embeddings", "responses")
+"""OpenAI's routes that vLLM answers, as far as the model can."""
+
+_FLAGS = {"true": True, "false": False}
+
+
+def engine_options(config: ModelConfig, arguments_text: str, loras_text: str | None) -> dict[str, object]:
+    """Return what the worker needs to know.
+
+    Args:
+        config: The configuration.
+        arguments_text: Content of `model.json`.
+        loras_text: Content of `multi_lora.json`, None where there is none.
+
+    Raises:
+        ServingError: INVALID_ARG for a file or a parameter that is wrong.
+    """
+    arguments = read_object(config.name, ARGUMENTS_FILE, arguments_text)
+    if not isinstance(arguments.get("model"), str):
+        raise invalid(
+            f"model '{config.name}': {ARGUMENTS_FILE}: expected `model`, the name or folder of a model, "
+            f"got {arguments.get('model')!r}"
+        )
+    has_loras = str(arguments.get("enable_lora", False)).lower() == "true"
+    if "enable_lora" in arguments:
+        arguments["enable_lora"] = has_loras
+    loras: dict[str, Any] = {}
+    if has_loras:
+        if loras_text is None:
+            raise invalid(
+                f"model '{config.name}': {ARGUMENTS_FILE} enables LoRA, but the version has no {LORAS_FILE}",
+                hint='it has the form {"name of an adapter": "its folder"}',
+            )
+        loras = read_object(config.name, LORAS_FILE, loras_text)
+    _flag(config, HEALTH_CHECK, default=False)
+    return {
+        "arguments": arguments,
+        "loras": loras,
+        "gpus": _gpus(config, arguments),
+        "metrics": _flag(config, METRICS, default=True),
+    }
+
+
+def routes_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return OpenAI's routes of a model with these arguments: one that pools generates no text."""
+    return ("embeddings",) if arguments.get("runner") == "pooling" else ROUTES
+
+
+def read_object(model: str, file: str, text: str) -> dict[str, Any]:
+    """Return the members of a JSON file.
+
+    Raises:
+        ServingError: INVALID_ARG: it holds no JSON object.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise invalid(f"model '{model}': {file} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise invalid(f"model '{model}': {file}: expected a JSON object, got {text.strip()[:50]!r}")
+    return found
+
+
+def _flag(config: ModelConfig, key: str, *, default: bool) -> bool:
+    text = config.parameters.get(key)
+    if text is None:
+        return default
+    if text.lower() not in _FLAGS:
+        raise invalid(f"model '{config.name}': parameter {key}: expected true or false, got '{text}'")
+    return _FLAGS[text.lower()]
+
+
+def _gpus(config: ModelConfig, arguments: Mapping[str, Any]) -> str:
+    text = config.parameters.get(GPU_DEVICE_IDS, "")
+    numbers = [number.strip() for number in text.split(",")] if text else []
+    if not all(number.isascii() and number.isdigit() for number in numbers) or len(set(numbers)) < len(numbers):
+        raise invalid(
+            f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected numbers of GPUs, each once, separated by "
+            f"commas, got '{text}'"
+        )
+    needed = int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
+    if numbers and needed > 1 and len(numbers) != needed:
+        raise invalid(
+            f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected {needed} GPUs, as many as "
+            f"tensor_parallel_size times pipeline_parallel_size in {ARGUMENTS_FILE}, got {len(numbers)}"
+        )
+    return ",".join(numbers)

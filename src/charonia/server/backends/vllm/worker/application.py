@@ -1,0 +1,147 @@
+"""vLLM's own application: its routes answer in this process, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from .failures import failure_of_document
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_DONE = b"data: [DONE]"
+_EVENT_END = b"\n\n"
+
+
+class Application:
+    """An ASGI application that answers OpenAI's requests.
+
+    Args:
+        app: The application.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def answer(self, request: Any, body: bytes, error: Any) -> None:
+        """Have a request answered.
+
+        Args:
+            request: The request.
+            body: Its JSON document.
+            error: Makes the exception that refuses it, of message and code.
+        """
+        path = f"/v1/{request.route}"
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))],
+            "client": None,
+            "server": None,
+            "state": {},
+        }
+        exchange = _Exchange(request, body)
+        await self._app(scope, exchange.receive, exchange.send)
+        document = exchange.document
+        if exchange.status >= 400:
+            raise error(*failure_of_document(exchange.status, _parsed(document), path))
+        usage = _usage(scope["state"].get("request_metadata"), document if not exchange.is_stream else b"")
+        if exchange.is_stream:
+            failed = exchange.failure
+            if failed is not None:
+                raise error(*failed)
+            request.send({"text_output": exchange.held} if exchange.held else {}, usage, final=True)
+        else:
+            request.send({"text_output": document}, usage, final=True)
+
+
+class _Exchange:
+    """The server's side of one exchange with an ASGI application.
+
+    Attributes:
+        status: HTTP status of the answer.
+        is_stream: Whether it is a stream of events.
+        document: The whole answer, if it is none.
+        held: The last event, which is sent with the usage.
+        failure: Message and code of an event that reports an error, None for none.
+    """
+
+    def __init__(self, request: Any, body: bytes) -> None:
+        self.status = 500
+        self.is_stream = False
+        self.document = b""
+        self.held = b""
+        self.failure: tuple[str, int] | None = None
+        self._request = request
+        self._body: bytes | None = body
+        self._rest = b""
+        self._leaving = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the body; then nothing more, since a caller that leaves cancels the task."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._leaving.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Take a part of the answer."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            kinds = [value for key, value in message.get("headers", ()) if key.lower() == b"content-type"]
+            self.is_stream = self.status < 400 and any(kind.startswith(b"text/event-stream") for kind in kinds)
+        elif message["type"] == "http.response.body":
+            data = message.get("body", b"")
+            if not self.is_stream:
+                self.document += data
+                return
+            *events, self._rest = (self._rest + data).split(_EVENT_END)
+            for event in events:
+                self._take(event)
+
+    def _take(self, event: bytes) -> None:
+        if not event or event == _DONE or event.startswith(b":"):
+            return
+        if event.startswith(b'data: {"error"'):
+            document = _parsed(event[6:])
+            found = document["error"] if isinstance(document, dict) else {}
+            status = found.get("code") if isinstance(found, dict) else None
+            self.failure = failure_of_document(status if isinstance(status, int) else 500, document)
+            return
+        if self.held:
+            self._request.send({"text_output": self.held})
+        self.held = event if event.startswith(b"event: ") else event.removeprefix(b"data: ")
+
+
+def _usage(metadata: Any, document: bytes) -> dict[str, int] | None:
+    """Return the tokens of a request: vLLM notes them beside it, or its document says them."""
+    usage = getattr(metadata, "final_usage_info", None)
+    found = usage.model_dump() if usage is not None else None
+    if found is None and document:
+        parsed = _parsed(document)
+        found = parsed.get("usage") if isinstance(parsed, dict) else None
+    if not isinstance(found, dict):
+        return None
+    details = found.get("prompt_tokens_details") or found.get("input_tokens_details") or {}
+    return {
+        "prompt_tokens": int(found.get("prompt_tokens") or found.get("input_tokens") or 0),
+        "completion_tokens": int(found.get("completion_tokens") or found.get("output_tokens") or 0),
+        "cached_tokens": int(details.get("cached_tokens") or 0),
+    }
+
+
+def _parsed(document: bytes) -> Any:
+    try:
+        return json.loads(document)
+    except ValueError:
+        return None

@@ -1,0 +1,136 @@
+"""Requests that follow the contract of Triton's vLLM backend: a prompt, and what of the outputs is wanted."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import uuid
+from typing import TYPE_CHECKING
+
+from . import submission
+from .sampling import sampling_params
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+async def answer_generation(engine: Any, request: Any, tasks: frozenset[str], lora: Any) -> None:
+    """Answer a request: one response, or with `stream` one for each output of the engine.
+
+    Args:
+        engine: An `AsyncLLM`.
+        request: The request.
+        tasks: What the model can do, in vLLM's names.
+        lora: The adapter, None for none.
+    """
+    request_id = uuid.uuid4().hex
+    embedding = request.sampling.pop("embedding_request", None)
+    if embedding is not None:
+        await _embed(engine, request, request_id, embedding)
+        return
+    if tasks and "generate" not in tasks:
+        raise ValueError("the model generates no text; it makes embeddings, for example (input embedding_request)")
+    params = sampling_params(request.sampling, "DELTA" if request.stream else "FINAL_ONLY")
+    if "cumulative_logprob" in request.returns and params.logprobs is None:
+        params.logprobs = 0  # else there is none
+    prompt: dict[str, Any] = {"prompt": request.text}
+    if request.images:
+        prompt["multi_modal_data"] = {"image": [_image(image) for image in request.images]}
+    answer = GenerationAnswer(request)
+    options = {"lora_request": lora} if lora is not None else {}
+    await submission.run(engine, request_id, prompt, params, answer.take, **options)
+
+
+class GenerationAnswer:
+    """Turns the outputs of one request into responses."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._counts: dict[int, int] = {}
+
+    def take(self, output: Any) -> bool:
+        """Take an output of the engine; return whether it was the last."""
+        request, choices = self._request, output.outputs
+        for choice in choices:
+            if choice.finish_reason == "error":
+                raise RuntimeError("the engine failed while it worked on the request")
+            self._counts[choice.index] = self._counts.get(choice.index, 0) + len(choice.token_ids)
+        prompt = "" if request.excludes_input else request.text
+        outputs: dict[str, Any] = {
+            "text_output": [(prompt + choice.text).encode("utf-8", "replace") for choice in choices]
+        }
+        if request.returns:
+            outputs.update(_additional(request.returns, output))
+        if not output.finished:
+            request.send(outputs)
+            return False
+        usage = {
+            "prompt_tokens": len(output.prompt_token_ids or ()),
+            "completion_tokens": sum(self._counts.values()),
+            "cached_tokens": output.num_cached_tokens or 0,
+        }
+        request.send(outputs, usage, final=True)
+        return True
+
+
+def _additional(wanted: frozenset[str], output: Any) -> dict[str, Any]:
+    """Return the further outputs of a response that are wanted."""
+    choices = output.outputs
+    values: dict[str, Callable[[], list[Any]]] = {
+        "finish_reason": lambda: [str(choice.finish_reason).encode() for choice in choices],
+        "cumulative_logprob": lambda: [
+            float("nan") if choice.cumulative_logprob is None else choice.cumulative_logprob for choice in choices
+        ],
+        "logprobs": lambda: [_logprobs(choice.logprobs) for choice in choices],
+        "num_input_tokens": lambda: [len(output.prompt_token_ids or ())],
+        "num_output_tokens": lambda: [len(choice.token_ids) for choice in choices],
+    }
+    return {name: values[name]() for name in wanted}
+
+
+def _logprobs(of_tokens: Any) -> bytes:
+    """Return the alternatives at each place as JSON text, by the token's id."""
+    if of_tokens is None:
+        return b"null"
+    return json.dumps(
+        [
+            {
+                token: {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
+                for token, each in alternatives.items()
+            }
+            for alternatives in of_tokens
+        ]
+    ).encode()
+
+
+def _image(text: str) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(base64.b64decode(text, validate=True))).convert("RGB")
+    except (binascii.Error, UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"image: expected an image file in base64: {error}") from None
+
+
+async def _embed(engine: Any, request: Any, request_id: str, text: str) -> None:
+    """Answer the request of a Triton OpenAI front end for an embedding, which is a list of numbers as JSON text."""
+    from vllm import PoolingParams
+
+    asked = json.loads(text)
+    prompt = asked["input"]
+    dimensions = (asked.get("pooling_params") or {}).get("dimensions")
+    params = PoolingParams(task="embed", dimensions=dimensions[0] if isinstance(dimensions, list) else dimensions)
+    if isinstance(prompt, str):
+        prompt = {"prompt": prompt}
+    elif isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        prompt = {"prompt_token_ids": prompt}
+    async for output in engine.encode(prompt, params, request_id):
+        if output.finished:
+            count = len(output.prompt_token_ids or ())
+            outputs: dict[str, Any] = {"text_output": json.dumps(output.outputs.data.tolist())}
+            more = {"num_input_tokens": count, "num_output_tokens": 0}
+            outputs.update({name: more[name] for name in more if name in request.returns})
+            request.send(outputs, {"prompt_tokens": count, "completion_tokens": 0, "cached_tokens": 0}, final=True)

@@ -1,0 +1,212 @@
+"""The quick path: streamed answers with one choice of plain text.
+
+vLLM checks the request, renders its prompt and makes its sampling parameters, as for its own server. Its outputs then
+become chunks here, without an object and a serialiser for each.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import TYPE_CHECKING
+
+from . import submission
+from .chunks import CHAT, COMPLETIONS, ChunkWriter
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_MEMBERS = frozenset(
+    (
+        "model",
+        "messages",
+        "prompt",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "n",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "skip_special_tokens",
+        "response_format",
+        "user",
+        "chat_template_kwargs",
+        "priority",
+    )
+)
+"""Members of a request that leave the form of its chunks as it is."""
+
+_ERROR = "error"
+"""Reason to finish of a request that failed in the engine."""
+
+
+def is_plain(route: str, body: Any) -> bool:
+    """Return whether the answer is a stream with one choice of plain text."""
+    if route not in (CHAT, COMPLETIONS) or not isinstance(body, dict) or body.get("stream") is not True:
+        return False
+    options = body.get("stream_options") or {}
+    return (
+        body.keys() <= _MEMBERS
+        and body.get("n") in (None, 1)
+        and isinstance(options, dict)
+        and options.keys() <= {"include_usage"}
+        and (route == CHAT or isinstance(body.get("prompt"), str))
+    )
+
+
+class PlainStreams:
+    """Answers plain streams.
+
+    Args:
+        engine: An `AsyncLLM`.
+        state: State of vLLM's application, which has its serving objects.
+    """
+
+    def __init__(self, engine: Any, state: Any) -> None:
+        self._engine = engine
+        self._servings = {
+            route: serving
+            for route, serving in (
+                (CHAT, getattr(state, "openai_serving_chat", None)),
+                (COMPLETIONS, getattr(state, "openai_serving_completion", None)),
+            )
+            # A parser of reasoning or tools would take the text apart.
+            if serving is not None and getattr(serving, "parser_cls", None) is None
+        }
+
+    async def answer(self, request: Any, body: dict[str, Any], client_name: str) -> bool:
+        """Answer a request; return False for one that vLLM's application must answer, with its error for example.
+
+        Args:
+            request: The request.
+            body: Its JSON document, with a model's name that vLLM knows.
+            client_name: The client's name for the model.
+        """
+        serving = self._servings.get(request.route)
+        if serving is None:
+            return False
+        prepared = await _prepare(serving, request.route, body)
+        if prepared is None:
+            return False
+        stream = TextStream(
+            request, prepared.request_id, client_name, bool((body.get("stream_options") or {}).get("include_usage"))
+        )
+        await submission.run(
+            self._engine, prepared.request_id, prepared.prompt, prepared.params, stream.take, **prepared.options
+        )
+        return True
+
+
+class TextStream:
+    """Turns the outputs of one request into chunks."""
+
+    def __init__(self, request: Any, request_id: str, model: str, has_usage: bool) -> None:
+        self._request = request
+        self._writer = ChunkWriter(request.route, request_id, int(time.time()), model)
+        self._has_usage = has_usage
+        self._count = 0
+        self._has_begun = request.route != CHAT
+
+    def take(self, output: Any) -> bool:
+        """Take an output of the engine; return whether it was the last."""
+        completion = output.outputs[0]
+        text, reason = completion.text, completion.finish_reason
+        self._count += len(completion.token_ids)
+        request, writer = self._request, self._writer
+        if reason == _ERROR:
+            raise RuntimeError("the engine failed while it worked on the request")
+        if not self._has_begun:
+            self._has_begun = True
+            request.send({"text_output": writer.role()})
+        if reason is None:
+            if text or completion.token_ids:
+                request.send({"text_output": writer.text(text)})
+            return False
+        prompt, cached = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
+        usage = {"prompt_tokens": prompt, "completion_tokens": self._count, "cached_tokens": cached}
+        last = writer.last(text, reason, completion.stop_reason)
+        if self._has_usage:
+            request.send({"text_output": last})
+            total = {"prompt_tokens": prompt, "total_tokens": prompt + self._count, "completion_tokens": self._count}
+            last = writer.usage(total)
+        request.send({"text_output": last}, usage, final=True)
+        return True
+
+
+class _Prepared:
+    """What vLLM's serving would hand to the engine, and under which id.
+
+    It takes the place of the engine in a copy of a serving object, and of what the engine and the serving return.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.prompt: Any = None
+        self.params: Any = None
+        self.request_id = ""
+        self.options: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str, **options: Any) -> _Nothing:
+        self.prompt, self.params, self.request_id = prompt, sampling_params, request_id
+        self.options = {name: value for name, value in options.items() if value is not None}
+        return _Nothing()
+
+
+class _Nothing:
+    """An asynchronous generator of no outputs."""
+
+    def __aiter__(self) -> _Nothing:
+        return self
+
+    async def __anext__(self) -> Any:
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def _prepare(serving: Any, route: str, body: dict[str, Any]) -> _Prepared | None:
+    """Have vLLM check and render a request; return None for one that it refuses."""
+    prepared = _Prepared(serving.engine_client)
+    own = copy.copy(serving)
+    own.engine_client = prepared
+    name = "create_chat_completion" if route == CHAT else "create_completion"
+    create = getattr(own, name)
+    cls = type(serving)
+    own.chat_completion_stream_generator = own.completion_stream_generator = lambda *_, **__: prepared
+    try:
+        request = _request_class(cls, name).model_validate(body)
+        answer = await create(request)
+    except Exception as error:
+        if type(error).__name__ == "EngineDeadError":
+            raise
+        return None  # vLLM's application says what is wrong with it
+    return prepared if answer is prepared and prepared.request_id else None
+
+
+_classes: dict[tuple[type, str], Any] = {}
+
+
+def _request_class(cls: type, name: str) -> Any:
+    """Return the class of the requests of a method of a serving class, which its signature names."""
+    import typing
+
+    key = (cls, name)
+    if key not in _classes:
+        _classes[key] = typing.get_type_hints(getattr(cls, name))["request"]
+    return _classes[key]

@@ -1,0 +1,374 @@
+"""The engine of the vllm backend over a stand-in for vLLM: what requests get, what is refused, what is aborted."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.support import pretended_vllm
+from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidationError
+
+from charonia.server.backends.vllm.worker.chunks import CHAT, COMPLETIONS, ChunkWriter
+from charonia.server.backends.vllm.worker.engine import Engine, engine_cores
+from charonia.server.backends.vllm.worker.failures import (
+    INTERNAL,
+    INVALID_ARG,
+    NOT_FOUND,
+    UNAVAILABLE,
+    failure_of,
+    failure_of_document,
+)
+from charonia.server.backends.vllm.worker.streams import is_plain
+
+MESSAGES = [{"role": "user", "content": "one two three"}]
+OPTIONS: dict[str, Any] = {"arguments": {"model": "m"}, "loras": {}, "gpus": "", "metrics": False}
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, module in pretended_vllm.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+class RefusedError(Exception):
+    def __init__(self, message: str, code: int = INVALID_ARG) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Asked:
+    """A request as `language/worker/model.py` makes one, and its responses."""
+
+    def __init__(self, text: str = "", route: str = "", **members: Any) -> None:
+        self.text = text
+        self.route = route
+        self.stream = False
+        self.excludes_input = False
+        self.returns: frozenset[str] = frozenset()
+        self.sampling: dict[str, Any] = {}
+        self.images: list[str] = []
+        self.parameters: dict[str, Any] = {}
+        self.responses: list[dict[str, Any]] = []
+        self.usage: dict[str, Any] | None = None
+        self.is_over = False
+        self.__dict__.update(members)
+
+    def send(self, outputs: dict[str, Any], parameters: dict[str, Any] | None = None, *, final: bool = False) -> None:
+        assert not self.is_over
+        self.is_over = final
+        if outputs:
+            self.responses.append(outputs)
+        self.usage = parameters or self.usage
+
+    def chunks(self) -> list[dict[str, Any]]:
+        return [json.loads(response["text_output"]) for response in self.responses]
+
+
+def openai(route: str, body: dict[str, Any], **members: Any) -> Asked:
+    return Asked(json.dumps({"model": "lm", **body}), route, **members)
+
+
+def with_engine(use: Any, **options: Any) -> None:
+    async def scenario() -> None:
+        setup = SimpleNamespace(
+            model_name="lm",
+            version_dir="/nowhere/1",
+            config={},
+            options={**OPTIONS, **options},
+            threads=2,
+            device_id=0,
+            pb_utils=None,
+            invalid=RefusedError,
+            error=RefusedError,
+        )
+        engine = Engine(setup)
+        await engine.start()
+        await use(engine)
+        await engine.stop()
+        assert AsyncLLM.latest.is_shut_down
+
+    asyncio.run(scenario())
+
+
+def answered(asked: Asked, **options: Any) -> Asked:
+    with_engine(lambda engine: engine.answer(asked), **options)
+    assert asked.is_over
+    return asked
+
+
+def refused(asked: Asked, **options: Any) -> RefusedError:
+    async def use(engine: Engine) -> None:
+        with pytest.raises(RefusedError) as caught:
+            await engine.answer(asked)
+        found.append(caught.value)
+
+    found: list[RefusedError] = []
+    with_engine(use, **options)
+    assert not asked.is_over
+    return found[0]
+
+
+def test_a_prompt_is_answered_with_one_response_that_begins_with_it() -> None:
+    asked = answered(Asked("one two", sampling={"max_tokens": "3"}))
+    assert asked.responses == [{"text_output": [b"one two one two one"]}]
+    assert asked.usage == {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 2}
+
+
+def test_a_stream_has_a_response_for_each_token_and_the_outputs_that_are_wanted() -> None:
+    wanted = frozenset(("finish_reason", "num_output_tokens", "num_input_tokens", "logprobs", "cumulative_logprob"))
+    sampling = {"max_tokens": 2, "logprobs": 0}
+    asked = answered(Asked("one two", stream=True, excludes_input=True, returns=wanted, sampling=sampling))
+    assert [response["text_output"] for response in asked.responses] == [[b" one"], [b" two"]]
+    assert [response["finish_reason"] for response in asked.responses] == [[b"None"], [b"length"]]
+    last = asked.responses[1]
+    assert (last["num_output_tokens"], last["num_input_tokens"], last["cumulative_logprob"]) == ([1], [2], [-1.0])
+    assert json.loads(last["logprobs"][0]) == [{"1": {"logprob": -0.5, "rank": 1, "decoded_token": " two"}}]
+
+
+def test_each_of_several_choices_is_an_element() -> None:
+    asked = answered(Asked("one", excludes_input=True, sampling={"n": 2, "max_tokens": 1}))
+    assert asked.responses == [{"text_output": [b" one", b" one"]}]
+    assert asked.usage is not None
+    assert asked.usage["completion_tokens"] == 2
+
+
+def test_the_sum_of_log_probabilities_can_be_had_without_each_of_them() -> None:
+    asked = answered(Asked("one", returns=frozenset({"cumulative_logprob"}), sampling={"max_tokens": 2}))
+    assert asked.responses[0]["cumulative_logprob"] == [-1.0]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"temperature": "hot"}, "temperature: Expected `float`, got `str`"),
+        ({"temperature": -1}, "temperature: temperature must be non-negative, got -1.0."),
+        ({"max_tokenz": 1}, "max_tokenz: vLLM has no such sampling parameter; did you mean 'max_tokens'?"),
+        ({"output_kind": 1}, "output_kind: vLLM has no such sampling parameter"),
+        ({"guided_decoding": {"shape": 1}}, "structured_outputs: "),
+        ({"lora_name": "x"}, "lora_name: the model has no LoRA adapters (hint: enable_lora in model.json)"),
+    ],
+)
+def test_a_wrong_sampling_parameter_is_named(sampling: dict[str, Any], message: str) -> None:
+    error = refused(Asked("one", sampling=sampling))
+    assert str(error).startswith(message)
+    assert error.code == INVALID_ARG
+
+
+def test_null_is_the_default_of_a_sampling_parameter() -> None:
+    assert answered(Asked("one", sampling={"temperature": None, "max_tokens": 1})).responses
+
+
+def test_a_prompt_that_is_too_long_is_refused() -> None:
+    error = refused(Asked("word " * 100))
+    assert (str(error), error.code) == ("prompt: the prompt has 100 tokens", INVALID_ARG)
+
+
+def test_an_adapter_is_chosen_by_its_name() -> None:
+    asked = Asked("one", sampling={"lora_name": "sql"})
+    answered(asked, loras={"sql": "weights"})
+    assert AsyncLLM.latest.requests[0][1]["lora_request"].name == "lm:sql"
+    error = refused(Asked("one", sampling={"lora_name": "x"}), loras={"sql": "weights"})
+    assert str(error) == "lora_name: expected one of sql, got 'x'"
+
+
+def test_a_plain_chat_is_streamed_in_chunks_of_its_own() -> None:
+    body = {"messages": MESSAGES, "stream": True, "max_tokens": 2, "stream_options": {"include_usage": True}}
+    chunks = (asked := answered(openai(CHAT, body))).chunks()
+    assert [chunk["choices"][0]["delta"] for chunk in chunks[:3]] == [
+        {"role": "assistant", "content": ""},
+        {"content": " one"},
+        {"content": " two"},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:3]] == [None, None, "length"]
+    assert chunks[3]["usage"] == {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
+    assert {(chunk["object"], chunk["model"], chunk["id"]) for chunk in chunks} == {
+        ("chat.completion.chunk", "lm", "chatcmpl-0")
+    }
+    assert asked.usage == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 2}
+
+
+def test_a_plain_completion_is_streamed_without_usage_unless_it_is_wanted() -> None:
+    asked = answered(openai(COMPLETIONS, {"prompt": "one", "stream": True, "max_tokens": 2}))
+    assert [chunk["choices"][0]["text"] for chunk in asked.chunks()] == [" one", " one"]
+    assert asked.usage is not None
+
+
+def test_chunks_name_the_model_as_the_client_does() -> None:
+    asked = answered(openai(COMPLETIONS, {"model": "lm:2", "prompt": "one", "stream": True, "max_tokens": 1}))
+    assert asked.chunks()[0]["model"] == "lm:2"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logprobs": True},
+        {"tools": []},
+        {"n": 2},
+        {"stream": False},
+        {"stream_options": {"continuous_usage_stats": True}},
+    ],
+)
+def test_what_is_more_than_plain_text_is_left_to_vllm(more: dict[str, Any]) -> None:
+    assert is_plain(CHAT, {"messages": MESSAGES, "stream": True})
+    assert not is_plain(CHAT, {"messages": MESSAGES, "stream": True, **more})
+
+
+def test_several_prompts_are_left_to_vllm() -> None:
+    assert not is_plain(COMPLETIONS, {"prompt": ["a", "b"], "stream": True})
+
+
+def test_vllms_application_answers_with_a_document() -> None:
+    asked = answered(openai(CHAT, {"messages": MESSAGES}))
+    assert asked.chunks()[0]["asked"]["model"] == "lm"
+    assert asked.usage == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}
+
+
+def test_vllms_application_is_asked_for_the_adapter() -> None:
+    asked = openai(CHAT, {"model": "lm:sql", "messages": MESSAGES}, parameters={"lora_name": "sql"})
+    assert answered(asked, loras={"sql": "weights"}).chunks()[0]["asked"]["model"] == "lm:sql"
+
+
+def test_events_of_vllms_application_pass_as_they_are() -> None:
+    asked = answered(openai(CHAT, {"messages": MESSAGES, "stream": True, "logprobs": True}))
+    assert [response["text_output"] for response in asked.responses] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
+    assert asked.usage == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0}
+    named = answered(openai("responses", {"input": "x", "stream": True}))
+    assert named.responses[0]["text_output"] == b'event: response.created\ndata: {"n":0}'
+
+
+def test_an_event_that_reports_an_error_fails_the_request() -> None:
+    error = refused(openai(CHAT, {"messages": MESSAGES, "stream": True, "logprobs": True, "fails": True}))
+    assert (str(error), error.code) == ("it failed", INTERNAL)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_vllm_refuses_is_refused_with_the_member_it_names(stream: bool) -> None:
+    error = refused(openai(CHAT, {"messages": MESSAGES, "stream": stream, "max_tokens": 0}))
+    assert (str(error), error.code) == ("max_tokens: is wrong", INVALID_ARG)
+    long = refused(openai(COMPLETIONS, {"prompt": "word " * 100, "stream": stream}))
+    assert (str(long), long.code) == ("prompt: the prompt is too long", INVALID_ARG)
+
+
+def test_a_route_that_the_model_does_not_have_is_not_found() -> None:
+    error = refused(openai("embeddings", {"input": "x"}))
+    assert (str(error), error.code) == ("vLLM has no route /v1/embeddings for this model", NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000}),
+        openai(CHAT, {"messages": MESSAGES, "stream": True, "max_tokens": 1000}),
+    ],
+    ids=["generate", "chat"],
+)
+def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
+    async def use(engine: Engine) -> None:
+        task = asyncio.create_task(engine.answer(asked))
+        while len(asked.responses) < 3:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(AsyncLLM.latest.aborted) == 1
+        count = len(asked.responses)
+        await asyncio.sleep(0.02)
+        assert len(asked.responses) == count
+
+    with_engine(use)
+
+
+def test_the_end_of_the_engine_fails_open_requests_and_later_ones() -> None:
+    async def use(engine: Engine) -> None:
+        assert engine.problem() == ""
+        first = Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
+        running = asyncio.create_task(engine.answer(first))
+        for asked in (Asked("die"), Asked("one"), openai(CHAT, {"messages": MESSAGES, "stream": True})):
+            with pytest.raises(RefusedError) as caught:
+                await engine.answer(asked)
+            assert caught.value.code == UNAVAILABLE
+        with pytest.raises(RefusedError, match="the engine of the model has ended"):
+            await running
+        assert "has ended" in engine.problem()
+
+    with_engine(use)
+
+
+def test_an_argument_that_vllm_does_not_have_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no argument 'max_modle_len'; did you mean 'max_model_len'\?"):
+        with_engine(lambda engine: None, arguments={"model": "m", "max_modle_len": 3})
+
+
+def test_arguments_of_vllms_server_stand_beside_those_of_its_engine() -> None:
+    async def use(engine: Engine) -> None:
+        assert engine._app_state.args.tool_call_parser == "hermes"
+        assert AsyncLLM.latest.arguments.served_model_name == ["lm"]
+
+    with_engine(use, arguments={"model": "m", "tool_call_parser": "hermes"})
+
+
+def test_a_kind_of_gpu_instances_and_a_list_of_gpus_choose_the_gpus() -> None:
+    async def use(engine: Engine) -> None:
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,3"
+
+    with_engine(use, gpus="1,3")
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "bind", "number"),
+    [
+        ([0, 1], 2, "0", "1"),
+        ([4, 5, 6, 7], 4, "4,5,6", "1"),
+        ([0], 1, "0", "1"),
+        ([0, 1, 2, 3], 2, "nobind", "2"),
+        ([], 2, "nobind", "1"),
+    ],
+)
+def test_the_engine_leaves_a_core_to_the_serving(cores: list[int], threads: int, bind: str, number: str) -> None:
+    found = engine_cores(cores, threads)
+    assert found == {"VLLM_CPU_OMP_THREADS_BIND": bind, "OMP_NUM_THREADS": number}
+
+
+def test_numbers_of_threads_that_would_replace_vllms_own_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+
+    async def use(engine: Engine) -> None:
+        assert "MKL_NUM_THREADS" not in os.environ
+
+    with_engine(use)
+
+
+def test_cores_that_the_environment_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "5-7")
+
+    async def use(engine: Engine) -> None:
+        assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "5-7"
+
+    with_engine(use)
+
+
+@pytest.mark.parametrize("text", ['"quotes" and \\', "line\nbreak\t", "ünïcödé 漢字 🐚", "\x00\x1f", "half \ud83d"])
+def test_chunks_hold_any_text(text: str) -> None:
+    writer = ChunkWriter(CHAT, "id", 1, "m")
+    shown = text.encode("utf-8", "replace").decode()
+    assert json.loads(writer.text(text))["choices"][0]["delta"]["content"] == shown
+    choice = json.loads(writer.last(text, "stop", "</s>"))["choices"][0]
+    assert (choice["delta"]["content"], choice["finish_reason"], choice["stop_reason"]) == (shown, "stop", "</s>")
+
+
+def test_exceptions_of_vllm_have_codes() -> None:
+    assert failure_of(EngineDeadError())[1] == UNAVAILABLE
+    assert failure_of(pretended_vllm.QueueOverflowError("full")) == ("full", UNAVAILABLE)
+    assert failure_of(VLLMValidationError("is wrong", parameter="seed")) == ("seed: is wrong", INVALID_ARG)
+    repeated = {"error": {"message": "n is wrong. (parameter=n, value=0)", "param": "n"}}
+    assert failure_of_document(400, repeated) == ("n: n is wrong.", INVALID_ARG)
+    assert failure_of_document(503, None) == ("vLLM answered with status 503", UNAVAILABLE)
+    assert failure_of(RuntimeError("oh")) == ("RuntimeError: oh", INTERNAL)
