@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from charonia.config.kinds import InstanceKind
+from charonia.config.language import TEXT_INPUT, TEXT_OUTPUT
 from charonia.config.model import (
     InstanceGroup,
     ModelConfig,
@@ -15,15 +16,9 @@ from charonia.config.model import (
     ModelOutput,
     TransactionPolicy,
 )
-from charonia.config.parameters import EXAMPLE
+from charonia.config.parameters import EXAMPLE, OPENAI_ROUTES
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
-
-TEXT_INPUT = "text_input"
-TEXT_OUTPUT = "text_output"
-
-OPENAI_ROUTES = "openai_routes"
-"""Model parameter of a model that answers OpenAI's requests itself: its routes, separated by commas."""
 
 RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
 """Outputs that a request gets if its input `return_<name>` is true."""

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import SERVER_PARAMETERS
+from charonia.config.parameters import OPENAI_ROUTES, SERVER_PARAMETERS
 from charonia.config.problems import Problem
-from charonia.server.backends.language.signature import OPENAI_ROUTES
 from charonia.server.backends.python.backend import START_SECONDS
 from charonia.server.backends.python.environment import ENVIRONMENT
 

@@ -18,7 +18,7 @@ Encode = Callable[[Part, tuple[str, ...]], PreparedRequest]
 """Returns a request of a part, with the replies to the turns before it."""
 
 
-class LanguageRequest(SentRequest):
+class SentPrompt(SentRequest):
     """A request in flight, and what has come back."""
 
     __slots__ = ("arrivals", "history", "pieces", "received_bytes")
@@ -62,7 +62,7 @@ class LanguageSender(RequestSender):
 
     def inspect(self, request: SentRequest, answer: Answer) -> None:
         """Keep what has come."""
-        assert isinstance(request, LanguageRequest)
+        assert isinstance(request, SentPrompt)
         request.pieces.append(answer.body)
         if answer.arrivals:
             request.arrivals = answer.arrivals
@@ -72,7 +72,7 @@ class LanguageSender(RequestSender):
 
     def ended(self, request: SentRequest, answer: Answer) -> None:
         """Record a request that has ended."""
-        assert isinstance(request, LanguageRequest)
+        assert isinstance(request, SentPrompt)
         if not request.wrong_kind:
             received = request.received()
             if request.recorded:
@@ -84,13 +84,13 @@ class LanguageSender(RequestSender):
         super().ended(request, answer)
 
     def _new(self, part: Part, intended_ns: int, then: Then) -> SentRequest:
-        request = LanguageRequest(self, part, intended_ns, then)
+        request = SentPrompt(self, part, intended_ns, then)
         if part.sequence_id and not part.start:
             request.history = self._histories.get(part.sequence_id, ())
         return request
 
     def _prepared_for(self, request: SentRequest) -> PreparedRequest:
-        assert isinstance(request, LanguageRequest)
+        assert isinstance(request, SentPrompt)
         if request.history:
             return self._encode(request.part, request.history)
         key = place(request.part.stream, request.part.step)
@@ -99,7 +99,7 @@ class LanguageSender(RequestSender):
     def _encoded(self, part: Part) -> PreparedRequest:
         return self._encode(part, ())
 
-    def _remember(self, request: LanguageRequest, received: Received) -> None:
+    def _remember(self, request: SentPrompt, received: Received) -> None:
         part = request.part
         if part.end:
             self._histories.pop(part.sequence_id, None)
