@@ -84,6 +84,7 @@ class AsyncEngineArgs:
     model: str = ""
     served_model_name: Any = None
     max_model_len: int = 64
+    max_num_seqs: int = 256
     enable_lora: bool = False
     disable_log_stats: bool = False
     tensor_parallel_size: int = 1

@@ -13,10 +13,12 @@ from tests.support.runs import synthetic_run
 
 from charonia.config.pbtxt import parse
 from charonia.core.latency import LatencyHistogram
+from charonia.server.backends.vllm.options import engine_arguments
 from charonia.tools.results.language import CountedBy, LanguageFigures, Spread
 from charonia.tools.tune.api import Metric, ModelChange
 from charonia.tools.tune.measure import metrics_of
 from charonia.tools.tune.report.wording import METRIC_NAMES
+from charonia.tools.tune.space import manual_dimensions
 from charonia.tools.tune.tables import HEADERS
 from charonia.tools.tune.variants import BaseModel, apply_change
 
@@ -115,6 +117,20 @@ def test_parameters_of_an_engine_are_tried_and_the_others_stay() -> None:
     made = apply_change(BaseModel("m", own, own), ModelChange("m", fields=(("parameters", '{"n_parallel": 4}'),)))
 
     assert made.parameters == {"n_ctx": "512", "n_parallel": "4"}
+
+
+def test_arguments_of_vllm_are_combined_and_reach_its_engine() -> None:
+    own = parse('name: "m" backend: "vllm"')
+    (dimension,) = manual_dimensions(
+        "m", {"parameters": {"max_num_seqs": [16, 64], "enable_chunked_prefill": [False, True]}}
+    )
+    made = [
+        apply_change(BaseModel("m", own, own), ModelChange("m", fields=(("parameters", str(value)),)))
+        for value in dimension.values
+    ]
+    assert [engine_arguments(config, "{}")[0] for config in made] == [
+        {"max_num_seqs": seqs, "enable_chunked_prefill": chunked} for seqs in (16, 64) for chunked in (False, True)
+    ]
 
 
 def test_a_search_under_limits_of_tokens_finds_the_parameter(tmp_path: Path) -> None:

@@ -25,7 +25,14 @@ from charonia.server.backends.vllm.worker.failures import (
 from charonia.server.backends.vllm.worker.streams import is_plain
 
 MESSAGES = [{"role": "user", "content": "one two three"}]
-OPTIONS: dict[str, Any] = {"arguments": {"model": "m"}, "loras": {}, "gpus": "", "metrics": False}
+OPTIONS: dict[str, Any] = {
+    "arguments": {"model": "m"},
+    "of_parameters": [],
+    "variables": {},
+    "loras": {},
+    "gpus": "",
+    "metrics": False,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +83,7 @@ def openai(route: str, body: dict[str, Any], **members: Any) -> Asked:
     return Asked(json.dumps({"model": "lm", **body}), route, **members)
 
 
-def with_engine(use: Any, **options: Any) -> None:
+def with_engine(use: Any, pb_utils: Any = None, **options: Any) -> None:
     async def scenario() -> None:
         setup = SimpleNamespace(
             model_name="lm",
@@ -85,7 +92,7 @@ def with_engine(use: Any, **options: Any) -> None:
             options={**OPTIONS, **options},
             threads=2,
             device_id=0,
-            pb_utils=None,
+            pb_utils=pb_utils,
             invalid=RefusedError,
             error=RefusedError,
         )
@@ -313,6 +320,27 @@ def test_arguments_of_vllms_server_stand_beside_those_of_its_engine() -> None:
         assert AsyncLLM.latest.arguments.served_model_name == ["lm"]
 
     with_engine(use, arguments={"model": "m", "tool_call_parser": "hermes"})
+
+
+def test_parameters_of_the_model_reach_the_engine_and_an_unknown_one_is_warned_of() -> None:
+    async def use(engine: Engine) -> None:
+        arguments = AsyncLLM.latest.arguments
+        assert (arguments.model, arguments.max_num_seqs) == ("m", 16)
+        assert os.environ["VLLM_CPU_KVCACHE_SPACE"] == "2"
+
+    warnings: list[str] = []
+    given = {"model": "m", "max_num_seqs": 16, "max_num_sequences": 3}
+    with_engine(
+        use,
+        pb_utils=SimpleNamespace(Logger=SimpleNamespace(log_warn=warnings.append)),
+        arguments=given,
+        of_parameters=["max_num_seqs", "max_num_sequences"],
+        variables={"VLLM_CPU_KVCACHE_SPACE": "2"},
+    )
+    expected = (
+        "parameter 'max_num_sequences': vLLM has no such argument, it has no effect; did you mean 'max_num_seqs'?"
+    )
+    assert warnings == [expected]
 
 
 def test_a_kind_of_gpu_instances_and_a_list_of_gpus_choose_the_gpus() -> None:

@@ -26,6 +26,27 @@ def test_arguments_pass_as_they_are() -> None:
     assert (found["loras"], found["gpus"], found["metrics"]) == ({}, "", True)
 
 
+def test_parameters_take_precedence_over_the_file() -> None:
+    found = options(
+        '{"model": "m", "max_num_seqs": 4, "seed": 1}',
+        max_num_seqs="16",
+        enable_chunked_prefill="True",
+        gpu_memory_utilization="0.5",
+        dtype="bfloat16",
+        compilation_config='{"level": 0}',
+        openai_routes="completions",
+        VLLM_CPU_KVCACHE_SPACE="2",
+        REPORT_CUSTOM_METRICS="true",
+    )
+    given = {"max_num_seqs": 16, "enable_chunked_prefill": True, "gpu_memory_utilization": 0.5, "dtype": "bfloat16"}
+    given["compilation_config"] = {"level": 0}
+    assert found["arguments"] == {"model": "m", "seed": 1, **given}
+    assert found["of_parameters"] == sorted(given)
+    assert found["variables"] == {"VLLM_CPU_KVCACHE_SPACE": "2"}
+    assert options('{"model": "m"}', '{"sql": "s"}', enable_lora="true")["loras"] == {"sql": "s"}
+    assert options("{}", model="m")["arguments"] == {"model": "m"}
+
+
 def test_adapters_are_read_where_they_are_enabled() -> None:
     found = options('{"model": "m", "enable_lora": "true"}', '{"sql": "/loras/sql"}')
     assert found["loras"] == {"sql": "/loras/sql"}
@@ -97,6 +118,9 @@ def test_a_model_that_pools_has_the_route_of_embeddings(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.json").write_text('{"model": "m", "runner": "pooling"}')
     assert completed(tmp_path, ModelConfig(name="lm")).parameters["openai_routes"] == "embeddings"
+    (tmp_path / "1" / "model.json").write_text(MODEL)
+    found = completed(tmp_path, ModelConfig(name="lm", parameters={"runner": "pooling"}))
+    assert found.parameters["openai_routes"] == "embeddings"
 
 
 def test_a_version_without_arguments_is_refused(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from charonia.server.backends.vllm.options import (
     ARGUMENTS_FILE,
     LORAS_FILE,
     ROUTES,
+    engine_arguments,
     engine_options,
-    read_object,
     routes_of,
 )
 
@@ -53,7 +53,7 @@ class VllmBackend(LanguageBackend):
 
 
 def _arguments(files: ModelFiles, config: ModelConfig) -> dict[str, Any]:
-    return read_object(config.name, ARGUMENTS_FILE, _text(files, config, ARGUMENTS_FILE) or "")
+    return engine_arguments(config, _text(files, config, ARGUMENTS_FILE) or "")[0]
 
 
 def _text(files: ModelFiles, config: ModelConfig, name: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
+from charonia.server.backends.language.arguments import arguments_of
 
 ARGUMENTS_FILE = "model.json"
 """File of a version: arguments of vLLM's engine, and of its server, by name."""
@@ -24,6 +25,9 @@ HEALTH_CHECK = "ENABLE_VLLM_HEALTH_CHECK"
 
 GPU_DEVICE_IDS = "GPU_DEVICE_IDS"
 """Model parameter: the GPUs of a KIND_MODEL instance, separated by commas."""
+
+VARIABLE = "VLLM_"
+"""Model parameters whose names begin so are environment variables of vLLM."""
 
 ROUTES = ("chat/completions", "completions", "embeddings", "responses")
 """OpenAI's routes that vLLM answers, as far as the model can."""
@@ -42,7 +46,7 @@ def engine_options(config: ModelConfig, arguments_text: str, loras_text: str | N
     Raises:
         ServingError: INVALID_ARG for a file or a parameter that is wrong.
     """
-    arguments = read_object(config.name, ARGUMENTS_FILE, arguments_text)
+    arguments, of_parameters = engine_arguments(config, arguments_text)
     if not isinstance(arguments.get("model"), str):
         raise invalid(
             f"model '{config.name}': {ARGUMENTS_FILE}: expected `model`, the name or folder of a model, "
@@ -62,10 +66,26 @@ def engine_options(config: ModelConfig, arguments_text: str, loras_text: str | N
     _flag(config, HEALTH_CHECK, default=False)
     return {
         "arguments": arguments,
+        "of_parameters": of_parameters,
+        "variables": {name: text for name, text in config.parameters.items() if name.startswith(VARIABLE)},
         "loras": loras,
         "gpus": _gpus(config, arguments),
         "metrics": _flag(config, METRICS, default=True),
     }
+
+
+def engine_arguments(config: ModelConfig, text: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments of the engine, and the names of those that the configuration's parameters give.
+
+    Args:
+        config: The configuration; its parameters take precedence.
+        text: Content of `model.json`.
+
+    Raises:
+        ServingError: INVALID_ARG: the file holds no JSON object.
+    """
+    given = arguments_of(config, ())
+    return read_object(config.name, ARGUMENTS_FILE, text) | given, sorted(given)
 
 
 def routes_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -109,6 +129,6 @@ def _gpus(config: ModelConfig, arguments: Mapping[str, Any]) -> str:
     if numbers and needed > 1 and len(numbers) != needed:
         raise invalid(
             f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected {needed} GPUs, as many as "
-            f"tensor_parallel_size times pipeline_parallel_size in {ARGUMENTS_FILE}, got {len(numbers)}"
+            f"tensor_parallel_size times pipeline_parallel_size, got {len(numbers)}"
         )
     return ",".join(numbers)

@@ -42,8 +42,9 @@ class Engine:
     """An engine, as `language/worker/model.py` runs it.
 
     Args:
-        setup: Its model. The options are `arguments` of the engine, `loras` (path by name), `gpus` ("" for any),
-            `metrics` and `health_check`.
+        setup: Its model. The options are `arguments` of the engine, `of_parameters` (names of those that were given as
+            parameters of the model), `variables` of the environment, `loras` (path by name), `gpus` ("" for any) and
+            `metrics`.
     """
 
     def __init__(self, setup: Any) -> None:
@@ -151,7 +152,8 @@ class Engine:
         return self._app_state.openai_serving_models.lora_requests[f"{self._setup.model_name}:{name}"]
 
     def _set_environment(self) -> None:
-        """Set vLLM's variables, unless the server's environment does; those of the GPUs in any case."""
+        """Set vLLM's variables, unless the model or the server's environment does; those of the GPUs in any case."""
+        os.environ.update(self._options["variables"])
         os.environ.pop("VLLM_API_KEY", None)  # keys are checked by the server
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         variables = {
@@ -184,12 +186,17 @@ class Engine:
         namespace = _of_first(_ARGUMENT_PARSERS, "make_arg_parser")(FlexibleArgumentParser()).parse_args([])
         of_engine = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
         known = of_engine | vars(namespace).keys()
-        for name in given:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean '{near[0]}'?" if near else ""
+        for name in sorted(given.keys() - known):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            if name not in self._options["of_parameters"]:
                 raise ValueError(f"model.json: vLLM has no argument '{name}'{hint}")
-            setattr(namespace, name, given[name])
+            del given[name]
+            self._setup.pb_utils.Logger.log_warn(
+                f"parameter '{name}': vLLM has no such argument, it has no effect{hint}"
+            )
+        for name, value in given.items():
+            setattr(namespace, name, value)
         given["served_model_name"] = [self._setup.model_name]
         if isinstance(given.get("model"), str) and os.path.isdir(os.path.join(self._setup.version_dir, given["model"])):
             given["model"] = os.path.join(self._setup.version_dir, given["model"])
