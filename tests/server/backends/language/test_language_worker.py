@@ -24,6 +24,7 @@ from charonia.server.backends.python.instance import PythonInstance
 ENGINE = """
 import asyncio
 
+from ...language.worker.chunks import CHAT
 from .words import PIECE
 
 
@@ -84,6 +85,7 @@ class Engine:
 
     async def setup_says(self, request):
         s = self.setup
+        assert CHAT == "chat/completions"
         request.send({"text_output": [s.model_name, str(s.threads), s.version_dir, s.folder]}, final=True)
 """
 
@@ -94,9 +96,10 @@ class FakeBackend(LanguageBackend):
     extra = "none"
 
     def __init__(self, folder: Path, options: Mapping[str, object]) -> None:
-        self.engine = folder / "engine.py"  # type: ignore[misc] # of each test
+        self.engine = folder / "fake" / "worker" / "engine.py"  # type: ignore[misc] # of each test
+        self.engine.parent.mkdir(parents=True)
         self.engine.write_text(ENGINE)
-        (folder / "words.py").write_text("PIECE = '{} '\n")
+        (self.engine.parent / "words.py").write_text("PIECE = '{} '\n")
         self._options = options
 
     async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
@@ -236,7 +239,7 @@ def test_a_request_is_read_from_inputs_and_parameters(tmp_path: Path) -> None:
         text = text_of(await bench.answer("show", sampling_parameters=b'{"top_p": 1}', temperature=2, seed=5, **more))
         assert text == repr(["show", "", True, True, ["finish_reason"], {"temperature": 2, "seed": 5, "top_p": 1}, []])
         text = text_of(await bench.answer("show", image=b"aGk=", openai="completions"))
-        assert text == repr(["show", "completions", False, False, [], {}, ["aGk="]])
+        assert text == repr(["show", "completions", False, None, [], {}, ["aGk="]])
 
     run(tmp_path, scenario)
 

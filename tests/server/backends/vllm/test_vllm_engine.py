@@ -12,7 +12,7 @@ import pytest
 from tests.support import pretended_vllm
 from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidationError
 
-from charonia.server.backends.vllm.worker.chunks import CHAT, COMPLETIONS, ChunkWriter
+from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS, ChunkWriter
 from charonia.server.backends.vllm.worker.engine import Engine, engine_cores
 from charonia.server.backends.vllm.worker.failures import (
     INTERNAL,

@@ -11,7 +11,7 @@ from typing import ClassVar
 import orjson
 
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig, ModelInput
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import raise_problems
 from charonia.core.caller import CallFrame
 from charonia.core.errors import unsupported
@@ -41,6 +41,7 @@ class LanguageBackend(ABC):
         kind: Kind of the instances where the configuration names none.
         routes: OpenAI's routes that the engine answers itself.
         more_inputs: Inputs that this engine takes besides those of all.
+        more_outputs: Outputs that it has besides those of all.
     """
 
     name: ClassVar[str]
@@ -50,6 +51,7 @@ class LanguageBackend(ABC):
     kind: ClassVar[InstanceKind] = InstanceKind.KIND_AUTO
     routes: ClassVar[Sequence[str]] = ("chat/completions", "completions")
     more_inputs: ClassVar[Sequence[ModelInput]] = ()
+    more_outputs: ClassVar[Sequence[ModelOutput]] = ()
 
     def uses_gpus(self) -> bool:
         """Return True: whether to use the GPU is up to the engine."""
@@ -65,7 +67,7 @@ class LanguageBackend(ABC):
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Fill in inputs, outputs and instances."""
-        return Completion(*complete_language(config, self.kind, self.routes, self.more_inputs))
+        return Completion(*complete_language(config, self.kind, self.routes, self.more_inputs, self.more_outputs))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "LanguageModel":
         """Check the settings and prepare the environment; the engine is loaded by each instance.
@@ -73,7 +75,7 @@ class LanguageBackend(ABC):
         Raises:
             ServingError: A setting or a file is wrong, or the engine is not installed.
         """
-        problems = list(language_problems(config, self.more_inputs))
+        problems = list(language_problems(config, self.more_inputs, self.more_outputs))
         if problems:
             raise_problems(config.name, problems)
         environment = await self._environment(files, config, settings)
@@ -92,9 +94,13 @@ class LanguageBackend(ABC):
         if environment == SERVER_ENVIRONMENT and find_spec(self.package) is None:
             raise unsupported(
                 f"model '{config.name}' needs the package '{self.package}', which is not installed",
-                hint=extra_hint(self.extra),
+                hint=self.install_hint(),
             )
         return environment
+
+    def install_hint(self) -> str:
+        """Return how the package of the engine is installed."""
+        return extra_hint(self.extra)
 
 
 class LanguageModel(PythonModel):

@@ -49,7 +49,11 @@ _OUTPUTS = (
 
 
 def complete_language(
-    config: ModelConfig, kind: InstanceKind, routes: Sequence[str], more_inputs: Sequence[ModelInput] = ()
+    config: ModelConfig,
+    kind: InstanceKind,
+    routes: Sequence[str],
+    more_inputs: Sequence[ModelInput] = (),
+    more_outputs: Sequence[ModelOutput] = (),
 ) -> tuple[ModelConfig, tuple[str, ...]]:
     """Fill in what the configuration of a language model leaves open; return it with notes.
 
@@ -58,13 +62,14 @@ def complete_language(
         kind: Kind of the instances, where none are given; one instance is enough for any number of requests.
         routes: OpenAI's routes that the engine answers itself.
         more_inputs: Inputs that this engine takes besides those of all.
+        more_outputs: Outputs that it has besides those of all.
     """
     notes = []
     if not config.input:
         config = replace(config, input=(*_INPUTS, *more_inputs))
         notes.append(f"inputs: {TEXT_INPUT} and the options of language models")
     if not config.output:
-        config = replace(config, output=_OUTPUTS)
+        config = replace(config, output=(*_OUTPUTS, *more_outputs))
         notes.append(f"outputs: {TEXT_OUTPUT} and what a request may ask for besides")
     if config.model_transaction_policy is None:
         config = replace(config, model_transaction_policy=TransactionPolicy(decoupled=True))
@@ -76,13 +81,15 @@ def complete_language(
     return config, tuple(notes)
 
 
-def language_problems(config: ModelConfig, more_inputs: Sequence[ModelInput] = ()) -> Iterator[Problem]:
+def language_problems(
+    config: ModelConfig, more_inputs: Sequence[ModelInput] = (), more_outputs: Sequence[ModelOutput] = ()
+) -> Iterator[Problem]:
     """Yield what a configuration asks for that no engine can meet."""
     if config.max_batch_size > 0:
         yield Problem("max_batch_size", f"expected 0: the engine batches by itself, got {config.max_batch_size}")
     if config.model_transaction_policy is None or not config.model_transaction_policy.decoupled:
         yield Problem("model_transaction_policy.decoupled", "expected true: a request that streams has many responses")
-    all_known: tuple[ModelInput | ModelOutput, ...] = (*_INPUTS, *more_inputs, *_OUTPUTS)
+    all_known: tuple[ModelInput | ModelOutput, ...] = (*_INPUTS, *more_inputs, *_OUTPUTS, *more_outputs)
     known = {tensor.name: tensor.data_type for tensor in all_known}
     sides: tuple[tuple[str, Sequence[ModelInput | ModelOutput], str], ...] = (
         ("input", config.input, TEXT_INPUT),

@@ -1,6 +1,6 @@
 """The Python model that runs the engine of a language model, in a worker process.
 
-The engine lies in a file of its own, whose class `Engine` is made with an `EngineSetup`. All of its methods are called
+The engine lies in a file of its own, `BACKEND/worker/NAME.py`, whose class `Engine` is made with an `EngineSetup`. All of its methods are called
 in one thread, that of an event loop:
 
 - `async start()` loads the model.
@@ -36,8 +36,9 @@ STOP_S_MAX = 5.0
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _PACKAGE = "charonia_engine"
-_RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
-_OPTIONS = ("text_input", "stream", "sampling_parameters", "exclude_input_in_output", "image")
+_BACKENDS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_RETURN = "return_"
+_OPTIONS = ("text_input", "stream", "streaming", "sampling_parameters", "exclude_input_in_output", "image")
 
 # Request parameters that are the server's.
 _RESERVED = ("openai", "lora_name")
@@ -95,7 +96,7 @@ class LanguageRequest:
         route: OpenAI's route that it came by, "" for one that follows Triton's contract.
         text: The prompt, or with a route the JSON document of the client.
         stream: Whether the answer is wanted in pieces.
-        excludes_input: Whether the prompt is left out of the answer.
+        excludes_input: Whether the prompt is left out of the answer; None where the request does not say.
         returns: Names of the further outputs that are wanted.
         sampling: Sampling parameters by name, whatever way they came; not checked.
         images: Images, in base64.
@@ -112,12 +113,14 @@ class LanguageRequest:
         self.parameters: dict[str, Any] = json.loads(request.parameters())
         self.route = str(self.parameters.get("openai", ""))
         self.text = _text(inputs["text_input"][0], "text_input")
-        self.stream = bool(_first(inputs, "stream"))
+        self.stream = bool(_first(inputs, "stream") or _first(inputs, "streaming"))
         excludes = _first(inputs, "exclude_input_in_output")
-        self.excludes_input = self.stream if excludes is None else bool(excludes)
+        self.excludes_input = (True if self.stream else None) if excludes is None else bool(excludes)
         if self.stream and not self.excludes_input:
             raise RequestError("input 'exclude_input_in_output': expected true with 'stream', got false")
-        self.returns = frozenset(name for name in _RETURNS if _first(inputs, f"return_{name}"))
+        self.returns = frozenset(
+            name.removeprefix(_RETURN) for name in inputs if name.startswith(_RETURN) and _first(inputs, name)
+        )
         self.images = [_text(image, "image") for image in inputs.get("image", ())]
         self.sampling = {} if self.route else _sampling(inputs, self.parameters)
 
@@ -125,14 +128,15 @@ class LanguageRequest:
         """Send a response, together with others of this turn of the event loop.
 
         Args:
-            outputs: A value, or a list of some, by name of the output; text is str or bytes.
+            outputs: A value, a list of some, or an array, by name of the output; text is str or bytes.
             parameters: Response parameters.
             final: Whether it is the last.
         """
         tensors = []
         for name, value in outputs.items():
-            values = value if isinstance(value, list) else [value]
-            tensors.append(pb_utils.Tensor(name, np.array(values, _DTYPES.get(name, object))))
+            if not isinstance(value, np.ndarray):
+                value = np.array(value if isinstance(value, list) else [value], _DTYPES.get(name, object))
+            tensors.append(pb_utils.Tensor(name, value))
         self.is_over = final
         response = pb_utils.InferenceResponse(tensors, parameters=parameters)
         self._outbox.put(self._sender, response, _FINAL if final else 0)
@@ -227,12 +231,17 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _engine_class(path: str) -> Any:
-    """Return the class in an engine's file, which may import the modules beside it relatively."""
+    """Return the class in an engine's file, `BACKEND/worker/NAME.py`.
+
+    It may import what lies in its folder, and `...language.worker`, relatively.
+    """
+    folder, file = os.path.split(path)
+    backend, worker = os.path.split(folder)
+    root, backend = os.path.split(backend)
     package = types.ModuleType(_PACKAGE)
-    package.__path__ = [os.path.dirname(path)]
+    package.__path__ = [root, _BACKENDS]
     sys.modules[_PACKAGE] = package
-    name = os.path.splitext(os.path.basename(path))[0]
-    return importlib.import_module(f"{_PACKAGE}.{name}").Engine
+    return importlib.import_module(f"{_PACKAGE}.{backend}.{worker}.{os.path.splitext(file)[0]}").Engine
 
 
 def _first(inputs: dict[str, Any], name: str) -> Any:
@@ -251,9 +260,9 @@ def _sampling(inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, A
     """Return sampling parameters: of the JSON text, of inputs of their names, and of the request's parameters."""
     sampling = {name: value for name, value in parameters.items() if name not in _RESERVED and name.isidentifier()}
     for name, values in inputs.items():
-        if name not in _OPTIONS and not name.startswith("return_") and values.size:
-            value = values[0]
-            sampling[name] = _text(value, name) if isinstance(value, bytes) else value.item()
+        if name not in _OPTIONS and not name.startswith(_RETURN) and values.size:
+            found = [_text(value, name) if isinstance(value, bytes) else value.item() for value in values]
+            sampling[name] = found if values.size > 1 else found[0]
     text = _first(inputs, "sampling_parameters")
     if text is not None:
         try:

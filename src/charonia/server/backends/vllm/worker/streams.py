@@ -7,11 +7,11 @@ become chunks here, without an object and a serialiser for each.
 from __future__ import annotations
 
 import copy
-import time
 from typing import TYPE_CHECKING
 
+from ...language.worker.chunks import CHAT, COMPLETIONS
+from ...language.worker.text_stream import TextStream
 from . import submission
-from .chunks import CHAT, COMPLETIONS, ChunkWriter
 
 if TYPE_CHECKING:
     from typing import Any
@@ -100,48 +100,30 @@ class PlainStreams:
         prepared = await _prepare(serving, request.route, body)
         if prepared is None:
             return False
-        stream = TextStream(
-            request, prepared.request_id, client_name, bool((body.get("stream_options") or {}).get("include_usage"))
-        )
+        stream = Answer(TextStream(request, prepared.request_id, client_name, body))
         await submission.run(
             self._engine, prepared.request_id, prepared.prompt, prepared.params, stream.take, **prepared.options
         )
         return True
 
 
-class TextStream:
+class Answer:
     """Turns the outputs of one request into chunks."""
 
-    def __init__(self, request: Any, request_id: str, model: str, has_usage: bool) -> None:
-        self._request = request
-        self._writer = ChunkWriter(request.route, request_id, int(time.time()), model)
-        self._has_usage = has_usage
-        self._count = 0
-        self._has_begun = request.route != CHAT
+    def __init__(self, stream: TextStream) -> None:
+        self._stream = stream
 
     def take(self, output: Any) -> bool:
         """Take an output of the engine; return whether it was the last."""
         completion = output.outputs[0]
-        text, reason = completion.text, completion.finish_reason
-        self._count += len(completion.token_ids)
-        request, writer = self._request, self._writer
+        text, reason, tokens = completion.text, completion.finish_reason, len(completion.token_ids)
         if reason == _ERROR:
             raise RuntimeError("the engine failed while it worked on the request")
-        if not self._has_begun:
-            self._has_begun = True
-            request.send({"text_output": writer.role()})
         if reason is None:
-            if text or completion.token_ids:
-                request.send({"text_output": writer.text(text)})
+            self._stream.take(text, tokens)
             return False
         prompt, cached = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
-        usage = {"prompt_tokens": prompt, "completion_tokens": self._count, "cached_tokens": cached}
-        last = writer.last(text, reason, completion.stop_reason)
-        if self._has_usage:
-            request.send({"text_output": last})
-            total = {"prompt_tokens": prompt, "total_tokens": prompt + self._count, "completion_tokens": self._count}
-            last = writer.usage(total)
-        request.send({"text_output": last}, usage, final=True)
+        self._stream.end(text, tokens, reason, completion.stop_reason, prompt, cached)
         return True
 
 
