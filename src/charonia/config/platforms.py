@@ -25,7 +25,7 @@ class ModelFormat(NamedTuple):
     @property
     def suffix(self) -> str:
         """The suffix that marks such a file: ".onnx"; the whole name where files of any kind have the suffix."""
-        return self.filename if self.backend in ("fil", "vllm") else self.filename.removeprefix("model")
+        return self.filename if self.backend in ("fil", "tensorrtllm", "vllm") else self.filename.removeprefix("model")
 
 
 FORMATS = (
@@ -52,6 +52,7 @@ FORMATS = (
     ModelFormat("model.joblib", "sklearn", ""),
     ModelFormat("model.pkl", "sklearn", ""),
     ModelFormat("model.json", "vllm", ""),
+    ModelFormat("model.yaml", "tensorrtllm", ""),
 )
 """The formats, in the order in which a version's files are searched for them; the first backend of a file is used."""
 

@@ -33,6 +33,7 @@ _OWN = {
     "sklearn": "charonia.server.backends.sklearn.backend:SklearnBackend",
     "tensorflow": "charonia.server.backends.tensorflow.backend:TensorFlowBackend",
     "tensorrt": "charonia.server.backends.tensorrt.backend:TensorRtBackend",
+    "tensorrtllm": "charonia.server.backends.tensorrtllm.backend:TensorRtLlmBackend",
     "tflite": "charonia.server.backends.tflite.backend:TfliteBackend",
     "vllm": "charonia.server.backends.vllm.backend:VllmBackend",
 }

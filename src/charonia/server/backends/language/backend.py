@@ -36,7 +36,7 @@ class LanguageBackend(ABC):
     Attributes:
         name: Name of the backend.
         package: Package of the engine, as it is imported.
-        extra: Extra of this package that installs it.
+        extra: Extra of this package that installs it, "" where there is none.
         engine: File with the class `Engine`, for the worker: `worker/model.py` says what that class has.
         kind: Kind of the instances where the configuration names none.
         routes: OpenAI's routes that the engine answers itself.
@@ -46,7 +46,7 @@ class LanguageBackend(ABC):
 
     name: ClassVar[str]
     package: ClassVar[str]
-    extra: ClassVar[str]
+    extra: ClassVar[str] = ""
     engine: ClassVar[Path]
     kind: ClassVar[InstanceKind] = InstanceKind.KIND_AUTO
     routes: ClassVar[Sequence[str]] = ("chat/completions", "completions")

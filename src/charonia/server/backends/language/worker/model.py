@@ -64,6 +64,7 @@ class EngineSetup:
         options: What the server's side of the backend has read.
         threads: Cores that the engine may use.
         device_id: GPU of the instance.
+        number: Number of the instance in its group, from 0.
         folder: A folder for sockets, which only this user may enter; the workers of the version share it.
         pb_utils: The API of Python models: the log, metrics, codes of errors.
         invalid: Makes the exception that refuses a request: INVALID_ARG with this text.
@@ -77,6 +78,7 @@ class EngineSetup:
         self.options: dict[str, Any] = json.loads(arguments["options"])
         self.threads = int(arguments["threads"])
         self.device_id = int(arguments["model_instance_device_id"])
+        self.number = int(arguments["model_instance_name"].rpartition("_")[2])
         self.folder = arguments["folder"]
         self.pb_utils = pb_utils
         self.invalid = self.error = RequestError

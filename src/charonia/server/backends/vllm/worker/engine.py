@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import difflib
 import importlib
 import json
 import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from ...language.worker.members import near
 from .application import Application
 from .failures import failure_of
 from .generation import answer_generation
@@ -187,8 +187,7 @@ class Engine:
         of_engine = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
         known = of_engine | vars(namespace).keys()
         for name in sorted(given.keys() - known):
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
+            hint = near(name, known)
             if name not in self._options["of_parameters"]:
                 raise ValueError(f"model.json: vLLM has no argument '{name}'{hint}")
             del given[name]

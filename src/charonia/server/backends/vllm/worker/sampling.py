@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from typing import Any
+
+from ...language.worker.members import near
 
 _INTERNAL = {"output_kind", "skip_clone", "output_text_buffer_length"}
 """Members of vLLM's parameters that a request may not set."""
@@ -34,9 +35,7 @@ def sampling_params(given: dict[str, Any], kind: str) -> Any:
     known = [name for name in SamplingParams.__struct_fields__ if name[0] != "_" and name not in _INTERNAL]
     for name in members:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise ValueError(f"{name}: vLLM has no such sampling parameter{hint}")
+            raise ValueError(f"{name}: vLLM has no such sampling parameter{near(name, known)}")
     try:
         made = msgspec.convert(members, SamplingParams, strict=False)
     except msgspec.ValidationError as error:

@@ -1,0 +1,50 @@
+"""The `tensorrtllm` backend: serves repositories of Triton's TensorRT-LLM backend over the LLM API."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.core.errors import invalid
+from charonia.server.backends.api import BackendSettings, ModelFiles
+from charonia.server.backends.language.backend import LanguageBackend
+from charonia.server.backends.tensorrtllm.options import ARGUMENTS_FILE, INPUTS, OUTPUTS, engine_options
+
+INSTALL_HINT = (
+    "NVIDIA documents two ways: the container nvcr.io/nvidia/tensorrt-llm/release, or CUDA Toolkit and libopenmpi-dev, "
+    "then `pip install tensorrt_llm`: https://nvidia.github.io/TensorRT-LLM/installation/installation-guide.html"
+)
+
+
+class TensorRtLlmBackend(LanguageBackend):
+    """The `tensorrtllm` backend."""
+
+    name = "tensorrtllm"
+    package = "tensorrt_llm"
+    engine = Path(__file__).parent / "worker" / "engine.py"
+    kind = InstanceKind.KIND_MODEL
+    more_inputs = INPUTS
+    more_outputs = OUTPUTS
+
+    async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
+        """Return the arguments of the engine and the GPUs of each instance."""
+        return engine_options(config, await asyncio.to_thread(_text, files, config))
+
+    def install_hint(self) -> str:
+        """Return how NVIDIA documents the installation: there is no extra for it."""
+        return INSTALL_HINT
+
+
+def _text(files: ModelFiles, config: ModelConfig) -> str:
+    path = files.version_dir / ARGUMENTS_FILE
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise invalid(
+            f"model '{config.name}' version {files.version} has no file {ARGUMENTS_FILE}",
+            hint="it holds arguments of tensorrt_llm.LLM, such as `model: name or folder`; an engine that was built for "
+            "the C++ backend is named there with `backend: tensorrt`",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid(f"model '{config.name}': {ARGUMENTS_FILE} cannot be read: {error}") from None

@@ -1,0 +1,1 @@
+"""What runs in the workers of TensorRT-LLM models. The server imports none of it."""

@@ -1,0 +1,351 @@
+"""The engine of the tensorrtllm backend over a stand-in: what requests get, what is refused, what is aborted."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.support import pretended_tensorrt_llm
+from tests.support.pretended_tensorrt_llm import LLM
+
+from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS
+from charonia.server.backends.python.worker.errors import TritonError
+from charonia.server.backends.tensorrtllm.worker.engine import Engine
+
+MESSAGES = [{"role": "user", "content": "one two three"}]
+
+
+@pytest.fixture(autouse=True)
+def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, module in pretended_tensorrt_llm.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+class RefusedError(Exception):
+    def __init__(self, message: str, code: int = TritonError.INVALID_ARG) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Asked:
+    """A request as `language/worker/model.py` makes one, and its responses."""
+
+    def __init__(self, text: str = "", route: str = "", **members: Any) -> None:
+        self.id = ""
+        self.text = text
+        self.route = route
+        self.stream = False
+        self.excludes_input: bool | None = None
+        self.returns: frozenset[str] = frozenset()
+        self.sampling: dict[str, Any] = {}
+        self.images: list[str] = []
+        self.responses: list[dict[str, Any]] = []
+        self.usage: dict[str, Any] | None = None
+        self.is_over = False
+        self.__dict__.update(members)
+
+    def send(self, outputs: dict[str, Any], parameters: dict[str, Any] | None = None, *, final: bool = False) -> None:
+        assert not self.is_over
+        self.is_over = final
+        self.responses.append(outputs)
+        self.usage = parameters or self.usage
+
+    def chunks(self) -> list[dict[str, Any]]:
+        return [json.loads(response["text_output"]) for response in self.responses]
+
+
+def openai(route: str, body: dict[str, Any]) -> Asked:
+    return Asked(json.dumps({"model": "lm", **body}), route)
+
+
+def with_engine(use: Any, config: dict[str, Any] | None = None, number: int = 0, **options: Any) -> None:
+    async def scenario() -> None:
+        setup = SimpleNamespace(
+            model_name="lm",
+            version_dir="/nowhere/1",
+            config=config or {},
+            options={"arguments": {"model": "m"}, "gpus": [], **options},
+            device_id=5,
+            number=number,
+            pb_utils=SimpleNamespace(TritonError=TritonError),
+            invalid=RefusedError,
+            error=RefusedError,
+        )
+        engine = Engine(setup)
+        await engine.start()
+        await use(engine)
+        await engine.stop()
+        assert LLM.latest.is_shut_down
+
+    asyncio.run(scenario())
+
+
+def answered(asked: Asked) -> Asked:
+    with_engine(lambda engine: engine.answer(asked))
+    assert asked.is_over
+    return asked
+
+
+def refused(asked: Asked) -> RefusedError:
+    async def use(engine: Engine) -> None:
+        with pytest.raises(RefusedError) as caught:
+            await engine.answer(asked)
+        found.append(caught.value)
+
+    found: list[RefusedError] = []
+    with_engine(use)
+    assert not asked.is_over
+    return found[0]
+
+
+def test_a_prompt_is_answered_without_the_prompt_as_in_triton() -> None:
+    asked = answered(Asked("one two", sampling={"sampling_param_max_tokens": 3}))
+    assert asked.responses == [{"text_output": [b" one two one"]}]
+    assert asked.usage == {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 0}
+    asked = answered(Asked("one two", excludes_input=False, sampling={"max_tokens": "1"}))
+    assert asked.responses == [{"text_output": [b"one two one"]}]
+
+
+def test_a_stream_has_a_response_for_each_token_and_the_outputs_that_are_wanted() -> None:
+    wanted = frozenset(("finish_reason", "stop_reason", "num_output_tokens", "num_input_tokens", "logprobs"))
+    asked = answered(Asked("one two", stream=True, excludes_input=True, returns=wanted, sampling={"max_tokens": 2}))
+    assert [response["text_output"] for response in asked.responses] == [[b" one"], [b" two"]]
+    assert [response["finish_reason"] for response in asked.responses] == [[b"None"], [b"length"]]
+    last = asked.responses[1]
+    assert (last["num_output_tokens"], last["num_input_tokens"], last["stop_reason"]) == ([1], [2], [b"None"])
+    assert json.loads(last["logprobs"][0])[1] == {"1": {"logprob": -0.5, "rank": 1}}
+
+
+def test_each_of_several_choices_is_an_element() -> None:
+    sampling = {"n": 2, "max_tokens": 1, "top_p": 0.9}
+    asked = answered(Asked("one", returns=frozenset({"cumulative_logprob"}), sampling=sampling))
+    assert asked.responses == [{"text_output": [b" one", b" one"], "cumulative_logprob": [-0.5, -0.5]}]
+    assert asked.usage is not None
+    assert asked.usage["completion_tokens"] == 2
+
+
+def test_what_was_measured_is_in_outputs_of_tritons_names() -> None:
+    asked = answered(Asked("one", sampling={"sampling_param_return_perf_metrics": True, "max_tokens": 1}))
+    found = {name: value.tolist() for name, value in asked.responses[0].items() if name != "text_output"}
+    assert found == {
+        "kv_cache_reused_block": [1],
+        "kv_cache_missed_block": [2],
+        "kv_cache_alloc_new_blocks": [3],
+        "kv_cache_alloc_total_blocks": [4],
+        "kv_cache_hit_rate": [0.25],
+        "arrival_time_ns": [1_000_000_000],
+        "first_scheduled_time_ns": [2_000_000_000],
+        "first_token_time_ns": [3_000_000_000],
+        "last_token_time_ns": [4_000_000_000],
+        "acceptance_rate": [0.5],
+        "total_accepted_draft_tokens": [6],
+        "total_draft_tokens": [12],
+    }
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"temperature": "hot"}, 'temperature: expected a number of at least 0, got "hot"'),
+        ({"sampling_param_temperature": -1.0}, "temperature: expected a number of at least 0, got -1.0"),
+        ({"top_p": 1.5}, "top_p: expected a number above 0 and up to 1, got 1.5"),
+        ({"max_tokens": 0}, "max_tokens: expected a whole number, at least 1, got 0"),
+        ({"seed": True}, "seed: expected a whole number, 0 to 18446744073709551615, got true"),
+        ({"stop": [""]}, "stop: expected a text or a list of texts, none of them empty"),
+        ({"max_tokenz": 1}, "max_tokenz: there is no such parameter; did you mean 'max_tokens'?"),
+        ({"n": 2, "best_of": 1}, "best_of (1) cannot be less than n (2)"),
+        ({"guided_decoding": {"shape": 1}}, "guided_decoding: "),
+        ({"lora_name": "x"}, "lora_name: the tensorrtllm backend does not support it"),
+    ],
+)
+def test_a_wrong_sampling_parameter_is_named(sampling: dict[str, Any], message: str) -> None:
+    error = refused(Asked("one", sampling=sampling))
+    assert str(error).startswith(message)
+    assert error.code == TritonError.INVALID_ARG
+
+
+@pytest.mark.parametrize(("name", "value"), [("use_beam_search", True), ("best_of", 2)])
+def test_what_is_known_at_the_end_only_is_not_streamed(name: str, value: object) -> None:
+    assert str(refused(Asked("one", stream=True, sampling={name: value, "top_p": 0.5}))).startswith(f"{name}: ")
+
+
+def test_a_temperature_of_0_takes_the_most_likely_token() -> None:
+    answered(Asked("one", sampling={"temperature": 0, "top_p": 0.5, "seed": None, "stop": ["a", "b"]}))
+    params = LLM.latest.requests[0][1]
+    assert (params.temperature, params.top_p, params.top_k, params.stop) == (None, None, 1, ["a", "b"])
+
+
+@pytest.mark.parametrize("text", ["refuse", "word " * 100])
+def test_what_the_engine_refuses_is_an_error_of_the_client(text: str) -> None:
+    assert refused(Asked(text)).code == TritonError.INVALID_ARG
+
+
+def test_a_chat_is_streamed_in_chunks() -> None:
+    body = {"messages": MESSAGES, "stream": True, "max_tokens": 2, "stream_options": {"include_usage": True}}
+    chunks = (asked := answered(openai(CHAT, body))).chunks()
+    assert [chunk["choices"][0]["delta"] for chunk in chunks[:3]] == [
+        {"role": "assistant", "content": ""},
+        {"content": " one"},
+        {"content": " two"},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:3]] == [None, None, "length"]
+    assert chunks[3]["usage"] == {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
+    assert asked.usage == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0}
+    assert LLM.latest.requests[0][0] == [0, 1, 2]
+
+
+def test_a_chat_is_answered_with_a_document() -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}]
+    body = {"messages": parts, "max_completion_tokens": 1, "n": 2, "user": "me", "tools": None, "logprobs": False}
+    (found,) = answered(openai(CHAT, body)).chunks()
+    assert [choice["message"]["content"] for choice in found["choices"]] == [" one", " one"]
+    assert (found["object"], found["model"], found["usage"]["total_tokens"]) == ("chat.completion", "lm", 4)
+
+
+def test_completions_take_a_text_and_sample_as_openai_says() -> None:
+    (found,) = answered(openai(COMPLETIONS, {"prompt": ["one two"]})).chunks()
+    assert len(found["choices"][0]["text"].split()) == 16
+    prompt, params = LLM.latest.requests[0]
+    assert (prompt, params.temperature, params.top_p) == ("one two", 1.0, 1.0)
+    asked = answered(openai(COMPLETIONS, {"prompt": "one", "stream": True, "max_tokens": 2, "temperature": 0}))
+    assert [chunk["choices"][0]["text"] for chunk in asked.chunks()] == [" one", " one"]
+
+
+def test_a_response_format_guides_the_engine() -> None:
+    schema = {"type": "object"}
+    format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answered(openai(CHAT, {"messages": MESSAGES, "response_format": format_}))
+    assert LLM.latest.requests[0][1].guided_decoding.json == schema
+    answered(openai(CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}))
+    assert LLM.latest.requests[0][1].guided_decoding.json_object is True
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"temperature": "hot"}, "temperature: expected a number"),
+        ({"max_tokens": 0}, "max_tokens: expected a whole number"),
+        ({"messages": []}, "messages: expected a list of at least one message"),
+        ({"messages": [{"content": "x"}]}, "messages[0]: expected an object with a role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]: expected a part of type text",
+        ),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages: the chat template refuses them: there is no"),
+        ({"tools": [{}]}, "tools: the tensorrtllm backend does not support it"),
+        ({"logprobs": True}, "logprobs: the tensorrtllm backend does not support it"),
+        ({"temprature": 1}, "temprature: the tensorrtllm backend has no such parameter; did you mean 'temperature'?"),
+        ({"n": 2, "stream": True}, "n: expected 1 with `stream`"),
+        ({"stream": "yes"}, "stream: expected true or false"),
+        ({"stream_options": 1}, "stream_options: expected an object"),
+        ({"response_format": {"type": "xml"}}, "response_format: expected the type text"),
+    ],
+)
+def test_a_wrong_member_is_named(more: dict[str, Any], message: str) -> None:
+    error = refused(openai(CHAT, {"messages": MESSAGES, **more}))
+    assert str(error).startswith(message)
+    assert error.code == TritonError.INVALID_ARG
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_body_that_is_no_object_is_refused(text: str) -> None:
+    assert refused(Asked(text, CHAT)).code == TritonError.INVALID_ARG
+
+
+def test_several_prompts_are_refused() -> None:
+    assert str(refused(openai(COMPLETIONS, {"prompt": ["a", "b"]}))).startswith("prompt: expected one text")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000}),
+        openai(CHAT, {"messages": MESSAGES, "stream": True, "max_tokens": 1000}),
+        openai(CHAT, {"messages": MESSAGES, "max_tokens": 1000}),
+    ],
+    ids=["generate", "chat", "document"],
+)
+def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
+    async def use(engine: Engine) -> None:
+        task = asyncio.create_task(engine.answer(asked))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(LLM.latest.aborted) == 1
+        assert engine._running == {}
+
+    with_engine(use)
+
+
+def test_a_request_is_cancelled_by_its_id_as_in_triton() -> None:
+    async def use(engine: Engine) -> None:
+        first = Asked("one", id="a", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
+        running = asyncio.create_task(engine.answer(first))
+        await asyncio.sleep(0.02)
+        with pytest.raises(RefusedError) as caught:
+            await engine.answer(Asked("", id="a", sampling={"stop": True}))
+        assert caught.value.code == TritonError.CANCELLED
+        await running
+        assert len(LLM.latest.aborted) == 1
+        assert first.is_over
+        with pytest.raises(RefusedError, match="stop: expected the id"):
+            await engine.answer(Asked("", sampling={"stop": True}))
+
+    with_engine(use)
+
+
+def test_the_end_of_the_engine_fails_open_requests_and_is_seen() -> None:
+    async def use(engine: Engine) -> None:
+        assert engine.problem() == ""
+        first = Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
+        running = asyncio.create_task(engine.answer(first))
+        await asyncio.sleep(0.01)
+        with pytest.raises(RefusedError, match="the engine of the model has failed") as caught:
+            await engine.answer(Asked("die"))
+        assert caught.value.code == TritonError.UNAVAILABLE
+        assert "the executor is gone" in engine.problem()
+        with pytest.raises(RefusedError, match="the executor is gone"):
+            await running
+
+    with_engine(use)
+
+
+def test_an_engine_that_ends_while_it_has_nothing_to_do_is_seen() -> None:
+    async def use(engine: Engine) -> None:
+        LLM.latest.is_dead = True
+        assert "executor has ended" in engine.problem()
+
+    with_engine(use)
+
+
+def test_arguments_reach_the_engine() -> None:
+    async def use(engine: Engine) -> None:
+        assert LLM.latest.arguments == {"backend": "pytorch", "max_num_tokens": 99}
+
+    with_engine(use, arguments={"model": "m", "backend": "pytorch", "max_num_tokens": 99})
+    with pytest.raises(ValueError, match="max_tokenz"):
+        with_engine(use, arguments={"model": "m", "max_tokenz": 99})
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "number", "visible"),
+    [
+        ({"instance_group": [{"kind": "KIND_GPU"}]}, [], 0, "5"),
+        ({"instance_group": [{"kind": "KIND_CPU"}]}, ["0,1", "2,3"], 1, "2,3"),
+    ],
+)
+def test_an_instance_sees_its_gpus(config: dict[str, Any], gpus: list[str], number: int, visible: str) -> None:
+    async def use(engine: Engine) -> None:
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == os.environ["TRTLLM_VISIBLE_DEVICES"] == visible
+        assert LLM.latest.arguments.get("gpus_per_node") == (2 if gpus else None)
+
+    with_engine(use, config, number, gpus=gpus)
