@@ -111,7 +111,8 @@ INTERNAL = {
         "server.files.forms",
     },
     "server.doctor": {"__version__", "install_hint", "core", "config", "server.options", "server.backends.registry"}
-    | {"server.backends.tensorflow.options", "server.lifecycle", "server.machine"},
+    | {"server.backends.tensorflow.options", "server.backends.tensorrtllm.options"}
+    | {"server.lifecycle", "server.machine"},
     "server": {"__version__", "core", "config", "wire", "server"},
     # The second tower.
     "tools.results": {"core"},
@@ -190,9 +191,11 @@ def imported_names(path: Path) -> tuple[str, ...]:
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = node.module
-            if node.level:  # in a worker process, its folder is a package of another name
-                assert (node.level, path.parent.name) == (1, "worker"), path
-                package = ".".join(path.parent.relative_to(SOURCE.parent).parts)
+            if node.level:  # in a worker process, its folder is a package of another name, and so is what engines share
+                shares = node.level == 3 and str(module).startswith("language.worker.")
+                assert path.parent.name == "worker", path
+                assert node.level == 1 or shares, path
+                package = ".".join(path.parents[node.level - 1].relative_to(SOURCE.parent).parts)
                 module = f"{package}.{module}" if module else package
             found += (f"{module}.{alias.name}" for alias in node.names)
     return tuple(found)

@@ -7,7 +7,7 @@ A folder `tensorrt_llm` whose `__init__.py` is `INIT` stands for the package in 
 
 import asyncio
 import dataclasses
-import datetime
+import datetime as dt
 import sys
 import types
 from typing import Any
@@ -139,7 +139,7 @@ METRICS = types.SimpleNamespace(
     ),
     timing_metrics=types.SimpleNamespace(
         **{
-            name: datetime.timedelta(seconds=second)
+            name: dt.timedelta(seconds=second)
             for second, name in enumerate(
                 ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time"), 1
             )
@@ -190,7 +190,10 @@ class LLM:
         LLM.latest = self
 
     def generate_async(
-        self, inputs: Any, sampling_params: SamplingParams | None = None, lora_request: Any = None,
+        self,
+        inputs: Any,
+        sampling_params: SamplingParams | None = None,
+        lora_request: Any = None,
         streaming: bool = False,
     ) -> RequestOutput:
         if sampling_params is None:

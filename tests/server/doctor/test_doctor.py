@@ -205,6 +205,9 @@ def test_an_engine_that_is_not_installed_is_named_with_its_extra(monkeypatch: py
     assert "needs the package xllamacpp" in problem
     assert "[llama]" in hint
     assert problem_of(ModelConfig(backend="llama_cpp", parameters={"EXECUTION_ENV_PATH": "env"})) == ("", "")
+    problem, hint = problem_of(ModelConfig(backend="tensorrtllm"))
+    assert problem == "the model needs the package tensorrt_llm, which is not installed"
+    assert "nvcr.io/nvidia/tensorrt-llm/release" in hint
 
 
 def write(repository: Path, name: str, config: str) -> None:

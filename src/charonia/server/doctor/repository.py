@@ -16,6 +16,7 @@ from charonia.core.errors import ServingError
 from charonia.install_hint import extra_hint
 from charonia.server.backends.registry import installed_backends
 from charonia.server.backends.tensorflow.options import graph_problem
+from charonia.server.backends.tensorrtllm.options import INSTALL_HINT
 from charonia.server.doctor.machine import COMPILERS
 from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.lifecycle.backends import Backends
@@ -27,7 +28,7 @@ from charonia.server.machine.gpus import visible_gpus
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 
-_ENGINES = {"llama_cpp": ("xllamacpp", "llama"), "vllm": ("vllm", "vllm")}
+_ENGINES = {"llama_cpp": ("xllamacpp", "llama"), "tensorrtllm": ("tensorrt_llm", ""), "vllm": ("vllm", "vllm")}
 """Package of the engine of a language model, and the extra that installs it, by backend."""
 
 
@@ -86,7 +87,8 @@ def problem_of(config: ModelConfig) -> tuple[str, str]:
         return "a TensorRT plan needs the package tensorrt, which is not installed", extra_hint("tensorrt")
     package, extra = _ENGINES.get(config.backend, ("", ""))
     if package and ENVIRONMENT not in config.parameters and find_spec(package) is None:
-        return f"the model needs the package {package}, which is not installed", extra_hint(extra)
+        hint = extra_hint(extra) if extra else INSTALL_HINT
+        return f"the model needs the package {package}, which is not installed", hint
     if config.backend == "tensorflow" and (refusal := graph_problem(config)) != ("", ""):
         return refusal
     cores = usable_cores()

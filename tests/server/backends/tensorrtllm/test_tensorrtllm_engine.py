@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support import pretended_tensorrt_llm
-from tests.support.pretended_tensorrt_llm import LLM
+from tests.support.pretended_tensorrt_llm import LLM, GuidedDecodingParams
 
 from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS
 from charonia.server.backends.python.worker.errors import TritonError
@@ -223,9 +223,9 @@ def test_a_response_format_guides_the_engine() -> None:
     schema = {"type": "object"}
     format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     answered(openai(CHAT, {"messages": MESSAGES, "response_format": format_}))
-    assert LLM.latest.requests[0][1].guided_decoding.json == schema
+    assert LLM.latest.requests[0][1].guided_decoding == GuidedDecodingParams(json=schema)
     answered(openai(CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}))
-    assert LLM.latest.requests[0][1].guided_decoding.json_object is True
+    assert LLM.latest.requests[0][1].guided_decoding == GuidedDecodingParams(json_object=True)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
@@ -26,7 +27,7 @@ triton_config:
 
 def options(text: str = MODEL, count: int = 1, **parameters: str) -> dict[str, Any]:
     groups = (InstanceGroup(kind=InstanceKind.KIND_CPU, count=count),)
-    return engine_options(ModelConfig(name="lm", parameters=parameters, instance_group=groups), text)
+    return engine_options(ModelConfig(name="lm", parameters=parameters, instance_group=groups), yaml.safe_load(text))
 
 
 def test_arguments_are_those_of_the_file_without_tritons_and_parameters_take_precedence() -> None:
@@ -45,8 +46,7 @@ def test_each_instance_has_its_gpus() -> None:
 @pytest.mark.parametrize(
     ("text", "count", "parameters", "message"),
     [
-        ("a: b: c", 1, {}, "model.yaml: is no YAML: "),
-        ("- a", 1, {}, "model.yaml: expected names and values, got '- a'"),
+        ("- a", 1, {}, "model.yaml: expected names and values, got ['a']"),
         ("{}", 1, {}, "model.yaml: expected `model`, the name or folder of a model, got None"),
         ("model: m\ntriton_config: {max_batch_size: 8}", 1, {}, "triton_config.max_batch_size: expected 0"),
         ("model: m\nlogits_post_processors: {a: b.c:D}", 1, {}, "processors of logits are not supported"),
@@ -76,12 +76,12 @@ def test_a_configuration_is_completed_and_a_missing_package_is_named(tmp_path: P
     assert caught.value.code is Code.UNSUPPORTED
 
 
-def test_a_version_without_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_version_without_the_file_or_with_a_broken_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
+    files, config = ModelFiles(tmp_path, 1, tmp_path / "1"), ModelConfig(name="lm")
     with pytest.raises(ServingError, match=r"version 1 has no file model\.yaml") as caught:
-        asyncio.run(
-            TensorRtLlmBackend().options(
-                ModelFiles(tmp_path, 1, tmp_path / "1"), ModelConfig(name="lm"), BackendSettings()
-            )
-        )
+        asyncio.run(TensorRtLlmBackend().options(files, config, BackendSettings()))
     assert "backend: tensorrt" in caught.value.hint
+    (tmp_path / "1" / "model.yaml").write_text("a: b: c")
+    with pytest.raises(ServingError, match=r"model\.yaml cannot be read: mapping values are not allowed"):
+        asyncio.run(TensorRtLlmBackend().options(files, config, BackendSettings()))

@@ -86,6 +86,11 @@ class LanguageBackend(ABC):
         server = ServerServices(frame, settings.models, metrics, settings.busy_poll)
         return LanguageModel(files, config, environment, server, {"engine": str(self.engine), "options": options})
 
+    @classmethod
+    def install_hint(cls) -> str:
+        """Return how the package of the engine is installed."""
+        return extra_hint(cls.extra)
+
     async def aclose(self) -> None:  # noqa: B027 # some have something to do
         """Do nothing: models share nothing."""
 
@@ -97,10 +102,6 @@ class LanguageBackend(ABC):
                 hint=self.install_hint(),
             )
         return environment
-
-    def install_hint(self) -> str:
-        """Return how the package of the engine is installed."""
-        return extra_hint(self.extra)
 
 
 class LanguageModel(PythonModel):

@@ -4,17 +4,14 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
+
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
 from charonia.server.backends.api import BackendSettings, ModelFiles
 from charonia.server.backends.language.backend import LanguageBackend
-from charonia.server.backends.tensorrtllm.options import ARGUMENTS_FILE, INPUTS, OUTPUTS, engine_options
-
-INSTALL_HINT = (
-    "NVIDIA documents two ways: the container nvcr.io/nvidia/tensorrt-llm/release, or CUDA Toolkit and libopenmpi-dev, "
-    "then `pip install tensorrt_llm`: https://nvidia.github.io/TensorRT-LLM/installation/installation-guide.html"
-)
+from charonia.server.backends.tensorrtllm.options import ARGUMENTS_FILE, INPUTS, INSTALL_HINT, OUTPUTS, engine_options
 
 
 class TensorRtLlmBackend(LanguageBackend):
@@ -29,22 +26,23 @@ class TensorRtLlmBackend(LanguageBackend):
 
     async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
         """Return the arguments of the engine and the GPUs of each instance."""
-        return engine_options(config, await asyncio.to_thread(_text, files, config))
+        return engine_options(config, await asyncio.to_thread(_document, files, config))
 
-    def install_hint(self) -> str:
+    @classmethod
+    def install_hint(cls) -> str:
         """Return how NVIDIA documents the installation: there is no extra for it."""
         return INSTALL_HINT
 
 
-def _text(files: ModelFiles, config: ModelConfig) -> str:
+def _document(files: ModelFiles, config: ModelConfig) -> object:
     path = files.version_dir / ARGUMENTS_FILE
     try:
-        return path.read_text(encoding="utf-8")
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise invalid(
             f"model '{config.name}' version {files.version} has no file {ARGUMENTS_FILE}",
-            hint="it holds arguments of tensorrt_llm.LLM, such as `model: name or folder`; an engine that was built for "
-            "the C++ backend is named there with `backend: tensorrt`",
+            hint="it holds arguments of tensorrt_llm.LLM, such as `model: name or folder`; an engine built for the C++ "
+            "backend is named there with `backend: tensorrt`",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise invalid(f"model '{config.name}': {ARGUMENTS_FILE} cannot be read: {error}") from None

@@ -5,8 +5,6 @@ Source: the repository `llmapi` among the examples of Triton's TensorRT-LLM back
 
 from typing import Any
 
-import yaml
-
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
@@ -68,22 +66,26 @@ OUTPUTS = (
 """Outputs besides those of all language models."""
 
 
-def engine_options(config: ModelConfig, text: str) -> dict[str, object]:
+INSTALL_HINT = (
+    "NVIDIA documents two ways: the container nvcr.io/nvidia/tensorrt-llm/release, or CUDA Toolkit and libopenmpi-dev, "
+    "then `pip install tensorrt_llm`: "
+    "https://nvidia.github.io/TensorRT-LLM/latest/installation/installation-guide.html"
+)
+"""How TensorRT-LLM is installed: there is no extra for it."""
+
+
+def engine_options(config: ModelConfig, found: object) -> dict[str, object]:
     """Return what the worker needs to know.
 
     Args:
         config: The configuration; its parameters take precedence over the file.
-        text: Content of `model.yaml`.
+        found: The document of `model.yaml`.
 
     Raises:
         ServingError: INVALID_ARG for a file or a parameter that is wrong.
     """
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise _invalid(config, f"is no YAML: {error}") from None
     if not isinstance(found, dict):
-        raise _invalid(config, f"expected names and values, got {text.strip()[:50]!r}")
+        raise _invalid(config, f"expected names and values, got {found!r:.50}")
     arguments: dict[str, Any] = found | arguments_of(config, (GPU_DEVICE_IDS,))
     triton = arguments.pop(TRITON, None) or {}
     if not isinstance(triton, dict) or triton.get("max_batch_size", 0) != 0:
@@ -105,14 +107,16 @@ def _gpus(config: ModelConfig) -> list[str]:
             f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected numbers of GPUs, each once, separated by "
             f"commas, and by semicolons between instances, got '{text}'"
         )
-    count = sum(group.count for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU)
-    if count > 1 or lists:
-        if len(lists) != count:
-            raise invalid(
-                f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected GPUs for each of {count} instances, "
-                f"got '{text}'",
-                hint='for example "0,1;2,3" for two instances',
-            )
+    groups = [group for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU]
+    count = sum(group.count for group in groups)
+    if len(groups) > 1:
+        raise invalid(f"model '{config.name}': instance_group: expected one group, got {len(groups)}")
+    if (count > 1 or lists) and len(lists) != count:
+        raise invalid(
+            f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected GPUs for each of {count} instances, "
+            f"got '{text}'",
+            hint='for example "0,1;2,3" for two instances',
+        )
     return [",".join(each) for each in lists]
 
 

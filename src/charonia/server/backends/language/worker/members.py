@@ -1,20 +1,15 @@
 """Members of a request by name, such as sampling parameters: known ones are read, others are refused. Pure."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 INTEGER_MAX = 2**31 - 1
 
 
-class Member(NamedTuple):
+class RequestMember(NamedTuple):
     """One member.
 
     Attributes:
@@ -27,7 +22,7 @@ class Member(NamedTuple):
     read: Callable[[Any], Any]
 
 
-def read_members(given: Mapping[str, Any], known: Mapping[str, Member]) -> dict[str, Any]:
+def read_members(given: Mapping[str, Any], known: Mapping[str, RequestMember]) -> dict[str, Any]:
     """Return the values of members; numbers and truth values may be texts, and None stands for the default.
 
     Raises:
@@ -53,7 +48,7 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{found[0]}'?" if found else ""
 
 
-def number(words: str, least: float = -math.inf, most: float = math.inf) -> Member:
+def number(words: str, least: float = -math.inf, most: float = math.inf) -> RequestMember:
     """Return a member that is a finite number from `least` to `most`."""
 
     def read(value: Any) -> float:
@@ -62,10 +57,10 @@ def number(words: str, least: float = -math.inf, most: float = math.inf) -> Memb
             raise ValueError
         return found
 
-    return Member(words, read)
+    return RequestMember(words, read)
 
 
-def integer(least: int, most: int = INTEGER_MAX) -> Member:
+def integer(least: int, most: int = INTEGER_MAX) -> RequestMember:
     """Return a member that is a whole number from `least` to `most`."""
 
     def read(value: Any) -> int:
@@ -75,7 +70,7 @@ def integer(least: int, most: int = INTEGER_MAX) -> Member:
         return found
 
     bound = f"at least {least}" if most == INTEGER_MAX else f"{least} to {most}"
-    return Member(f"a whole number, {bound}", read)
+    return RequestMember(f"a whole number, {bound}", read)
 
 
 def _flag(value: Any) -> bool:
@@ -103,7 +98,7 @@ def _object(value: Any) -> dict[str, Any]:
     return found
 
 
-FLAG = Member("true or false", _flag)
-TEXTS = Member("a text or a list of texts, none of them empty", _texts)
-IDS = Member("a list of ids of tokens", _ids)
-OBJECT = Member("an object", _object)
+FLAG = RequestMember("true or false", _flag)
+TEXTS = RequestMember("a text or a list of texts, none of them empty", _texts)
+IDS = RequestMember("a list of ids of tokens", _ids)
+OBJECT = RequestMember("an object", _object)

@@ -1,7 +1,7 @@
 """The Python model that runs the engine of a language model, in a worker process.
 
-The engine lies in a file of its own, `BACKEND/worker/NAME.py`, whose class `Engine` is made with an `EngineSetup`. All of its methods are called
-in one thread, that of an event loop:
+The engine lies in a file of its own, `BACKEND/worker/NAME.py`, whose class `Engine` is made with an `EngineSetup`. All
+of its methods are called in one thread, that of an event loop:
 
 - `async start()` loads the model.
 - `async answer(request)` answers a `LanguageRequest`. It is cancelled when the caller goes or the request's time is

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...language.worker.chunks import CHAT
 from ...language.worker.text_stream import TextStream
-from .generation import GenerationAnswer, usage_of
+from .generation import TritonAnswer, usage_of
 from .openai import document, read_body
 from .sampling import read_sampling, sampling_params
 
@@ -101,7 +101,7 @@ class Engine:
         if "logprobs" in request.returns or "cumulative_logprob" in request.returns:
             members.setdefault("logprobs", 1)
         params = sampling_params(members, stream=request.stream)
-        await self._run(request.id, request.text, params, request.stream, GenerationAnswer(request).take)
+        await self._run(request.id, request.text, params, request.stream, TritonAnswer(request).take)
 
     async def _answer_openai(self, request: Any) -> None:
         try:

@@ -26,7 +26,7 @@ _SPECULATION = (
 )
 
 
-class GenerationAnswer:
+class TritonAnswer:
     """Turns the outputs of one request into responses: one, or with `stream` one for each of the engine's.
 
     Args:
@@ -88,9 +88,7 @@ def _logprobs(choice: Any) -> bytes:
 
 def _measured(metrics: Any) -> dict[str, Any]:
     """Return the outputs for `return_perf_metrics`."""
-    found = {
-        name: np.array([getattr(metrics.kv_cache_metrics, member)], dtype) for name, member, dtype in _KV_CACHE
-    }
+    found = {name: np.array([getattr(metrics.kv_cache_metrics, member)], dtype) for name, member, dtype in _KV_CACHE}
     for name in _TIMES:  # of type timedelta
         nanoseconds = round(getattr(metrics.timing_metrics, name).total_seconds() * 1e9)
         found[f"{name}_ns"] = np.array([nanoseconds], np.int64)

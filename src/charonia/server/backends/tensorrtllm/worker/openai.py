@@ -32,7 +32,7 @@ _WITHOUT_EFFECT_UNSET = {"tools", "logprobs", "echo", "suffix", "best_of", "logi
 """Members that may be there if they ask for nothing: null, false, 0, "", [] or {}; `tool_choice` may be "none"."""
 
 
-class Asked(NamedTuple):
+class OpenAiPrompt(NamedTuple):
     """What the engine is asked.
 
     Attributes:
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     stream: bool
 
 
-def read_body(route: str, body: dict[str, Any], tokenizer: Any) -> Asked:
+def read_body(route: str, body: dict[str, Any], tokenizer: Any) -> OpenAiPrompt:
     """Return what a client's document asks for.
 
     Args:
@@ -74,7 +74,7 @@ def read_body(route: str, body: dict[str, Any], tokenizer: Any) -> Asked:
     if stream and sampling.get("n", 1) > 1:
         raise ValueError("n: expected 1 with `stream`")
     prompt = _chat_prompt(body, tokenizer) if route == CHAT else _prompt(body.get("prompt"))
-    return Asked(prompt, sampling, stream)
+    return OpenAiPrompt(prompt, sampling, stream)
 
 
 def _sampling(route: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -100,14 +100,14 @@ class PlainStreams:
         prepared = await _prepare(serving, request.route, body)
         if prepared is None:
             return False
-        stream = Answer(TextStream(request, prepared.request_id, client_name, body))
+        stream = PlainAnswer(TextStream(request, prepared.request_id, client_name, body))
         await submission.run(
             self._engine, prepared.request_id, prepared.prompt, prepared.params, stream.take, **prepared.options
         )
         return True
 
 
-class Answer:
+class PlainAnswer:
     """Turns the outputs of one request into chunks."""
 
     def __init__(self, stream: TextStream) -> None:
