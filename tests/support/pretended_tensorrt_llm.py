@@ -95,6 +95,8 @@ class RequestOutput:
         self._params = params
 
     def abort(self) -> None:
+        if self._llm.is_dead:
+            raise AttributeError("'NoneType' object has no attribute 'abort_request'")
         self.is_aborted = True
         self._llm.aborted.append(self.request_id)
 

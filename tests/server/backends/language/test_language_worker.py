@@ -258,6 +258,14 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_route_that_the_model_does_not_have_never_reaches_the_engine(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        error = error_of(await bench.answer("show", openai="load_lora_adapter"))
+        assert (error.code, error.message) == (Code.NOT_FOUND, "the model has no route 'load_lora_adapter'")
+
+    run(tmp_path, scenario)
+
+
 def test_an_engines_errors_have_their_codes_and_its_faults_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

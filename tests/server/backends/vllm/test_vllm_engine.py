@@ -169,6 +169,18 @@ def test_a_wrong_sampling_parameter_is_named(sampling: dict[str, Any], message: 
     assert error.code == INVALID_ARG
 
 
+@pytest.mark.parametrize("given", ["{", "[]", "{}", {"input": "x"}, '{"input": "x", "pooling_params": 1}'])
+def test_a_wrong_request_for_an_embedding_is_named(given: object) -> None:
+    error = refused(Asked("", sampling={"embedding_request": given}))
+    assert str(error).startswith("embedding_request: expected a JSON object with `input`")
+    assert error.code == INVALID_ARG
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_body_that_is_no_object_is_refused(text: str) -> None:
+    assert refused(Asked(text, CHAT)).code == INVALID_ARG
+
+
 def test_null_is_the_default_of_a_sampling_parameter() -> None:
     assert answered(Asked("one", sampling={"temperature": None, "max_tokens": 1})).responses
 

@@ -12,6 +12,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import BackendSettings, ModelFiles
 from charonia.server.backends.vllm.backend import VllmBackend
 from charonia.server.backends.vllm.options import ROUTES, engine_options
+from charonia.wire.openai_models import model_ids
 
 MODEL = '{"model": "m"}'
 
@@ -76,6 +77,7 @@ def test_gpus_are_numbers() -> None:
         (MODEL, None, {"ENABLE_VLLM_HEALTH_CHECK": ""}, "ENABLE_VLLM_HEALTH_CHECK: expected true or false, got ''"),
         (MODEL, None, {"GPU_DEVICE_IDS": "0,-1"}, "GPU_DEVICE_IDS: expected numbers of GPUs, each once"),
         (MODEL, None, {"GPU_DEVICE_IDS": "0,0"}, "GPU_DEVICE_IDS: expected numbers of GPUs, each once"),
+        (MODEL, None, {"tensor_parallel_size": "two"}, "expected whole numbers, got ['two', 1]"),
         ('{"model": "m", "tensor_parallel_size": 2}', None, {"GPU_DEVICE_IDS": "0"}, "GPU_DEVICE_IDS: expected 2 GPUs"),
     ],
 )
@@ -121,6 +123,15 @@ def test_a_model_that_pools_has_the_route_of_embeddings(tmp_path: Path) -> None:
     (tmp_path / "1" / "model.json").write_text(MODEL)
     found = completed(tmp_path, ModelConfig(name="lm", parameters={"runner": "pooling"}))
     assert found.parameters["openai_routes"] == "embeddings"
+
+
+def test_adapters_are_names_for_clients_of_openai(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.json").write_text(MODEL)
+    (tmp_path / "1" / "multi_lora.json").write_text('{"sql": "/loras/sql", "doll": "doll"}')
+    assert "lora_adapters" not in completed(tmp_path, ModelConfig(name="lm")).parameters
+    config = completed(tmp_path, ModelConfig(name="lm", parameters={"enable_lora": "true"}))
+    assert model_ids(config) == ["lm", "lm:sql", "lm:doll"]
 
 
 def test_a_version_without_arguments_is_refused(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """The `vllm` backend: serves repositories of Triton's vLLM backend."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput
+from charonia.config.parameters import LORA_ADAPTERS
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
@@ -16,8 +18,10 @@ from charonia.server.backends.vllm.options import (
     ARGUMENTS_FILE,
     LORAS_FILE,
     ROUTES,
+    enables_loras,
     engine_arguments,
     engine_options,
+    read_object,
     routes_of,
 )
 
@@ -42,8 +46,10 @@ class VllmBackend(LanguageBackend):
         Raises:
             ServingError: INVALID_ARG: the arguments of the engine cannot be read.
         """
-        routes = routes_of(await asyncio.to_thread(_arguments, files, config))
-        return Completion(*complete_language(config, self.kind, routes, self.more_inputs))
+        arguments, adapters = await asyncio.to_thread(_arguments, files, config)
+        if adapters:  # by which OpenAI's clients name the model
+            config = replace(config, parameters={LORA_ADAPTERS: ",".join(adapters), **config.parameters})
+        return Completion(*complete_language(config, self.kind, routes_of(arguments), self.more_inputs))
 
     async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
         """Return the arguments of the engine and the adapters."""
@@ -52,8 +58,11 @@ class VllmBackend(LanguageBackend):
         )
 
 
-def _arguments(files: ModelFiles, config: ModelConfig) -> dict[str, Any]:
-    return engine_arguments(config, _text(files, config, ARGUMENTS_FILE) or "")[0]
+def _arguments(files: ModelFiles, config: ModelConfig) -> tuple[dict[str, Any], Iterable[str]]:
+    """Return the arguments of the engine, and the names of the adapters."""
+    arguments, _ = engine_arguments(config, _text(files, config, ARGUMENTS_FILE) or "")
+    text = _text(files, config, LORAS_FILE) if enables_loras(arguments) else None
+    return arguments, read_object(config.name, LORAS_FILE, text) if text is not None else ()
 
 
 def _text(files: ModelFiles, config: ModelConfig, name: str) -> str | None:

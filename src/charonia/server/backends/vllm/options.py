@@ -4,6 +4,7 @@ Source: the documentation of Triton's vLLM backend.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,8 @@ VARIABLE = "VLLM_"
 ROUTES = ("chat/completions", "completions", "embeddings", "responses")
 """OpenAI's routes that vLLM answers, as far as the model can."""
 
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
+
 _FLAGS = {"true": True, "false": False}
 
 
@@ -52,7 +55,7 @@ def engine_options(config: ModelConfig, arguments_text: str, loras_text: str | N
             f"model '{config.name}': {ARGUMENTS_FILE}: expected `model`, the name or folder of a model, "
             f"got {arguments.get('model')!r}"
         )
-    has_loras = str(arguments.get("enable_lora", False)).lower() == "true"
+    has_loras = enables_loras(arguments)
     if "enable_lora" in arguments:
         arguments["enable_lora"] = has_loras
     loras: dict[str, Any] = {}
@@ -86,6 +89,11 @@ def engine_arguments(config: ModelConfig, text: str) -> tuple[dict[str, Any], li
     """
     given = arguments_of(config, ())
     return read_object(config.name, ARGUMENTS_FILE, text) | given, sorted(given)
+
+
+def enables_loras(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a model with these arguments has LoRA adapters; Triton's examples have "true" as text."""
+    return str(arguments.get("enable_lora", False)).lower() == "true"
 
 
 def routes_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -125,7 +133,10 @@ def _gpus(config: ModelConfig, arguments: Mapping[str, Any]) -> str:
             f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected numbers of GPUs, each once, separated by "
             f"commas, got '{text}'"
         )
-    needed = int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
+    sizes = [arguments.get(name, 1) for name in _PARALLEL]
+    if not all(type(size) is int for size in sizes):
+        raise invalid(f"model '{config.name}': {' and '.join(_PARALLEL)}: expected whole numbers, got {sizes}")
+    needed = math.prod(sizes)
     if numbers and needed > 1 and len(numbers) != needed:
         raise invalid(
             f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected {needed} GPUs, as many as "

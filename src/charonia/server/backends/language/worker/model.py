@@ -61,6 +61,7 @@ class EngineSetup:
         model_name: Name of the model.
         version_dir: Folder of the version.
         config: The complete configuration.
+        routes: OpenAI's routes that it answers.
         options: What the server's side of the backend has read.
         threads: Cores that the engine may use.
         device_id: GPU of the instance.
@@ -75,6 +76,8 @@ class EngineSetup:
         self.model_name = arguments["model_name"]
         self.version_dir = os.path.join(arguments["model_repository"], arguments["model_version"])
         self.config: dict[str, Any] = json.loads(arguments["model_config"])
+        routes = self.config.get("parameters", {}).get("openai_routes", {}).get("string_value", "")
+        self.routes = frozenset(route.strip() for route in routes.split(","))
         self.options: dict[str, Any] = json.loads(arguments["options"])
         self.threads = int(arguments["threads"])
         self.device_id = int(arguments["model_instance_device_id"])
@@ -152,7 +155,9 @@ class TritonPythonModel:
         self._loop = _new_loop()
         self._outbox = _Outbox(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._engine = _engine_class(arguments["engine"])(EngineSetup(arguments))
+        setup = EngineSetup(arguments)
+        self._routes = setup.routes
+        self._engine = _engine_class(arguments["engine"])(setup)
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         asyncio.run_coroutine_threadsafe(self._engine.start(), self._loop).result()
@@ -186,6 +191,8 @@ class TritonPythonModel:
         made = error = None
         try:
             made = LanguageRequest(request, sender, self._outbox)
+            if made.route and made.route not in self._routes:
+                raise RequestError(f"the model has no route '{made.route}'", pb_utils.TritonError.NOT_FOUND)
             await self._engine.answer(made)
         except asyncio.CancelledError:
             pass

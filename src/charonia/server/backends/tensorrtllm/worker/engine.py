@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import uuid
@@ -148,7 +149,8 @@ class Engine:
                 take(await result.aresult())
         except BaseException:
             if not result.finished:
-                result.abort()
+                with contextlib.suppress(Exception):  # of an engine that is gone
+                    result.abort()
             raise
         finally:
             running.remove(result)

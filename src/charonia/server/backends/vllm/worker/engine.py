@@ -119,6 +119,8 @@ class Engine:
             body = json.loads(request.text)
         except ValueError as error:
             raise self._setup.invalid(f"the body is no JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise self._setup.invalid("the body: expected a JSON object")
         name = self._setup.model_name
         adapter = request.parameters.get("lora_name", "")
         client_name = str(body.get("model", name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import io
@@ -38,7 +39,8 @@ async def answer_generation(engine: Any, request: Any, tasks: frozenset[str], lo
         params.logprobs = 0  # else there is none
     prompt: dict[str, Any] = {"prompt": request.text}
     if request.images:
-        prompt["multi_modal_data"] = {"image": [_image(image) for image in request.images]}
+        images = await asyncio.to_thread(lambda: [_image(image) for image in request.images])
+        prompt["multi_modal_data"] = {"image": images}
     answer = GenerationAnswer(request)
     options = {"lora_request": lora} if lora is not None else {}
     await submission.run(engine, request_id, prompt, params, answer.take, **options)
@@ -111,18 +113,25 @@ def _image(text: str) -> Any:
 
     try:
         return Image.open(io.BytesIO(base64.b64decode(text, validate=True))).convert("RGB")
-    except (binascii.Error, UnidentifiedImageError, OSError) as error:
+    except (binascii.Error, UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise ValueError(f"image: expected an image file in base64: {error}") from None
 
 
-async def _embed(engine: Any, request: Any, request_id: str, text: str) -> None:
+async def _embed(engine: Any, request: Any, request_id: str, text: Any) -> None:
     """Answer the request of a Triton OpenAI front end for an embedding, which is a list of numbers as JSON text."""
     from vllm import PoolingParams
 
-    asked = json.loads(text)
-    prompt = asked["input"]
-    dimensions = (asked.get("pooling_params") or {}).get("dimensions")
-    params = PoolingParams(task="embed", dimensions=dimensions[0] if isinstance(dimensions, list) else dimensions)
+    try:
+        asked = json.loads(text)
+        prompt = asked["input"]
+        dimensions = (asked.get("pooling_params") or {}).get("dimensions")
+        if isinstance(dimensions, list):
+            dimensions = dimensions[0]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise ValueError(
+            f"embedding_request: expected a JSON object with `input` and perhaps `pooling_params`, got {text!r:.100}"
+        ) from None
+    params = PoolingParams(task="embed", dimensions=dimensions)
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
     elif isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
