@@ -85,7 +85,7 @@ class Engine:
 
     async def setup_says(self, request):
         s = self.setup
-        assert CHAT == "chat/completions"
+        assert s.routes == {CHAT, "completions"}
         request.send({"text_output": [s.model_name, str(s.threads), s.version_dir, s.folder]}, final=True)
 """
 
@@ -254,14 +254,6 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
         ):
             error = error_of(await bench.answer(**asked))
             assert (error.code, named in error.message) == (Code.INVALID_ARG, True), error
-
-    run(tmp_path, scenario)
-
-
-def test_a_route_that_the_model_does_not_have_never_reaches_the_engine(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        error = error_of(await bench.answer("show", openai="load_lora_adapter"))
-        assert (error.code, error.message) == (Code.NOT_FOUND, "the model has no route 'load_lora_adapter'")
 
     run(tmp_path, scenario)
 

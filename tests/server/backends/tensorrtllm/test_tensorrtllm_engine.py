@@ -14,6 +14,7 @@ from tests.support.pretended_tensorrt_llm import LLM, GuidedDecodingParams
 
 from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS
 from charonia.server.backends.python.worker.errors import TritonError
+from charonia.server.backends.tensorrtllm.backend import TensorRtLlmBackend
 from charonia.server.backends.tensorrtllm.worker.engine import Engine
 
 MESSAGES = [{"role": "user", "content": "one two three"}]
@@ -72,6 +73,7 @@ def with_engine(use: Any, config: dict[str, Any] | None = None, number: int = 0,
             model_name="lm",
             version_dir="/nowhere/1",
             config=config or {},
+            routes=TensorRtLlmBackend.routes,
             options={"arguments": {"model": "m"}, "gpus": [], **options},
             device_id=5,
             number=number,
@@ -258,6 +260,10 @@ def test_a_wrong_member_is_named(more: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_body_that_is_no_object_is_refused(text: str) -> None:
     assert refused(Asked(text, CHAT)).code == TritonError.INVALID_ARG
+
+
+def test_a_route_that_the_model_does_not_have_is_not_found() -> None:
+    assert refused(openai("embeddings", {"input": "x"})).code == TritonError.NOT_FOUND
 
 
 def test_several_prompts_are_refused() -> None:

@@ -13,6 +13,7 @@ from tests.support import pretended_vllm
 from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidationError
 
 from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS, ChunkWriter
+from charonia.server.backends.vllm.options import ROUTES
 from charonia.server.backends.vllm.worker.engine import Engine, engine_cores
 from charonia.server.backends.vllm.worker.failures import (
     INTERNAL,
@@ -89,6 +90,7 @@ def with_engine(use: Any, pb_utils: Any = None, **options: Any) -> None:
             model_name="lm",
             version_dir="/nowhere/1",
             config={},
+            routes=ROUTES,
             options={**OPTIONS, **options},
             threads=2,
             device_id=0,
@@ -279,6 +281,11 @@ def test_what_vllm_refuses_is_refused_with_the_member_it_names(stream: bool) -> 
 def test_a_route_that_the_model_does_not_have_is_not_found() -> None:
     error = refused(openai("embeddings", {"input": "x"}))
     assert (str(error), error.code) == ("vLLM has no route /v1/embeddings for this model", NOT_FOUND)
+
+
+def test_a_route_that_is_none_of_openais_never_reaches_vllm() -> None:
+    error = refused(openai("load_lora_adapter", {}))
+    assert (str(error), error.code) == ("the model has no route 'load_lora_adapter'", NOT_FOUND)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class EngineSetup:
         model_name: Name of the model.
         version_dir: Folder of the version.
         config: The complete configuration.
-        routes: OpenAI's routes that it answers.
+        routes: OpenAI's routes that the model has; a request may name any other.
         options: What the server's side of the backend has read.
         threads: Cores that the engine may use.
         device_id: GPU of the instance.
@@ -155,9 +155,7 @@ class TritonPythonModel:
         self._loop = _new_loop()
         self._outbox = _Outbox(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
-        setup = EngineSetup(arguments)
-        self._routes = setup.routes
-        self._engine = _engine_class(arguments["engine"])(setup)
+        self._engine = _engine_class(arguments["engine"])(EngineSetup(arguments))
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         asyncio.run_coroutine_threadsafe(self._engine.start(), self._loop).result()
@@ -191,8 +189,6 @@ class TritonPythonModel:
         made = error = None
         try:
             made = LanguageRequest(request, sender, self._outbox)
-            if made.route and made.route not in self._routes:
-                raise RequestError(f"the model has no route '{made.route}'", pb_utils.TritonError.NOT_FOUND)
             await self._engine.answer(made)
         except asyncio.CancelledError:
             pass

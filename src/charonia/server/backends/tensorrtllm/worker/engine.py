@@ -105,6 +105,9 @@ class Engine:
         await self._run(request.id, request.text, params, request.stream, TritonAnswer(request).take)
 
     async def _answer_openai(self, request: Any) -> None:
+        if request.route not in self._setup.routes:
+            code = self._setup.pb_utils.TritonError.NOT_FOUND
+            raise self._setup.error(f"the model has no route '{request.route}'", code)
         try:
             body = json.loads(request.text)
         except ValueError as error:

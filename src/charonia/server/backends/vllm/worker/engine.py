@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...language.worker.members import near
 from .application import Application
-from .failures import failure_of
+from .failures import NOT_FOUND, failure_of
 from .generation import answer_generation
 from .metrics import MetricsRelay
 from .streams import PlainStreams, is_plain
@@ -115,6 +115,8 @@ class Engine:
     async def _answer_openai(self, request: Any) -> None:
         if self._application is None or self._streams is None:
             raise RuntimeError("the engine has not started")
+        if request.route not in self._setup.routes:
+            raise self._setup.error(f"the model has no route '{request.route}'", NOT_FOUND)
         try:
             body = json.loads(request.text)
         except ValueError as error:
