@@ -137,7 +137,11 @@ class Engine:
     async def _relay(self, relay: MetricsRelay) -> None:
         """Report vLLM's metrics: at first, while it works, and once after it has."""
         while True:
-            relay.report()
+            try:
+                relay.report()
+            except Exception as error:  # what vLLM's families look like is up to its release
+                self._setup.pb_utils.Logger.log_error(f"vLLM's metrics are not shown any more: {error!r}")
+                return
             if not self._open:
                 self._has_worked.clear()
             await self._has_worked.wait()
