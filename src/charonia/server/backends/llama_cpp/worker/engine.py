@@ -8,12 +8,14 @@ work on its request.
 import asyncio
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import xllamacpp
 
-from .exchange import OK, post
+from .exchange import OK, ask
+from .openai_members import MemberError, check_members
 from .sampling import SamplingError, completion_of
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ _DATA = b"data: "
 _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error":'
 _FAILED = b"event: error\ndata: "
+_NOTHING = b"data: null"
+_FIELD = re.compile(r"^Field '(\w+)': ")
 
 _ENUMS = {
     "cache_type_k": ("ggml_type", "GGML_TYPE_"),
@@ -60,6 +64,7 @@ class Engine:
         self._slots_count = self._parameters.get("n_parallel", SLOTS)
         self._slots = asyncio.Semaphore(self._slots_count)
         self._server: Any = None
+        self._takes_tools = True
         self._problem = ""
 
     async def start(self) -> None:
@@ -70,6 +75,8 @@ class Engine:
         except RuntimeError as error:
             await asyncio.sleep(LOG_FLUSH_S)
             self._setup.die(f"llama.cpp cannot load '{os.path.basename(params.model.path)}': {error}")
+        _, properties = await ask(self._path, "/props", b"")
+        self._takes_tools = json.loads(properties)["chat_template_caps"]["supports_tools"]
 
     def problem(self) -> str:
         """Return why llama.cpp answers no longer, "" while it does."""
@@ -167,6 +174,10 @@ class Engine:
         address = next(_addresses(body), None)
         if address is not None:
             raise self._setup.invalid(f"a URL of an image must begin with 'data:', got {address[:100]!r}")
+        try:
+            check_members(request.route, body, takes_tools=self._takes_tools)
+        except MemberError as error:
+            raise self._setup.invalid(str(error)) from None
         answer = _OpenAIAnswer(request, self._setup.model_name, body.get("model"), self._event)
         route = f"/v1/{request.route}"
         if body.get("stream"):
@@ -180,7 +191,7 @@ class Engine:
     async def _post(self, route: str, body: Any, on_event: Any = None) -> bytes:
         """Return the body of an answer. Raises for one with an error."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        status, received = await post(self._path, route, content, on_event)
+        status, received = await ask(self._path, route, content, on_event)
         if status != OK:
             raise self._failure(received)
         return received
@@ -195,7 +206,7 @@ class Engine:
     def _failure(self, content: bytes) -> Exception:
         try:
             error = json.loads(content)["error"]
-            code, message = int(error["code"]), str(error["message"])
+            code, message = int(error["code"]), _FIELD.sub(r"\1: ", str(error["message"]))
         except (ValueError, KeyError, TypeError):
             code, message = 500, content.decode(errors="replace")[:1000]
         codes = self._setup.pb_utils.TritonError
@@ -239,7 +250,7 @@ class _OpenAIAnswer:
 
     def take(self, event: bytes) -> None:
         """Hand on an event; those that have counts are held until it is known whether they are the last."""
-        if event == _DONE:
+        if event in (_DONE, _NOTHING):
             return
         if event.startswith((_ERROR, _FAILED)):
             self._read(event[event.index(_DATA) :])
