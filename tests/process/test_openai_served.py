@@ -355,7 +355,7 @@ def test_the_chat_command_answers_a_pipe_and_says_what_is_wrong(server: ServePro
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
 
     answered = chat("plain", "--system=Be brief.", "--max-tokens=30")
-    unknown, refused, nothing = chat("none"), chat("whole", "--temperature=0.5"), chat("plain", text=" ")
+    unknown, refused, nothing = chat("none"), chat("steps", "--temperature=0.5"), chat("plain", text=" ")
 
     assert (answered.stdout, answered.returncode) == ("system: Be brief.\n\nuser: hello"[:30] + "\n", 0)
     assert (unknown.returncode, refused.returncode, nothing.returncode) == (1, 1, 1)
@@ -371,6 +371,8 @@ def test_the_chat_command_keeps_the_conversation_in_a_terminal(server: ServeProc
         first = terminal.wait_for("first after")
         terminal.type("two\n")
         second = terminal.wait_for("first after")
+        terminal.type("/nonsense\n")
+        terminal.wait_for("there is no command /nonsense")
         terminal.type("/reset\nthree\n")
         third = terminal.wait_for("first after")
         terminal.type("\x04")

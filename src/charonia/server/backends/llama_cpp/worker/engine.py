@@ -16,6 +16,7 @@ import xllamacpp
 
 from .exchange import OK, ask
 from .openai_members import MemberError, check_members
+from .openai_responses import ResponseEvents, response_request
 from .sampling import SamplingError, completion_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _ROUTES = ("chat/completions", "completions", "responses", "embeddings")
 _DATA = b"data: "
 _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error":'
+_EVENT = b"event: "
 _FAILED = b"event: error\ndata: "
 _NOTHING = b"data: null"
 _FIELD = re.compile(r"^Field '(\w+)': ")
@@ -173,18 +175,23 @@ class Engine:
             raise self._setup.invalid(f"expected a JSON object, got {type(body).__name__}")
         address = next(_addresses(body), None)
         if address is not None:
-            raise self._setup.invalid(f"a URL of an image must begin with 'data:', got {address[:100]!r}")
+            raise self._setup.invalid(f"image_url: must begin with 'data:', got {address[:100]!r}")
         try:
             check_members(request.route, body, takes_tools=self._takes_tools)
         except MemberError as error:
             raise self._setup.invalid(str(error)) from None
-        answer = _OpenAIAnswer(request, self._setup.model_name, body.get("model"), self._event)
+        complete_event = None
+        content = request.text.encode()
+        if request.route == "responses":
+            content = json.dumps(response_request(body)).encode()
+            complete_event = ResponseEvents().complete
+        answer = _OpenAIAnswer(request, self._setup.model_name, body.get("model"), self._event, complete_event)
         route = f"/v1/{request.route}"
         if body.get("stream"):
-            await self._post(route, request.text.encode(), answer.take)
+            await self._post(route, content, answer.take)
             answer.finish()
         else:
-            answer.send_document(await self._post(route, request.text.encode()))
+            answer.send_document(await self._post(route, content))
 
     # Inside
 
@@ -240,9 +247,10 @@ class Engine:
 class _OpenAIAnswer:
     """Hands on an answer in OpenAI's form, and finds its usage."""
 
-    def __init__(self, request: "LanguageRequest", served: str, asked: object, read: Any) -> None:
+    def __init__(self, request: "LanguageRequest", served: str, asked: object, read: Any, complete: Any) -> None:
         self._request = request
         self._read = read
+        self._complete = complete
         self._model = (b'"model":' + json.dumps(served).encode(), b'"model":' + json.dumps(asked).encode())
         self._is_renamed = isinstance(asked, str) and asked != served
         self._held: list[bytes] = []
@@ -277,6 +285,8 @@ class _OpenAIAnswer:
         self._held.clear()
 
     def _text(self, event: bytes) -> bytes:
+        if self._complete is not None and event.startswith(_EVENT):
+            event = self._complete(event)
         return self._renamed(event[len(_DATA) :] if event.startswith(_DATA) else event)
 
     def _renamed(self, text: bytes) -> bytes:
