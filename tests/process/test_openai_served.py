@@ -360,7 +360,7 @@ def test_the_chat_command_answers_a_pipe_and_says_what_is_wrong(server: ServePro
     assert (answered.stdout, answered.returncode) == ("system: Be brief.\n\nuser: hello"[:30] + "\n", 0)
     assert (unknown.returncode, refused.returncode, nothing.returncode) == (1, 1, 1)
     assert "there is no model 'none'" in unknown.stderr
-    assert "temperature: model 'whole' has no input" in refused.stderr
+    assert "temperature: model 'steps' has no input" in refused.stderr
     assert "expected a message on standard input" in nothing.stderr
 
 
