@@ -162,7 +162,7 @@ REQUESTS = [
     Mistake(
         "the path of another server",
         ("/v1/models/add_sub:predict", {"instances": [ROW]}),
-        "there is nothing at /v1/models/add_sub:predict (hint: POST /v2/models/add_sub/infer takes tensors",
+        "there is nothing to POST to at /v1/models/add_sub:predict (hint: POST /v2/models/add_sub/infer takes tensors",
     ),
     Mistake("GET for POST", (f"{ADD_SUB}/infer", None), "method GET is not allowed here (hint: allowed: POST)"),
     Mistake(

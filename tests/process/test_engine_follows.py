@@ -122,8 +122,8 @@ def test_a_region_that_is_unregistered_stays_so(server: ServeProcess, client: gr
         shm.destroy_shared_memory_region(region)
 
     assert client.get_system_shared_memory_status(as_json=True) == {}
-    # Its name is free, in every front end.
-    assert ask(server.http, "GET", "/v2/systemsharedmemory/status")[1] == "[]"
+    # Its name is free, in every front end once that has found the new engine.
+    assert eventually(lambda: ask(server.http, "GET", "/v2/systemsharedmemory/status")[1] == "[]")
 
 
 def test_a_sequence_that_was_open_ends_with_an_error_that_names_it(

@@ -487,8 +487,8 @@ def test_a_worker_that_is_killed_in_mid_stream_fails_its_streams_and_comes_back(
     stream = Stream(server, {"text_input": "Once", "stream": True, "sampling_parameters": ENDLESS})
     events = iter(stream)
     assert "text_output" in next(events)
+    assert eventually(lambda: len(workers(server)) == 3)
     before = workers(server)
-    assert len(before) == 3
     for process in before:
         process.send_signal(number)
     *_, last = events

@@ -124,11 +124,11 @@ def test_a_function_that_is_added_to_a_service_file_is_served_and_one_that_is_re
 
 
 def test_what_no_backend_serves_ends_the_command_with_lines_to_paste(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.cbm").write_bytes(b"CBM1")
 
-    done = charonia("serve", "model.gguf", status=1, cwd=tmp_path)
+    done = charonia("serve", "model.cbm", status=1, cwd=tmp_path)
 
-    assert done.stderr.startswith("charonia serve: 'model.gguf' is a GGUF model, for llama.cpp, which no backend")
+    assert done.stderr.startswith("charonia serve: 'model.cbm' is a CatBoost model, which no backend")
     assert "\ncat > service.py <<'EOF'\n" in done.stderr
     assert done.stderr.rstrip().endswith("\ncharonia serve service.py")
 

@@ -195,6 +195,7 @@ def test_fields_that_treelite_does_not_know_are_skipped_on_request(saved: dict[s
     assert load(files, xgboost_allow_unknown_field="true") == [(SCORES, (2, 1))]
 
 
+@pytest.mark.filterwarnings("ignore:.*gblinear", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_linear_booster_is_no_forest(tmp_path: Path) -> None:
     data = xgboost.DMatrix(np.zeros((4, 2), np.float32), np.arange(4))
     booster = xgboost.train({"booster": "gblinear", "nthread": 1}, data, 1)
