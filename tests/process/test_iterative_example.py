@@ -12,6 +12,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from types import ModuleType
 
+import openai
 import pytest
 from tests.support.process import ServeProcess, eventually
 
@@ -124,6 +125,31 @@ def test_a_request_that_cannot_be_fulfilled_is_refused_with_the_reason(
             list(pieces(server, load, model, prompt, tokens))
 
     assert text(server, load, model, "x" * 1019, 5)
+
+
+@pytest.mark.parametrize("model", ["simple", "iterative"])
+def test_clients_of_openais_api_set_its_request_parameters(server: ServeProcess, load: ModuleType, model: str) -> None:
+    expected = text(server, load, model, "The end.", 12)
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused", max_retries=0) as client:
+        whole = client.completions.create(
+            model=model, prompt="The end.", max_tokens=12, extra_body={"ignore_eos": True}
+        )
+        stream = client.completions.create(
+            model=model, prompt="The end.", max_tokens=12, stream=True, extra_body={"ignore_eos": True}
+        )
+        chat = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "hi"}],
+            max_completion_tokens=5,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+
+        assert whole.choices[0].text == expected
+        assert "".join(chunk.choices[0].text for chunk in stream) == expected
+        assert len([chunk for chunk in chat if chunk.choices[0].delta.content]) == 5
+        with pytest.raises(openai.BadRequestError, match="text_input: expected 1 to 1024 tokens"):
+            client.completions.create(model=model, prompt="x" * 1020, max_tokens=5)
 
 
 @pytest.mark.parametrize("arrivals", ["--clients=4", "--rate=50"])

@@ -9,12 +9,14 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
+import openai
 import psutil
+import pydantic
 import pytest
 import tritonclient.grpc as grpc
 from tests.support import smollm2
@@ -23,6 +25,30 @@ from tests.support.process import ServeProcess, eventually, started_by
 pytestmark = [smollm2.needed, pytest.mark.timeout(300)]
 
 SLOTS = 3
+TOOLS_TEMPLATE = r"""
+{%- if tools %}
+    {{- '<|im_start|>system\nYou may call these functions:\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\n' }}{{ tool | tojson }}
+    {%- endfor %}
+    {{- '\n</tools><|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {{- '<|im_start|>assistant' }}
+        {%- for call in message.tool_calls %}
+            {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 ENDLESS = {"max_tokens": 3000, "ignore_eos": True}
 FRANCE = "The capital of France is"
 
@@ -37,6 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     few = {"n_threads": 1, "n_parallel": SLOTS, "kv_unified": True, "n_ctx": 4096, "n_batch": 64, "cache_ram_mib": 0}
     place(repository / "smol", file, few)
     place(repository / "embeds", file, {"n_threads": 1, "embedding": True, "pooling_type": "mean", "n_ctx": 256})
+    place(repository / "calls", file, {"n_threads": 1, "n_parallel": 1, "n_ctx": 1024, "chat_template": TOOLS_TEMPLATE})
     place(repository / "truncated", beginning, {})
     place(repository / "no_gguf", b"version https://git-lfs.github.com/spec/v1\n", {})
     place(repository / "misspelt", file, {"n_contxt": 1, "n_batch": 0})
@@ -145,7 +172,7 @@ def test_pieces_end_where_characters_do(server: ServeProcess) -> None:
     ("sampling", "named"),
     [
         ({"temperatur": 1}, "sampling parameter 'temperatur' is unknown (hint: did you mean 'temperature'?)"),
-        ({"temperature": -1}, "sampling parameter 'temperature': expected a number of at least 0, got -1"),
+        ({"temperature": 9}, "sampling parameter 'temperature': expected a number from 0 to 2, got 9"),
         ({"n": 2}, "sampling parameter 'n': expected 1"),
         ({"grammar": "root ::= 5"}, "failed to parse grammar"),
     ],
@@ -258,6 +285,122 @@ def test_a_bad_openai_request_is_refused(server: ServeProcess, route: str, asked
     assert why in refused(server, {"text_input": json.dumps(asked), "parameters": {"openai": route}})
 
 
+@pytest.fixture
+def client(server: ServeProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+class Moon(pydantic.BaseModel):
+    """What a test wants to know of a moon."""
+
+    name: Literal["Io", "Europa"]
+    planet: Literal["Jupiter"]
+
+
+def test_answers_follow_a_schema(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.parse(model="smol", messages=user("A moon?"), response_format=Moon, max_tokens=60)
+    response = client.responses.parse(model="smol", input="A moon?", text_format=Moon, max_output_tokens=60)
+
+    assert chat.choices[0].message.parsed is not None
+    assert response.output_parsed is not None
+    with client.chat.completions.stream(
+        model="smol", messages=user("A moon?"), response_format=Moon, max_tokens=60
+    ) as chunks:
+        assert chunks.get_final_completion().choices[0].message.parsed is not None
+    with client.responses.stream(model="smol", input="A moon?", text_format=Moon, max_output_tokens=60) as events:
+        seen = [event.type for event in events]
+        assert events.get_final_response().output_parsed is not None
+    assert seen[0] == "response.created"
+    assert seen[-1] == "response.completed"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_tool_is_called_with_a_template_that_has_tools(client: openai.OpenAI, choice: Any) -> None:
+    tools: list[Any] = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+    messages = []
+    for city in ("Rome", "Oslo", "Bern"):
+        called = {"name": "weather", "arguments": json.dumps({"city": city})}
+        calls = [{"id": city, "type": "function", "function": called}]
+        messages += [*user(f"Weather in {city}?"), {"role": "assistant", "content": None, "tool_calls": calls}]
+    asked: dict[str, Any] = {"messages": [*messages, *user("Weather in Paris?")], "tools": tools, "max_tokens": 60}
+
+    answer = client.chat.completions.create(model="calls", tool_choice=choice, temperature=0, **asked).choices[0]
+    with client.chat.completions.stream(model="calls", tool_choice=choice, temperature=0, **asked) as stream:
+        streamed = stream.get_final_completion().choices[0]
+
+    for found in (answer, streamed):
+        assert found.finish_reason == "tool_calls"
+        assert found.message.tool_calls is not None
+        assert json.loads(found.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"temperature": 9}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": SLOTS + 1}, "n"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+    ],
+)
+def test_what_is_out_of_range_or_not_done_is_refused_by_name(
+    client: openai.OpenAI, given: dict[str, Any], param: str
+) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="smol", messages=user("x"), stream=stream, **given)
+        assert refused.value.param == param
+
+
+def test_several_prompts_are_streamed_without_empty_events(client: openai.OpenAI) -> None:
+    chunks = client.completions.create(model="smol", prompt=["One, two,", "A, b,"], max_tokens=2, stream=True)
+    assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
+
+
+def test_openai_streams_that_are_closed_free_their_slots(client: openai.OpenAI) -> None:
+    for _ in range(50):
+        stream = client.completions.create(
+            model="smol", prompt="Once", max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        stream.close()
+    start = time.monotonic()
+    answer = client.completions.create(model="smol", prompt=FRANCE, max_tokens=1)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 1
+    assert time.monotonic() - start < 10
+
+
+def test_an_openai_stream_whose_worker_is_killed_ends_with_an_error_and_the_next_is_answered(
+    server: ServeProcess, client: openai.OpenAI
+) -> None:
+    stream = client.completions.create(
+        model="smol", prompt="Once", max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = iter(stream)
+    next(chunks)
+    for process in workers(server):
+        process.kill()
+    with pytest.raises(openai.APIError, match="SIGKILL"):
+        list(chunks)
+
+    def answers() -> bool:
+        with contextlib.suppress(openai.InternalServerError):
+            return bool(client.completions.create(model="smol", prompt=FRANCE, max_tokens=1).choices)
+        return False
+
+    assert eventually(answers)
+
+
 def test_embeddings_are_answered_in_both_ways(server: ServeProcess) -> None:
     asked = {"model": "embeds", "input": ["a cat", "a dog"]}
     answer = post(server, {"text_input": json.dumps(asked), "parameters": {"openai": "embeddings"}}, "embeds")
@@ -344,7 +487,7 @@ def test_a_worker_that_is_killed_in_mid_stream_fails_its_streams_and_comes_back(
     stream = Stream(server, {"text_input": "Once", "stream": True, "sampling_parameters": ENDLESS})
     events = iter(stream)
     assert "text_output" in next(events)
-    assert eventually(lambda: len(workers(server)) == 2)
+    assert eventually(lambda: len(workers(server)) == 3)
     before = workers(server)
     for process in before:
         process.send_signal(number)

@@ -265,8 +265,10 @@ def test_a_request_loads_its_model(repository: Path) -> None:
         ("plain", {"response_format": {"type": "json_object"}}, "response_format"),
         ("plain", {"temperature": 3}, "temperature"),
         ("plain", {"extra_body": {"unheard_of": 1}}, "unheard_of"),
-        ("whole", {"temperature": 0.5}, "temperature"),
-        ("whole", {"max_tokens": 5}, "max_tokens"),
+        ("whole", {"temperature": 3}, "temperature"),
+        ("whole", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("steps", {"temperature": 0.5}, "temperature"),
+        ("steps", {"max_tokens": 5}, "max_tokens"),
         ("whole", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
         ("embedding", {}, "model"),
         ("numbers", {}, "model"),
@@ -353,12 +355,12 @@ def test_the_chat_command_answers_a_pipe_and_says_what_is_wrong(server: ServePro
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
 
     answered = chat("plain", "--system=Be brief.", "--max-tokens=30")
-    unknown, refused, nothing = chat("none"), chat("whole", "--temperature=0.5"), chat("plain", text=" ")
+    unknown, refused, nothing = chat("none"), chat("steps", "--temperature=0.5"), chat("plain", text=" ")
 
     assert (answered.stdout, answered.returncode) == ("system: Be brief.\n\nuser: hello"[:30] + "\n", 0)
     assert (unknown.returncode, refused.returncode, nothing.returncode) == (1, 1, 1)
     assert "there is no model 'none'" in unknown.stderr
-    assert "temperature: model 'whole' has no input" in refused.stderr
+    assert "temperature: model 'steps' has no input" in refused.stderr
     assert "expected a message on standard input" in nothing.stderr
 
 
@@ -369,6 +371,8 @@ def test_the_chat_command_keeps_the_conversation_in_a_terminal(server: ServeProc
         first = terminal.wait_for("first after")
         terminal.type("two\n")
         second = terminal.wait_for("first after")
+        terminal.type("/nonsense\n")
+        terminal.wait_for("there is no command /nonsense")
         terminal.type("/reset\nthree\n")
         third = terminal.wait_for("first after")
         terminal.type("\x04")

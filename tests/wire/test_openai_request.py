@@ -55,6 +55,20 @@ def test_any_other_member_goes_to_an_input_of_its_name() -> None:
     assert chat(model(given("language")), language="de").inputs == {"language": "de"}
 
 
+def test_a_python_model_may_read_request_parameters() -> None:
+    python = model(given("seed", DataType.INT64), backend="python")
+    members = {"max_tokens": 5, "temperature": 1, "ignore_eos": True, "seed": 3}
+
+    assert chat(python, **members).inputs == members
+    assert chat(python, max_completion_tokens=5, tool_choice="none", user="u").inputs == {"max_tokens": 5}
+    assert refusal(python, temperature=3).startswith("temperature: expected 0 to 2")
+    assert refusal(python, tools=[{}]).startswith("tools: model 'm' cannot answer this")
+    assert refusal(python, logprobs=True).startswith("logprobs: model 'm' cannot answer this")
+    assert refusal(python, response_format={"type": "json_object"}).startswith("response_format: model 'm' has no")
+    with_json = model(given("sampling_parameters"), backend="python")
+    assert refusal(with_json, ignore_eos=True).startswith("ignore_eos: model 'm' has no input for it")
+
+
 @pytest.mark.parametrize(
     "members",
     [

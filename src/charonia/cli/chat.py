@@ -242,6 +242,8 @@ def _command(chat: Chat, text: str, style: Style) -> None:
         chat.reset(rest.strip())
         print(style.dim("a new conversation, with this system message" if chat.system else "no system message"))
     else:
+        if name != "/help":
+            print(style.bad(f"there is no command {name}"))
         width = max(map(len, COMMANDS))
         print(style.dim("\n".join(f"{command:<{width}}  {what}" for command, what in COMMANDS.items())))
 

@@ -2,7 +2,8 @@
 
 A member that the answer depends on must be known to the server or to the model: the model has an input of its name, or
 an input `sampling_parameters` that takes the parameters of sampling as a JSON object. Otherwise the request is refused,
-unless the value is the one that changes nothing.
+unless the value is the one that changes nothing. A Python model without `sampling_parameters` may read request
+parameters, which its configuration does not tell; strings, numbers and booleans are passed on to it as such.
 
 Source: OpenAI's API reference, "Chat" and "Completions"; Triton's vLLM backend for the names of inputs.
 """
@@ -82,6 +83,9 @@ _NOT_IN_ANSWER = frozenset(
 )
 """Members that ask for what only an engine can answer."""
 
+_PYTHON = "python"
+"""Backend whose models read request parameters."""
+
 Prompt = str | tuple[int, ...]
 """Text, or tokens."""
 
@@ -100,7 +104,7 @@ class TextRequest:
         includes_usage: Whether a stream ends with a chunk that has the usage.
         echoes: Whether an answer begins with its prompt.
         max_tokens: Most tokens of an answer, 0 for no limit.
-        inputs: Values of further inputs of the model, by name.
+        inputs: Values of further inputs of the model, and of request parameters, by name.
     """
 
     messages: tuple[Object, ...] = ()
@@ -180,16 +184,21 @@ def decode_text_request(config: ModelConfig, document: Object, *, is_chat: bool)
 
 
 def _model_inputs(config: ModelConfig, members: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of the model's inputs that the rest of a request sets."""
-    names = {given.name for given in config.input} - {TEXT_INPUT, SAMPLING_INPUT, IMAGE_INPUT}
+    """Return the values of the model's inputs, and of request parameters, that the rest of a request sets."""
+    all_names = {given.name for given in config.input}
+    names = all_names - {TEXT_INPUT, SAMPLING_INPUT, IMAGE_INPUT}
+    takes_sampling = SAMPLING_INPUT in all_names
+    reads_parameters = config.backend == _PYTHON and not takes_sampling
     inputs: dict[str, object] = {}
     sampling: dict[str, object] = {}
     for name, value in members.items():
         _check_sampling(name, value)
         if name in names and name not in _NOT_IN_ANSWER:
             inputs[name] = value
-        elif (name in _NUMBERS or name in _INTEGERS) and any(each.name == SAMPLING_INPUT for each in config.input):
+        elif (name in _NUMBERS or name in _INTEGERS) and takes_sampling:
             sampling[name] = value
+        elif reads_parameters and name not in _NOT_IN_ANSWER and isinstance(value, str | int | float):
+            inputs[name] = value
         elif not _is_neutral(name, value):
             raise _refused(config, name)
     return inputs | ({SAMPLING_INPUT: sampling} if sampling else {})

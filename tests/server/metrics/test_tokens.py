@@ -58,6 +58,17 @@ def test_outputs_tell_the_tokens_of_each_response() -> None:
     assert (metrics.prompts.count, metrics.completions.count) == (1, 1)
 
 
+def test_a_model_that_repeats_its_text_tells_all_tokens_each_time() -> None:
+    metrics = TokenMetrics(is_cumulative=True)
+    stream = TokenStream(metrics, 0)
+
+    for made in (1, 2, 3):
+        stream.take(response(number("num_input_tokens", 5), number("num_output_tokens", made)), MS)
+    stream.end()
+
+    assert (metrics.prompt, metrics.completion) == (5, 3)
+
+
 def test_a_model_that_tells_nothing_counts_no_tokens() -> None:
     metrics = TokenMetrics()
     stream = TokenStream(metrics, 0)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from charonia.config.language import is_language_model
+from charonia.config.language import is_language_model, repeats_text
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
 from charonia.core.calls import Outcome, Reply
@@ -119,7 +119,7 @@ class InFlight:
         self.requests: dict[int, PendingRequest] = {}
         self.metrics = ModelMetrics(config.name, version, chosen_buckets(config))
         if is_language_model(config):
-            self.metrics.tokens = TokenMetrics()
+            self.metrics.tokens = TokenMetrics(is_cumulative=repeats_text(config))
         self.order: OrderedOutcomes[PendingRequest] | None = None
         self.idle: asyncio.Event | None = None
         self.owner = owner

@@ -42,6 +42,7 @@ class TokenMetrics:
     """The tokens of one version of a language model.
 
     Attributes:
+        is_cumulative: Whether each response has all text so far, and the number of all its tokens.
         prompt: Tokens of prompts.
         completion: Tokens of answers.
         cached: Tokens of prompts whose computation was saved.
@@ -53,10 +54,12 @@ class TokenMetrics:
     """
 
     __slots__ = (
-        *("between_ns", "cached", "completion", "completions", "first_ns", "per_token_ns", "prompt", "prompts"),
+        *("between_ns", "cached", "completion", "completions", "first_ns", "is_cumulative", "per_token_ns", "prompt"),
+        "prompts",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_cumulative: bool = False) -> None:
+        self.is_cumulative = is_cumulative
         self.prompt = self.completion = self.cached = 0
         self.first_ns = Histogram(FIRST_TOKEN_BOUNDS_NS)
         self.between_ns = Histogram(PER_TOKEN_BOUNDS_NS)
@@ -99,7 +102,8 @@ class TokenStream:
         if len(outputs) > 1:
             for tensor in outputs:
                 if tensor.name == OUTPUT_TOKENS and tensor.array.size:
-                    self._completion += int(tensor.array.sum())
+                    before = 0 if self._metrics.is_cumulative else self._completion
+                    self._completion = before + int(tensor.array.sum())
                 elif tensor.name == INPUT_TOKENS and tensor.array.size:
                     self._prompt = int(tensor.array.flat[0])
         if not outputs:

@@ -13,9 +13,8 @@ from uuid import uuid4
 
 import numpy as np
 
-from charonia.config.language import INPUT_TOKENS, OUTPUT_TOKENS, TEXT_INPUT
+from charonia.config.language import INPUT_TOKENS, OUTPUT_TOKENS, TEXT_INPUT, repeats_text
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import TEXT_OUTPUT_KIND
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal, unsupported
 from charonia.core.request import InferRequest
@@ -33,9 +32,6 @@ from charonia.wire.stop_strings import StopCutter
 from charonia.wire.v2_generate import decode_generate
 
 _log = logging.getLogger(__name__)
-
-CUMULATIVE = "cumulative"
-"""Value of the model parameter `text_output_kind`: each response has all text so far."""
 
 _ASKED_FOR = ("exclude_input_in_output", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 """Inputs that are set where the model has them."""
@@ -99,7 +95,7 @@ class Generation:
         self.exchange = exchange
         self.asked = asked
         self.text = text
-        self.is_cumulative = text.config.parameters.get(TEXT_OUTPUT_KIND) == CUMULATIVE
+        self.is_cumulative = repeats_text(text.config)
         self.stream = stream
         prefix = "chatcmpl-" if asked.is_chat else "cmpl-"
         self.head = AnswerHead(asked.is_chat, prefix + uuid4().hex, int(time.time()), exchange.model)

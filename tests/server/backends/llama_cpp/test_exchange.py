@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from charonia.server.backends.llama_cpp.worker.exchange import ExchangeError, post
+from charonia.server.backends.llama_cpp.worker.exchange import ExchangeError, ask
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = [b'data: {"a": 1}\n\n', b": keeps alive\n\n", b"event: x\ndata: {}\n\n", b"data: [DONE]\n\n"]
@@ -43,7 +43,7 @@ def asked(
         path = str(folder / "s.sock")
         server = await asyncio.start_unix_server(serve, path)
         try:
-            answer = await asyncio.wait_for(post(path, "/route", b"{}", on_event), 20)
+            answer = await asyncio.wait_for(ask(path, "/route", b"{}", on_event), 20)
             if keeps_open:
                 await asyncio.wait_for(left.wait(), 20)
             return answer, requests[0], left.is_set()
@@ -107,7 +107,7 @@ def test_a_cancelled_exchange_closes_its_connection(tmp_path: Path) -> None:
             has_left.set()
 
         server = await asyncio.start_unix_server(serve, str(tmp_path / "s.sock"))
-        task = asyncio.ensure_future(post(str(tmp_path / "s.sock"), "/route", b"{}"))
+        task = asyncio.ensure_future(ask(str(tmp_path / "s.sock"), "/route", b"{}"))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.wait_for(has_left.wait(), 20)
@@ -121,6 +121,6 @@ def test_a_cancelled_exchange_closes_its_connection(tmp_path: Path) -> None:
 def test_nobody_who_listens_is_an_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         with pytest.raises(FileNotFoundError):
-            await post(str(tmp_path / "nobody.sock"), "/route", b"{}")
+            await ask(str(tmp_path / "nobody.sock"), "/route", b"{}")
 
     run(scenario())

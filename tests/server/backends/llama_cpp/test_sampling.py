@@ -61,6 +61,7 @@ def test_texts_stand_for_what_they_say_and_none_for_the_default() -> None:
         ("max_tokens", "many"),
         ("temperature", float("nan")),
         ("temperature", -0.1),
+        ("temperature", 2.1),
         ("temperature", [1]),
         ("top_p", 0),
         ("top_p", 1.1),

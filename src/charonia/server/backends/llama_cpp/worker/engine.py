@@ -8,12 +8,15 @@ work on its request.
 import asyncio
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import xllamacpp
 
-from .exchange import OK, post
+from .exchange import OK, ask
+from .openai_members import MemberError, check_members
+from .openai_responses import ResponseEvents, response_request
 from .sampling import SamplingError, completion_of
 
 if TYPE_CHECKING:
@@ -35,7 +38,10 @@ _ROUTES = ("chat/completions", "completions", "responses", "embeddings")
 _DATA = b"data: "
 _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error":'
+_EVENT = b"event: "
 _FAILED = b"event: error\ndata: "
+_NOTHING = b"data: null"
+_FIELD = re.compile(r"^Field '(\w+)': ")
 
 _ENUMS = {
     "cache_type_k": ("ggml_type", "GGML_TYPE_"),
@@ -60,6 +66,7 @@ class Engine:
         self._slots_count = self._parameters.get("n_parallel", SLOTS)
         self._slots = asyncio.Semaphore(self._slots_count)
         self._server: Any = None
+        self._takes_tools = True
         self._problem = ""
 
     async def start(self) -> None:
@@ -70,6 +77,8 @@ class Engine:
         except RuntimeError as error:
             await asyncio.sleep(LOG_FLUSH_S)
             self._setup.die(f"llama.cpp cannot load '{os.path.basename(params.model.path)}': {error}")
+        _, properties = await ask(self._path, "/props", b"")
+        self._takes_tools = json.loads(properties)["chat_template_caps"]["supports_tools"]
 
     def problem(self) -> str:
         """Return why llama.cpp answers no longer, "" while it does."""
@@ -166,21 +175,30 @@ class Engine:
             raise self._setup.invalid(f"expected a JSON object, got {type(body).__name__}")
         address = next(_addresses(body), None)
         if address is not None:
-            raise self._setup.invalid(f"a URL of an image must begin with 'data:', got {address[:100]!r}")
-        answer = _OpenAIAnswer(request, self._setup.model_name, body.get("model"), self._event)
+            raise self._setup.invalid(f"image_url: must begin with 'data:', got {address[:100]!r}")
+        try:
+            check_members(request.route, body, takes_tools=self._takes_tools)
+        except MemberError as error:
+            raise self._setup.invalid(str(error)) from None
+        complete_event = None
+        content = request.text.encode()
+        if request.route == "responses":
+            content = json.dumps(response_request(body)).encode()
+            complete_event = ResponseEvents().complete
+        answer = _OpenAIAnswer(request, self._setup.model_name, body.get("model"), self._event, complete_event)
         route = f"/v1/{request.route}"
         if body.get("stream"):
-            await self._post(route, request.text.encode(), answer.take)
+            await self._post(route, content, answer.take)
             answer.finish()
         else:
-            answer.send_document(await self._post(route, request.text.encode()))
+            answer.send_document(await self._post(route, content))
 
     # Inside
 
     async def _post(self, route: str, body: Any, on_event: Any = None) -> bytes:
         """Return the body of an answer. Raises for one with an error."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        status, received = await post(self._path, route, content, on_event)
+        status, received = await ask(self._path, route, content, on_event)
         if status != OK:
             raise self._failure(received)
         return received
@@ -195,7 +213,7 @@ class Engine:
     def _failure(self, content: bytes) -> Exception:
         try:
             error = json.loads(content)["error"]
-            code, message = int(error["code"]), str(error["message"])
+            code, message = int(error["code"]), _FIELD.sub(r"\1: ", str(error["message"]))
         except (ValueError, KeyError, TypeError):
             code, message = 500, content.decode(errors="replace")[:1000]
         codes = self._setup.pb_utils.TritonError
@@ -229,9 +247,10 @@ class Engine:
 class _OpenAIAnswer:
     """Hands on an answer in OpenAI's form, and finds its usage."""
 
-    def __init__(self, request: "LanguageRequest", served: str, asked: object, read: Any) -> None:
+    def __init__(self, request: "LanguageRequest", served: str, asked: object, read: Any, complete: Any) -> None:
         self._request = request
         self._read = read
+        self._complete = complete
         self._model = (b'"model":' + json.dumps(served).encode(), b'"model":' + json.dumps(asked).encode())
         self._is_renamed = isinstance(asked, str) and asked != served
         self._held: list[bytes] = []
@@ -239,7 +258,7 @@ class _OpenAIAnswer:
 
     def take(self, event: bytes) -> None:
         """Hand on an event; those that have counts are held until it is known whether they are the last."""
-        if event == _DONE:
+        if event in (_DONE, _NOTHING):
             return
         if event.startswith((_ERROR, _FAILED)):
             self._read(event[event.index(_DATA) :])
@@ -266,6 +285,8 @@ class _OpenAIAnswer:
         self._held.clear()
 
     def _text(self, event: bytes) -> bytes:
+        if self._complete is not None and event.startswith(_EVENT):
+            event = self._complete(event)
         return self._renamed(event[len(_DATA) :] if event.startswith(_DATA) else event)
 
     def _renamed(self, text: bytes) -> bytes:

@@ -14,15 +14,13 @@ class ExchangeError(Exception):
     """The server has closed the connection before the end of its answer."""
 
 
-async def post(
-    path: str, route: str, body: bytes, on_event: Callable[[bytes], None] | None = None
-) -> tuple[int, bytes]:
+async def ask(path: str, route: str, body: bytes, on_event: Callable[[bytes], None] | None = None) -> tuple[int, bytes]:
     """Send a request and return the status and the body of its answer. When cancelled, the server ends its work on it.
 
     Args:
         path: The socket.
         route: Path of the request.
-        body: JSON.
+        body: JSON; b"" to get the route.
         on_event: Called with each server-sent event of a good answer, without its end; the body is then empty.
 
     Raises:
@@ -30,7 +28,8 @@ async def post(
         ExchangeError: There is no whole answer.
     """
     loop = asyncio.get_running_loop()
-    head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = f"{'POST' if body else 'GET'} {route} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += "Content-Type: application/json\r\n"
     transport, answer = await loop.create_unix_connection(lambda: _Answer(on_event), path)
     try:
         transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 SEED_MAX = 2**32 - 1
 """Seeds have 32 bits; the largest one stands for any."""
 
+TEMPERATURE_MAX = 2
+
 LOGPROBS_MAX = 100
 """Most tokens of which a request may have the probabilities at each place."""
 
@@ -114,7 +116,9 @@ _PENALTY = ("a number between -2 and 2", _number(-2, 2))
 
 PARAMETERS = {
     "max_tokens": SamplingParameter("n_predict", "a whole number of at least 1", _integer(1)),
-    "temperature": SamplingParameter("temperature", "a number of at least 0", _number(0, 1e6)),
+    "temperature": SamplingParameter(
+        "temperature", f"a number from 0 to {TEMPERATURE_MAX}", _number(0, TEMPERATURE_MAX)
+    ),
     "top_p": SamplingParameter("top_p", "a number above 0 and up to 1", _number(math.ulp(0.0), 1)),
     "top_k": SamplingParameter("top_k", "a whole number, -1 or 0 for no limit", _integer(-1)),
     "min_p": SamplingParameter("min_p", *_SHARE),
