@@ -44,6 +44,9 @@ def server(repository: Path) -> Iterator[ServeProcess]:
 class FullLoad:
     """Clients of both protocols that send as fast as they can over connections that stay open, and never try again.
 
+    A gRPC client only has the retries that cannot be seen: of calls that it has never sent. It fails such a call by itself
+    where it was about to start on a connection when it read there that it should leave; no server can prevent that.
+
     Attributes:
         answers: How many requests had their answer, by protocol.
         lost: What became of the others.
@@ -103,7 +106,7 @@ class FullLoad:
         message = grpcclient._client._get_inference_request(
             *("echo", [given], "", "", None, 0, False, False, 0, None, None)
         ).SerializeToString()
-        options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+        options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(self._grpc, options=options) as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
 
