@@ -44,8 +44,8 @@ def server(repository: Path) -> Iterator[ServeProcess]:
 class FullLoad:
     """Clients of both protocols that send as fast as they can over connections that stay open, and never try again.
 
-    A gRPC client only has the retries that cannot be seen: of calls that it has never sent. It fails such a call by itself
-    where it was about to start on a connection when it read there that it should leave; no server can prevent that.
+    A gRPC client only has the retries that cannot be seen: of calls that it has never sent. It fails such a call by
+    itself where it was about to start on a connection when it read there that it should leave.
 
     Attributes:
         answers: How many requests had their answer, by protocol.
