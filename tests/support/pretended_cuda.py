@@ -125,7 +125,7 @@ class PretendedCuda:
 
     def opened(self) -> set[str]:
         """Return the names of the memory of others that this process has open."""
-        return {memory.name for memory in self._memory.values() if not memory.is_own}
+        return {memory.name for memory in list(self._memory.values()) if not memory.is_own}
 
     def depth(self) -> int:
         """Return how many contexts this thread has made current and not taken back."""
@@ -138,7 +138,7 @@ class PretendedCuda:
 
     def _at(self, address: Any) -> _Memory | None:
         where = int(address.value)
-        return next((m for m in self._memory.values() if m.address <= where < m.address + m.size), None)
+        return next((m for m in list(self._memory.values()) if m.address <= where < m.address + m.size), None)
 
     # What the driver does
 

@@ -7,6 +7,7 @@ when somebody waits for it, not before.
 
 import ctypes
 import enum
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,11 +62,12 @@ class StreamingCuda(PretendedCuda):
         self.streams: dict[int, list[Work]] = {}
         self._captured: dict[int, list[Work]] = {}
         self._graphs: dict[int, list[Work]] = {}
-        self._next = 1000
+        self._numbers = itertools.count(1000)
 
     def on_gpu(self, address: int, size: int) -> bool:
         """Whether so many bytes from an address on are memory of the GPU."""
-        return any(start <= address and address + size <= start + length for start, length in self._device.items())
+        blocks = list(self._device.items())  # at once: other threads allocate
+        return any(start <= address and address + size <= start + length for start, length in blocks)
 
     def enqueue(self, stream: int, work: Work) -> int:
         """Put work on a stream, or into the graph that is captured there."""
@@ -90,11 +92,10 @@ class StreamingCuda(PretendedCuda):
 
     def device_bytes(self) -> int:
         """Return how much memory of the GPU is allocated."""
-        return sum(self._device.values())
+        return sum(list(self._device.values()))
 
     def _new(self) -> int:
-        self._next += 1
-        return self._next
+        return next(self._numbers)
 
     def _allocate(self, size: int) -> int:
         buffer = (ctypes.c_char * (size + ALIGNMENT)).from_buffer(bytearray(size + ALIGNMENT))
