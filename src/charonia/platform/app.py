@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 
 from charonia import __version__
 from charonia.core.errors import Code, RefusalKind, ServingError
+from charonia.platform.console import routes as console
+from charonia.platform.console.pages import plain_page, wants_page
 from charonia.platform.database.connection import Database
 from charonia.platform.openapi import OPENAPI_PATH, describe
 from charonia.platform.people import login, routes
@@ -34,8 +36,6 @@ STATUS = {
     Code.CANCELLED: 409,
 }
 """HTTP status by code; 500 for others."""
-
-API_PREFIX = "/api/"
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -69,6 +69,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     app.state.platform = platform
     app.include_router(login.router)
     app.include_router(routes.router)
+    app.include_router(console.router)
     describe(app)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
     for kind, handler in _HANDLERS.items():
@@ -78,16 +79,16 @@ def make_app(settings: PlatformSettings) -> FastAPI:
 
 def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
-    return _answer(STATUS.get(error.code, 500), error.message, error.hint)
+    return _answer(request, STATUS.get(error.code, 500), error.message, error.hint)
 
 
 def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotPermittedError)
     if error.kind is not RefusalKind.UNAUTHENTICATED:
-        return _answer(403, error.message)
-    if request.method == "GET" and not request.url.path.startswith(API_PREFIX):
+        return _answer(request, 403, error.message)
+    if wants_page(request):
         return RedirectResponse(f"{login.LOGIN_PAGE}?{urlencode({'next': request.url.path})}", 303)
-    response = _answer(401, error.message)
+    response = _answer(request, 401, error.message)
     response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
@@ -95,26 +96,31 @@ def _refusal(request: Request, error: Exception) -> Response:
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     places = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-    return _answer(400, "; ".join(f"{place}: {text}" for place, text in places), f"{OPENAPI_PATH} describes the calls")
+    return _answer(
+        request, 400, "; ".join(f"{place}: {text}" for place, text in places), f"{OPENAPI_PATH} describes the calls"
+    )
 
 
 def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _answer(error.status_code, str(error.detail))
+    return _answer(request, error.status_code, str(error.detail))
 
 
 def _os_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, OSError)
     if error.errno in _DISK_FULL:
-        return _answer(507, "the disk is full", "make room in the data folder, then try again")
+        return _answer(request, 507, "the disk is full", "make room in the data folder, then try again")
     raise error
 
 
 def _fault(request: Request, error: Exception) -> Response:
-    return _answer(500, "the platform failed at this call", "its log says why")
+    return _answer(request, 500, "the platform failed at this call", "its log says why")
 
 
-def _answer(status: int, message: str, hint: str = "") -> JSONResponse:
+def _answer(request: Request, status: int, message: str, hint: str = "") -> Response:
+    if wants_page(request):
+        heading = HTTPStatus(status).phrase
+        return plain_page("problem.html", {"heading": heading, "message": message or heading, "hint": hint}, status)
     content = {"error": message or HTTPStatus(status).phrase, "hint": hint}
     return JSONResponse({key: text for key, text in content.items() if text}, status)
 

@@ -21,7 +21,12 @@ _OWN = "platform/console/assets"
 _SERVER = "server/page/assets"
 
 BUNDLES = {
-    "console.css": (f"{_SERVER}/look.css", f"{_VENDOR}/uplot-1.6.32.min.css", f"{_OWN}/console.css", f"{_OWN}/screens.css"),
+    "console.css": (
+        f"{_SERVER}/look.css",
+        f"{_VENDOR}/uplot-1.6.32.min.css",
+        f"{_OWN}/console.css",
+        f"{_OWN}/screens.css",
+    ),
     "console.js": (f"{_VENDOR}/htmx-2.0.11.min.js", f"{_OWN}/console.js"),
     "charts.js": (f"{_VENDOR}/uplot-1.6.32.min.js", f"{_OWN}/charts.js"),
     "upload.js": (f"{_OWN}/upload.js",),

@@ -1,20 +1,23 @@
 """What every page is made with: the templates, who looks at it, and how it is sent."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 from fastapi import Depends, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from sqlalchemy.orm import Session
 
-from charonia.core.errors import RefusalKind, ServingError
+from charonia.core.errors import ServingError
 from charonia.platform.console import text
-from charonia.platform.console.assets import address
+from charonia.platform.console.assets import PREFIX, address
 from charonia.platform.database.connection import now
+from charonia.platform.database.tables import TaskRow
 from charonia.platform.people import projects
-from charonia.platform.people.access import NotPermittedError, Principal, ProjectRole
+from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here
 
@@ -30,6 +33,9 @@ PLACES = (
 
 ROWS_MAX = 50
 """Rows of a list on one page."""
+
+LOG_BYTES_MAX = 64 * 1024
+"""What a page shows of a log: its end."""
 
 INVALID = 422
 """Status of a form that comes back because something in it is wrong."""
@@ -59,6 +65,20 @@ class Visit:
         """Return the path of a page of the project."""
         return "/".join(["/p", *(quote(str(part), safe="") for part in (self.project, *parts))])
 
+    def task(self, session: Session, number: int) -> TaskRow | None:
+        """Return a task, None if there is none of that number."""
+        return session.get(TaskRow, number)
+
+    def task_log(self, number: int) -> str:
+        """Return the end of the log of a task."""
+        path = self.platform.tasks.folder(number) / "log"
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
     def show(self, template: str, values: Mapping[str, Any], *, block: str = "", status: int = 200) -> Response:
         """Return a page, or the part of it that the browser asks for.
 
@@ -70,7 +90,7 @@ class Visit:
         """
         found = _environment().get_template(template)
         wanted = block or self.request.headers.get("hx-target", "")
-        context = {**self._frame(), "place": template.partition("/")[0], **values}
+        context = {**self._frame(), **values, "problems": defaultdict(str, values.get("problems", {}))}
         if wanted in found.blocks and (block or "hx-request" in self.request.headers):
             content = "".join(found.blocks[wanted](found.new_context(context)))
             return HTMLResponse(content, status)
@@ -100,6 +120,8 @@ class Visit:
             "csrf": getattr(self.request.state, "csrf", ""),
             "who": self.who,
             "project": self.project,
+            "place": (self.request.url.path.split("/") + [""] * 4)[3],
+            "here": self.request.url.path,
             "visit": self,
         }
 
@@ -130,14 +152,14 @@ def plain_page(template: str, values: Mapping[str, Any], status: int = 200) -> H
     return HTMLResponse(_environment().get_template(template).render({"csrf": "", **values}), status)
 
 
-def refusal(request: Request, kind: RefusalKind, message: str) -> Response:
-    """Return what a browser gets for a page that it may not see: the page to sign in, or the reason."""
-    if kind is not RefusalKind.UNAUTHENTICATED:
-        return plain_page("problem.html", {"heading": "Not permitted", "message": message, "hint": ""}, 403)
-    if "hx-request" in request.headers:
-        return Response(status_code=401)
-    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return RedirectResponse("/login" if target == "/" else f"/login?next={quote(target, safe='')}", 303)
+def wants_page(request: Request) -> bool:
+    """Whether an answer is for somebody who has opened a page, not for a script or a program."""
+    return (
+        request.method == "GET"
+        and not request.url.path.startswith(("/api/", PREFIX))
+        and "hx-request" not in request.headers
+        and "text/html" in request.headers.get("accept", "")
+    )
 
 
 @cache
@@ -164,5 +186,3 @@ def _environment() -> Environment:
     environment.globals |= {"asset": address, "places": PLACES, "project": "", "projects": (), "place": ""}
     environment.globals["parts"] = environment.get_template("parts.html").module
     return environment
-
-
