@@ -34,7 +34,7 @@ def postgresql(programs: Path) -> Iterator[str]:
         os.chown(folder, owner.pw_uid, owner.pw_gid)
         user = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
     data = folder / "data"
-    initdb = [
+    initdb: list[str | Path] = [
         programs / "initdb",
         "-D",
         data,
