@@ -17,13 +17,17 @@ from charonia.core.errors import Code, RefusalKind, ServingError
 from charonia.platform.console import routes as console
 from charonia.platform.console.pages import plain_page, wants_page
 from charonia.platform.database.connection import Database
+from charonia.platform.environments import catalog as environments_catalog
+from charonia.platform.environments import routes as environments
 from charonia.platform.openapi import OPENAPI_PATH, describe
-from charonia.platform.people import login, routes
+from charonia.platform.people import login
+from charonia.platform.people import routes as people
 from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.headers import SecurityHeaders
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
-from charonia.platform.tasks.runner import TaskRunner
+from charonia.platform.tasks import routes as tasks
+from charonia.platform.tasks.runner import Handler, TaskRunner
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +53,9 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.database or f"sqlite:///{settings.data / 'platform.sqlite'}")
     database.migrate()
-    platform = Platform(settings, database, TaskRunner(database, settings.data / "tasks", {}))
+    platform = Platform(
+        settings, database, TaskRunner(database, settings.data / "tasks", _handlers(settings, database))
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -67,14 +73,18 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.platform = platform
-    app.include_router(login.router)
-    app.include_router(routes.router)
-    app.include_router(console.router)
+    for each in (login, people, environments, tasks, console):
+        app.include_router(each.router)
     describe(app)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     return app
+
+
+def _handlers(settings: PlatformSettings, database: Database) -> dict[str, Handler]:
+    """Return who does a kind of task."""
+    return {environments_catalog.KIND: environments_catalog.handler(database, settings.data / "environments")}
 
 
 def _problem(request: Request, error: Exception) -> Response:
