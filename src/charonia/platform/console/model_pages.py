@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Response
+from fastapi import APIRouter, Form, Query, Response
 
 from charonia.config import pbtxt
 from charonia.config.json_form import from_json
@@ -57,9 +57,8 @@ def show_all(visit: OnPage, search: str = "", tag: str = "", offset: int = 0) ->
 
 
 @router.get("/add")
-def show_form(visit: OnPage, model: str = "", way: Annotated[str, "from"] = "upload") -> Response:
+def show_form(visit: OnPage, model: str = "", way: Annotated[str, Query(alias="from")] = "upload") -> Response:
     """Show the form to add a model, or a version of one."""
-    way = visit.request.query_params.get("from", "upload")
     form = {**_FORM, "name": model, "fixed": bool(model)}
     return _form(visit, way if way in dict(WAYS) else "upload", form)
 

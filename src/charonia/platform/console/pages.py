@@ -181,7 +181,6 @@ def _environment() -> Environment:
         "percent": text.percent,
         "plural": text.plural,
         "size": text.size_text,
-        "spark": text.sparkline,
     }
     environment.globals |= {"asset": address, "places": PLACES, "project": "", "projects": (), "place": ""}
     environment.globals["parts"] = environment.get_template("parts.html").module

@@ -29,7 +29,7 @@ KINDS: Mapping[str, str] = {
 """The colour of each state that is not grey."""
 
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-_AGES = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
+_AGES = ((86400.0, "day", "days"), (3600.0, "hour", "hours"), (60.0, "min", "min"))
 _AGO_S_MAX = 30 * 86400.0
 
 
@@ -68,14 +68,14 @@ def duration_text(seconds: float) -> str:
 
 
 def ago_text(then: float, now: float) -> str:
-    """Return how long ago something was, or when if that is long ago: "3 minutes ago", "2026-03-01"."""
+    """Return how long ago something was, or when if that is long ago: "3 min ago", "2026-03-01"."""
     age = max(now - then, 0.0)
     if age > _AGO_S_MAX:
         return date_text(then)[:10]
-    for unit, name in _AGES:
+    for unit, one, several in _AGES:
         if age >= unit:
             count = int(age // unit)
-            return f"{count} {name}{'' if count == 1 else 's'} ago"
+            return f"{count} {one if count == 1 else several} ago"
     return "just now"
 
 
@@ -97,12 +97,3 @@ def plural(count: int, word: str) -> str:
 def breakable(name: str) -> Markup:
     """Return a name that may be broken after its separators."""
     return Markup("".join(f"{escape(c)}<wbr>" if c in "_.-/:" else escape(c) for c in name))
-
-
-def sparkline(values: list[float], width: int = 120, height: int = 28) -> str:
-    """Return the points of a line through values, for a drawing of that size: "0,28 10,14"."""
-    if len(values) < 2:
-        return ""
-    top = max(values) or 1.0
-    step = width / (len(values) - 1)
-    return " ".join(f"{i * step:.1f},{height - 1 - value / top * (height - 2):.1f}" for i, value in enumerate(values))
