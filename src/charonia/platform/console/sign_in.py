@@ -5,13 +5,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
+from charonia.core.errors import RefusalKind
 from charonia.platform.console.pages import plain_page
 from charonia.platform.people import projects
 from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.login import LOGIN_PAGE, local_path
 from charonia.platform.state import Here
-from charonia.core.errors import RefusalKind
 
 router = APIRouter()
 
