@@ -37,7 +37,7 @@ BUNDLES = {
     ),
     "icon.svg": (f"{_OWN}/icon.svg",),
 }
-"""What each address has: files of this package, one after the other. The form to try a model is that of the server's page."""
+"""Files of this package by address, one after the other. The form to try a model is that of the server's page."""
 
 
 @dataclass(frozen=True, slots=True)

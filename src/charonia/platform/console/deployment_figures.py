@@ -24,7 +24,7 @@ GPU_CHARTS = (("gpu", "GPU", "% busy"), ("gpu_memory", "GPU memory", "MB"))
 SERIES_MAX = 4
 """Versions that a chart shows: those with most requests."""
 
-NONE = "–"
+NONE = "\N{EN DASH}"
 
 _MB = 1e6
 

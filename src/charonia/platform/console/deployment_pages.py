@@ -169,8 +169,8 @@ def _facts(view: DeploymentView) -> list[tuple[str, str]]:
         ("Replicas", "1" if replicas.get("max", 1) == 1 else f"{replicas['min']} to {replicas['max']}"),
         ("API keys", "needed" if spec.get("keys") else "not needed"),
         ("Revision", f"{view.serving or 'none'} serves, {view.revision} is the newest"),
-        ("gRPC", view.grpc or "–"),
-        ("Metrics", view.metrics or "–"),
+        ("gRPC", view.grpc or shown.NONE),
+        ("Metrics", view.metrics or shown.NONE),
     ]
 
 

@@ -76,7 +76,7 @@ def job(row: TaskRow) -> dict[str, Any]:
         "author": row.author,
         "created": row.created,
         "started": date_text(row.started) if row.started else "",
-        "took": duration_text(took) if took else "–",
+        "took": duration_text(took) if took else "\N{EN DASH}",
     }
 
 

@@ -73,7 +73,7 @@ def add(visit: OnPage, source: Field = "", name: Field = "", notes: Field = "", 
     try:
         with visit.platform.database.transaction() as session:
             place = VersionSource(kind, source.strip(), server=tracking_uri.strip())  # type: ignore[arg-type]
-            added = arrival.add(session, visit.platform.models.uploads, visit.who, visit.project, wanted, place, notes)
+            added = arrival.add(session, visit.platform.uploads, visit.who, visit.project, wanted, place, notes)
     except ServingError as error:
         field = "name" if error.message.startswith(("model", "name")) else "source"
         return _form(visit, way, form, status=INVALID, problems={field: _whole(error)})
@@ -300,7 +300,7 @@ def _version(version: VersionRecord | None, former: VersionRecord | None) -> dic
 
 def _tensor(tensor: SignatureTensor, max_batch_size: int) -> dict[str, Any]:
     dims = ["n" if dim == -1 else str(dim) for dim in tensor.shape]
-    shape = " × ".join(["batch", *dims] if max_batch_size else dims)
+    shape = " \N{MULTIPLICATION SIGN} ".join(["batch", *dims] if max_batch_size else dims)
     name = f"{tensor.name} (optional)" if tensor.is_optional else tensor.name
     return {"name": name, "datatype": tensor.data_type.removeprefix("TYPE_"), "shape": shape or "scalar"}
 
