@@ -1,7 +1,7 @@
 """Files that are being sent: a file each, as long as what has arrived.
 
-What has arrived when a connection breaks stays, and sending goes on from there. A piece may be sent again, also while an
-earlier request with it still waits for the rest.
+What has arrived when a connection breaks stays, and sending goes on from there. A piece may be sent again, also while
+an earlier request with it still waits for the rest.
 """
 
 import contextlib
@@ -130,9 +130,7 @@ class UploadWriter:
             StorageFullError: There is no room for them; what was written before stays.
         """
         if self._position + len(piece) > self._size:
-            raise too_large(
-                f"upload: expected {self._size} bytes, as was said at its beginning, got more"
-            )
+            raise too_large(f"upload: expected {self._size} bytes, as was said at its beginning, got more")
         with disk_faults("upload", self._folder):
             if self._position - self._looked >= LOOK_BYTES:
                 self._looked = self._position
