@@ -127,7 +127,7 @@ INTERNAL = {
     "platform.tasks": {"core", "platform.database", "platform.people", "platform.state"},
     "platform.people": {"core", "platform.database", "platform.data_folder", "platform.settings", "platform.state"},
     "platform.artifacts": {"core", "install_hint", "stores"},
-    "platform.models": {"core", "config", "stores"}
+    "platform.models": {"core", "config", "stores", "platform.names"}
     | {"platform.artifacts", "platform.database", "platform.people", "platform.state", "platform.tasks"},
     "platform.environments": {"core", "platform.database", "platform.people", "platform.state", "platform.tasks"},
     "platform.targets": {"core", "config", "client", "die_with_parent", "platform.deployments.spec"},
@@ -135,7 +135,7 @@ INTERNAL = {
     | {"platform.database", "platform.people", "platform.state", "platform.tasks", "platform.models"}
     | {"platform.targets"},
     "platform.console": {"__version__", "core", "config", "client", "platform"},
-    "platform": {"__version__", "core", "client", "platform"},
+    "platform": {"__version__", "core", "config", "client", "platform", "stores"},
 }
 
 # Modules of `server/` itself that front ends may know.

@@ -14,7 +14,12 @@ from starlette.exceptions import HTTPException
 
 from charonia import __version__
 from charonia.core.errors import Code, RefusalKind, ServingError
+from charonia.platform.artifacts.faults import StorageFullError, TooLargeError
+from charonia.platform.artifacts.store import open_artifacts
+from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database
+from charonia.platform.models import routes as model_routes
+from charonia.platform.models.arrival import VersionTasks, version_handlers
 from charonia.platform.openapi import OPENAPI_PATH, describe
 from charonia.platform.people import login, routes
 from charonia.platform.people.access import NotPermittedError
@@ -49,7 +54,11 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.database or f"sqlite:///{settings.data / 'platform.sqlite'}")
     database.migrate()
-    platform = Platform(settings, database, TaskRunner(database, settings.data / "tasks", {}))
+    artifacts = open_artifacts(settings.artifacts, settings.data)
+    uploads = UploadFolder(settings.data / "uploads")
+    handlers = version_handlers(VersionTasks(database, artifacts, uploads, settings.data / "environments"))
+    tasks = TaskRunner(database, settings.data / "tasks", handlers)
+    platform = Platform(settings, database, tasks, artifacts, uploads)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -69,6 +78,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     app.state.platform = platform
     app.include_router(login.router)
     app.include_router(routes.router)
+    app.include_router(model_routes.router)
     describe(app)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
     for kind, handler in _HANDLERS.items():
@@ -119,7 +129,19 @@ def _answer(status: int, message: str, hint: str = "") -> JSONResponse:
     return JSONResponse({key: text for key, text in content.items() if text}, status)
 
 
+def _full(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StorageFullError)
+    return _answer(507, error.message, error.hint)
+
+
+def _large(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TooLargeError)
+    return _answer(413, error.message, error.hint)
+
+
 _HANDLERS = {
+    StorageFullError: _full,
+    TooLargeError: _large,
     ServingError: _problem,
     NotPermittedError: _refusal,
     RequestValidationError: _invalid,

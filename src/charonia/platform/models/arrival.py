@@ -25,7 +25,7 @@ from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
 from charonia.platform.models.check import CheckingPython, first_look, full_check
 from charonia.platform.models.code import is_pickled_estimator
-from charonia.platform.models.kinds import ADD
+from charonia.platform.models.kinds import ADD, CHECK, COLLECT
 from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root
 from charonia.platform.models.records import ARRIVING, CHECKING, READY, REFUSED, AddedVersion, VersionReport
 from charonia.platform.models.registry import ModelDetails, collect_later, create
@@ -34,7 +34,7 @@ from charonia.platform.names import check_name
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import NotPermittedError, Principal, ProjectRole
 from charonia.platform.tasks import queue
-from charonia.platform.tasks.runner import CancelledTaskError, TaskRun
+from charonia.platform.tasks.runner import CancelledTaskError, Handler, TaskRun
 
 LOOK_S = 0.5
 """Pause between two reports of progress."""
@@ -297,6 +297,11 @@ class VersionTasks:
                 for files in session.scalars(select(VersionRow.files)).yield_per(100)
                 for entry in files.values()
             }
+
+
+def version_handlers(work: VersionTasks) -> dict[str, Handler]:
+    """Return who does which kind of task."""
+    return {ADD: work.add, CHECK: work.check, COLLECT: work.collect}
 
 
 class _Pace:

@@ -20,7 +20,7 @@ from charonia.platform.artifacts.manifest import Manifest
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.models.code import backend_of, code_in, dependencies, needed_package
 from charonia.platform.models.layout import CONFIG
-from charonia.platform.models.records import NeededPackageRecord, SignatureTensor, VersionReport
+from charonia.platform.models.records import NeededPackageRecord, TensorRecord, VersionReport
 from charonia.platform.tasks.runner import TaskRun
 
 CHECK_S_MAX = 600.0
@@ -181,9 +181,9 @@ def _refusal(ran: _Ran, name: str, folder: str) -> ServingError:
     return invalid(message[:PROBLEM_CHARS_MAX] or f"'{name}' cannot be read", hint="\n".join(hints))
 
 
-def _tensors(entries: Sequence[Mapping[str, Any]]) -> list[SignatureTensor]:
+def _tensors(entries: Sequence[Mapping[str, Any]]) -> list[TensorRecord]:
     return [
-        SignatureTensor(
+        TensorRecord(
             name=entry["name"],
             data_type=str(entry["data_type"]).removeprefix("TYPE_"),
             shape=list(entry.get("dims", [])),

@@ -14,7 +14,7 @@ REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
-class SignatureTensor:
+class TensorRecord:
     """An input or output.
 
     Attributes:
@@ -72,8 +72,8 @@ class VersionReport:
     backend: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     inferred: list[str] = field(default_factory=list)
-    inputs: list[SignatureTensor] = field(default_factory=list)
-    outputs: list[SignatureTensor] = field(default_factory=list)
+    inputs: list[TensorRecord] = field(default_factory=list)
+    outputs: list[TensorRecord] = field(default_factory=list)
     max_batch_size: int = 0
     needs: list[NeededPackageRecord] = field(default_factory=list)
     requirements: str = ""
@@ -93,7 +93,7 @@ class VersionReport:
         known = {each.name for each in fields(cls)}
         values = {key: value for key, value in record.items() if key in known}
         for key in ("inputs", "outputs"):
-            values[key] = [SignatureTensor(**each) for each in values.get(key, [])]
+            values[key] = [TensorRecord(**each) for each in values.get(key, [])]
         values["needs"] = [NeededPackageRecord(**each) for each in values.get("needs", [])]
         return cls(**values)
 

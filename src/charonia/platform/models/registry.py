@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import String, cast, func, or_, select
+from sqlalchemy import Select, String, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import Code, ServingError, invalid, not_found
@@ -174,9 +174,9 @@ def compare(session: Session, who: Principal, project: str, name: str, before: i
     """
     owner = find(session, projects.find(session, who, project), name)
     first, second = find_version(session, owner, before), find_version(session, owner, after)
-    config = [VersionReport.from_json(row.report).config for row in (first, second)]
+    config, other = (VersionReport.from_json(row.report).config for row in (first, second))
     added, removed, changed = compare_files(from_json(first.files), from_json(second.files))
-    return VersionDifference(before, after, list(changed_values(*config)), added, removed, changed)
+    return VersionDifference(before, after, list(changed_values(config, other)), added, removed, changed)
 
 
 def create(session: Session, who: Principal, project: str, name: str, details: ModelDetails) -> ModelRow:
@@ -358,7 +358,7 @@ def collect_later(session: Session, project_id: int) -> None:
         queue.add(session, COLLECT, project_id, "files that no version has", {})
 
 
-def _tasks(owner: ModelRow, number: str) -> Any:
+def _tasks(owner: ModelRow, number: str) -> Select[TaskRow]:
     query = select(TaskRow).where(TaskRow.project_id == owner.project_id, TaskRow.kind.in_((ADD, CHECK)))
     subject = f"{owner.name}/{number}"
     if number == "%":
@@ -381,14 +381,14 @@ def _summaries(session: Session, project: str, rows: Sequence[ModelRow]) -> list
     counts = (
         select(
             VersionRow.model_id.label("id"),
-            func.count().label("count"),
+            func.count().label("version_count"),
             func.max(VersionRow.number).label("newest"),
         )
         .where(VersionRow.model_id.in_(ids))
         .group_by(VersionRow.model_id)
         .subquery()
     )
-    query = select(counts.c.count, *_SUMMARY).join(
+    query = select(counts.c.version_count, *_SUMMARY).join(
         counts, (VersionRow.model_id == counts.c.id) & (VersionRow.number == counts.c.newest)
     )
     latest = {row.model_id: row for row in session.execute(query)}
@@ -400,7 +400,7 @@ def _summaries(session: Session, project: str, rows: Sequence[ModelRow]) -> list
             description=row.description,
             tags=row.tags,
             created=row.created,
-            version_count=latest[row.id].count if row.id in latest else 0,
+            version_count=latest[row.id].version_count if row.id in latest else 0,
             latest=_summary(latest[row.id]) if row.id in latest else None,
         )
         for row in rows

@@ -23,10 +23,8 @@ from charonia.platform.models.records import (
 from charonia.platform.models.sources import PLACE_CHARS_MAX, SourceKind, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
+from charonia.platform.people.paging import Limit, Offset
 from charonia.platform.state import Here
-
-LIMIT_MAX = 200
-"""Most models of an answer."""
 
 NOTES_CHARS_MAX = 20_000
 
@@ -105,8 +103,8 @@ def list_models(
     here: Here,
     search: str = "",
     tag: str = "",
-    limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = 50,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    limit: Limit = 50,
+    offset: Offset = 0,
 ) -> ModelPage:
     """Return the models of a project by name; `search` is a part of name, owner, description or a tag."""
     with here.database.reading() as session:
