@@ -18,15 +18,19 @@ from charonia.platform.artifacts.faults import StorageFullError, TooLargeError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database
-from charonia.platform.models import routes as model_routes
+from charonia.platform.environments import catalog as environments_catalog
+from charonia.platform.environments import routes as environments
+from charonia.platform.models import routes as models
 from charonia.platform.models.arrival import VersionTasks, version_handlers
 from charonia.platform.openapi import OPENAPI_PATH, describe
-from charonia.platform.people import login, routes
+from charonia.platform.people import login
+from charonia.platform.people import routes as people
 from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.headers import SecurityHeaders
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
-from charonia.platform.tasks.runner import TaskRunner
+from charonia.platform.tasks import routes as tasks
+from charonia.platform.tasks.runner import Handler, TaskRunner
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +60,11 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     database.migrate()
     artifacts = open_artifacts(settings.artifacts, settings.data)
     uploads = UploadFolder(settings.data / "uploads")
-    handlers = version_handlers(VersionTasks(database, artifacts, uploads, settings.data / "environments"))
-    tasks = TaskRunner(database, settings.data / "tasks", handlers)
-    platform = Platform(settings, database, tasks, artifacts, uploads)
+    handlers = _handlers(settings, database) | version_handlers(
+        VersionTasks(database, artifacts, uploads, settings.data / "environments")
+    )
+    runner = TaskRunner(database, settings.data / "tasks", handlers)
+    platform = Platform(settings, database, runner, artifacts, uploads)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,14 +82,18 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.platform = platform
-    app.include_router(login.router)
-    app.include_router(routes.router)
-    app.include_router(model_routes.router)
+    for each in (login, people, models, environments, tasks):
+        app.include_router(each.router)
     describe(app)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     return app
+
+
+def _handlers(settings: PlatformSettings, database: Database) -> dict[str, Handler]:
+    """Return who does a kind of task."""
+    return {environments_catalog.KIND: environments_catalog.handler(database, settings.data / "environments")}
 
 
 def _problem(request: Request, error: Exception) -> Response:

@@ -50,6 +50,7 @@ def begin(
         StorageFullError: There is no room for them.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    give_up(session, folder)
     earlier = list_batch(session, found, batch) if batch else []
     if not files or len(files) + len(earlier) > FILES_MAX:
         raise invalid(f"expected 1 to {FILES_MAX} files, got {len(files) + len(earlier)}", hint="send an archive")
