@@ -14,11 +14,16 @@ from starlette.exceptions import HTTPException
 
 from charonia import __version__
 from charonia.core.errors import Code, RefusalKind, ServingError
+from charonia.platform.artifacts.faults import StorageFullError, TooLargeError
+from charonia.platform.artifacts.store import open_artifacts
+from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.console import routes as console
 from charonia.platform.console.pages import plain_page, wants_page
 from charonia.platform.database.connection import Database
 from charonia.platform.environments import catalog as environments_catalog
 from charonia.platform.environments import routes as environments
+from charonia.platform.models import routes as models
+from charonia.platform.models.arrival import VersionTasks, version_handlers
 from charonia.platform.openapi import OPENAPI_PATH, describe
 from charonia.platform.people import login
 from charonia.platform.people import routes as people
@@ -53,9 +58,13 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.database or f"sqlite:///{settings.data / 'platform.sqlite'}")
     database.migrate()
-    platform = Platform(
-        settings, database, TaskRunner(database, settings.data / "tasks", _handlers(settings, database))
+    artifacts = open_artifacts(settings.artifacts, settings.data)
+    uploads = UploadFolder(settings.data / "uploads")
+    handlers = _handlers(settings, database) | version_handlers(
+        VersionTasks(database, artifacts, uploads, settings.data / "environments")
     )
+    runner = TaskRunner(database, settings.data / "tasks", handlers)
+    platform = Platform(settings, database, runner, artifacts, uploads)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -73,7 +82,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.platform = platform
-    for each in (login, people, environments, tasks, console):
+    for each in (login, people, models, environments, tasks, console):
         app.include_router(each.router)
     describe(app)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
@@ -135,7 +144,19 @@ def _answer(request: Request, status: int, message: str, hint: str = "") -> Resp
     return JSONResponse({key: text for key, text in content.items() if text}, status)
 
 
+def _full(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StorageFullError)
+    return _answer(507, error.message, error.hint)
+
+
+def _large(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TooLargeError)
+    return _answer(413, error.message, error.hint)
+
+
 _HANDLERS = {
+    StorageFullError: _full,
+    TooLargeError: _large,
     ServingError: _problem,
     NotPermittedError: _refusal,
     RequestValidationError: _invalid,

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from charonia.platform.artifacts.store import ArtifactStore
+from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.tasks.runner import TaskRunner
@@ -17,6 +19,8 @@ class Platform:
     settings: PlatformSettings
     database: Database
     tasks: TaskRunner
+    artifacts: ArtifactStore
+    uploads: UploadFolder
 
 
 def _platform(request: Request) -> Platform:
