@@ -146,12 +146,12 @@ def _answer(request: Request, status: int, message: str, hint: str = "") -> Resp
 
 def _full(request: Request, error: Exception) -> Response:
     assert isinstance(error, StorageFullError)
-    return _answer(507, error.message, error.hint)
+    return _answer(request, 507, error.message, error.hint)
 
 
 def _large(request: Request, error: Exception) -> Response:
     assert isinstance(error, TooLargeError)
-    return _answer(413, error.message, error.hint)
+    return _answer(request, 413, error.message, error.hint)
 
 
 _HANDLERS = {

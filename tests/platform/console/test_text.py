@@ -13,7 +13,9 @@ def test_a_number_has_three_digits_that_count(value: float, shown: str) -> None:
     assert text.figure(value) == shown
 
 
-@pytest.mark.parametrize(("size", "shown"), [(1, "1 byte"), (999, "999 bytes"), (98_000_000, "98 MB"), (999_900, "1 MB")])
+@pytest.mark.parametrize(
+    ("size", "shown"), [(1, "1 byte"), (999, "999 bytes"), (98_000_000, "98 MB"), (999_900, "1 MB")]
+)
 def test_a_size_has_the_unit_that_fits(size: int, shown: str) -> None:
     assert text.size_text(size) == shown
 

@@ -20,7 +20,7 @@ from charonia.platform.models.records import (
     CHECKING,
     ModelRecord,
     ModelSummary,
-    SignatureTensor,
+    TensorRecord,
     VersionRecord,
     VersionReport,
 )
@@ -298,7 +298,7 @@ def _version(version: VersionRecord | None, former: VersionRecord | None) -> dic
     }
 
 
-def _tensor(tensor: SignatureTensor, max_batch_size: int) -> dict[str, Any]:
+def _tensor(tensor: TensorRecord, max_batch_size: int) -> dict[str, Any]:
     dims = ["n" if dim == -1 else str(dim) for dim in tensor.shape]
     shape = " \N{MULTIPLICATION SIGN} ".join(["batch", *dims] if max_batch_size else dims)
     name = f"{tensor.name} (optional)" if tensor.is_optional else tensor.name
