@@ -125,15 +125,16 @@ INTERNAL = {
     | {"tools.report", "tools.results"},
     # The third, from the bottom up.
     "platform.database": {"core"},
-    "platform.people": {"core", "platform.database"},
-    "platform.tasks": {"core", "platform.database", "platform.people"},
+    "platform.tasks": {"core", "platform.database", "platform.people", "platform.state"},
+    "platform.people": {"core", "platform.database", "platform.data_folder", "platform.settings", "platform.state"},
     "platform.artifacts": {"core", "install_hint", "stores"},
     "platform.models": {"core", "config", "stores"}
-    | {"platform.artifacts", "platform.database", "platform.people", "platform.tasks"},
-    "platform.environments": {"core", "platform.database", "platform.people", "platform.tasks"},
+    | {"platform.artifacts", "platform.database", "platform.people", "platform.state", "platform.tasks"},
+    "platform.environments": {"core", "platform.database", "platform.people", "platform.state", "platform.tasks"},
     "platform.targets": {"core", "config", "client", "die_with_parent", "platform.deployments.spec"},
     "platform.deployments": {"core", "config", "client"}
-    | {"platform.database", "platform.people", "platform.tasks", "platform.models", "platform.targets"},
+    | {"platform.database", "platform.people", "platform.state", "platform.tasks", "platform.models"}
+    | {"platform.targets"},
     "platform.console": {"__version__", "core", "config", "client", "platform"},
     "platform": {"__version__", "core", "client", "platform"},
 }

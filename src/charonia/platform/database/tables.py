@@ -209,13 +209,15 @@ class TaskRow(PlatformTable):
 
 
 class KeyRow(PlatformTable):
-    """An API key of the platform, without the key itself."""
+    """An API key of the platform. Of the key itself there is only its SHA-256."""
 
     __tablename__ = "keys"
     name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), unique=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     expires: Mapped[float] = mapped_column(default=0.0)
     used: Mapped[float] = mapped_column(default=0.0)
+
+    grants: Mapped[list["GrantRow"]] = relationship(cascade="all, delete-orphan", lazy="selectin")
 
 
 class UserRow(PlatformTable):
@@ -228,18 +230,22 @@ class UserRow(PlatformTable):
     name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
     email: Mapped[str] = mapped_column(String(255), default="")
 
+    grants: Mapped[list["GrantRow"]] = relationship(cascade="all, delete-orphan", lazy="selectin")
+
 
 class GrantRow(PlatformTable):
     """A role of a key or a user in a project, or in all projects."""
 
     __tablename__ = "grants"
-    key_id: Mapped[int | None] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"))
-    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    key_id: Mapped[int | None] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"), index=True)
+    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
     project_id: Mapped[int | None] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
     role: Mapped[str] = mapped_column(String(16))
     """`viewer`, `deployer` or `admin`."""
     may_run_code: Mapped[bool] = mapped_column(default=False)
     """Whether a deployer may add and deploy models that hold code."""
+
+    project: Mapped[ProjectRow | None] = relationship(lazy="joined")
 
 
 class SessionRow(PlatformTable):
@@ -249,6 +255,31 @@ class SessionRow(PlatformTable):
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
     csrf: Mapped[str] = mapped_column(String(64))
+    expires: Mapped[float]
+
+    user: Mapped[UserRow] = relationship()
+
+
+class LoginLinkRow(PlatformTable):
+    """A link that signs in one user, once."""
+
+    __tablename__ = "login_links"
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    expires: Mapped[float]
+
+
+class SignInRow(PlatformTable):
+    """A browser that was sent to the provider of single sign-on, and has not come back yet."""
+
+    __tablename__ = "sign_ins"
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    """Of the cookie that the browser got."""
+    state: Mapped[str] = mapped_column(String(64))
+    nonce: Mapped[str] = mapped_column(String(64))
+    verifier: Mapped[str] = mapped_column(String(128))
+    next: Mapped[str] = mapped_column(Text)
+    """Path of the page that it wants."""
     expires: Mapped[float]
 
 
@@ -263,3 +294,5 @@ class AuditRow(PlatformTable):
     subject: Mapped[str] = mapped_column(String(3 * NAME_CHARS_MAX))
     detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
     address: Mapped[str] = mapped_column(String(64), default="")
+
+    project: Mapped[ProjectRow | None] = relationship()

@@ -1,8 +1,9 @@
 """Who calls, and what they may do. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Self
 
 from charonia.core.errors import RefusalKind
 
@@ -30,6 +31,21 @@ class NotPermittedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """A role that somebody has.
+
+    Attributes:
+        role: The role.
+        project: Name of the project, "" for all.
+        may_run_code: Whether a deployer may use models that hold code.
+    """
+
+    role: ProjectRole
+    project: str = ""
+    may_run_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """Somebody who is known.
 
@@ -46,6 +62,24 @@ class Principal:
     roles: Mapping[str, ProjectRole] = field(default_factory=dict)
     may_run_code: frozenset[str] = frozenset()
     address: str = ""
+
+    @classmethod
+    def of(cls, name: str, grants: Iterable[Grant], address: str = "") -> Self:
+        """Return somebody with these roles."""
+        grants = list(grants)
+        return cls(
+            name,
+            max((grant.role for grant in grants if not grant.project), default=None),
+            {grant.project: grant.role for grant in sorted(grants, key=lambda g: g.role) if grant.project},
+            frozenset(grant.project or "*" for grant in grants if grant.may_run_code),
+            address,
+        )
+
+    def grants(self) -> list[Grant]:
+        """Return the roles, that in all projects first."""
+        code = self.may_run_code
+        everywhere = [] if self.everywhere is None else [Grant(self.everywhere, "", "*" in code)]
+        return everywhere + [Grant(role, project, project in code) for project, role in sorted(self.roles.items())]
 
     def role(self, project: str) -> ProjectRole | None:
         """Return the role in a project, None for none."""
@@ -64,6 +98,19 @@ class Principal:
             raise NotPermittedError(
                 RefusalKind.FORBIDDEN, f"{self.name}: expected the role {role.name.lower()} {where}"
             )
+
+    def administered(self) -> frozenset[str] | None:
+        """Return the projects that the caller administers, None for all.
+
+        Raises:
+            NotPermittedError: If there is none.
+        """
+        if self.everywhere is ProjectRole.ADMIN:
+            return None
+        found = frozenset(name for name, role in self.roles.items() if role is ProjectRole.ADMIN)
+        if not found:
+            raise NotPermittedError(RefusalKind.FORBIDDEN, f"{self.name}: expected the role admin in a project")
+        return found
 
     def demand_code(self, project: str) -> None:
         """Check that the caller may add and deploy models that hold code.

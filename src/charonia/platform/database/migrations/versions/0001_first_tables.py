@@ -33,6 +33,19 @@ def upgrade() -> None:
         sa.UniqueConstraint("name", name=op.f("uq_projects_name")),
     )
     op.create_table(
+        "sign_ins",
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("state", sa.String(length=64), nullable=False),
+        sa.Column("nonce", sa.String(length=64), nullable=False),
+        sa.Column("verifier", sa.String(length=128), nullable=False),
+        sa.Column("next", sa.Text(), nullable=False),
+        sa.Column("expires", sa.Double(), nullable=False),
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_sign_ins")),
+        sa.UniqueConstraint("digest", name=op.f("uq_sign_ins_digest")),
+    )
+    op.create_table(
         "users",
         sa.Column("issuer", sa.String(length=255), nullable=False),
         sa.Column("subject", sa.String(length=255), nullable=False),
@@ -113,6 +126,21 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_grants_project_id"), ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["user_id"], ["users.id"], name=op.f("fk_grants_user_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_grants")),
+    )
+    with op.batch_alter_table("grants", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_grants_key_id"), ["key_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_grants_user_id"), ["user_id"], unique=False)
+
+    op.create_table(
+        "login_links",
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("user_id", sa.Integer(), nullable=False),
+        sa.Column("expires", sa.Double(), nullable=False),
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["user_id"], ["users.id"], name=op.f("fk_login_links_user_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_login_links")),
+        sa.UniqueConstraint("digest", name=op.f("uq_login_links_digest")),
     )
     op.create_table(
         "models",
@@ -269,6 +297,11 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_models_project_id"))
 
     op.drop_table("models")
+    op.drop_table("login_links")
+    with op.batch_alter_table("grants", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_grants_user_id"))
+        batch_op.drop_index(batch_op.f("ix_grants_key_id"))
+
     op.drop_table("grants")
     op.drop_table("environments")
     op.drop_table("deployments")
@@ -277,6 +310,7 @@ def downgrade() -> None:
 
     op.drop_table("audit")
     op.drop_table("users")
+    op.drop_table("sign_ins")
     op.drop_table("projects")
     op.drop_table("keys")
     # ### end Alembic commands ###
