@@ -85,8 +85,18 @@ class Workloads:
             raise invalid("\n".join(problems))
         spec = replace(spec, models=tuple(model for model, _ in models))
         runs_code = any(version.runs_code for _, versions in models for version in versions.values())
-        keys = _key_lines(session, project_id, spec.name) if spec.keys else ()
+        keys = self.key_lines(session, project_id, spec.name) if spec.keys else ()
         return Named(spec, tuple(models), python, keys, runs_code)
+
+    def key_lines(self, session: Session, project_id: int, name: str) -> tuple[str, ...]:
+        """Return the lines of the file of API keys of a deployment's servers."""
+        query = (
+            select(ServerKeyRow)
+            .join(DeploymentRow, DeploymentRow.id == ServerKeyRow.deployment_id)
+            .where(DeploymentRow.project_id == project_id, DeploymentRow.name == name)
+            .order_by(ServerKeyRow.id)
+        )
+        return tuple(f"{key.name} {','.join(key.scopes)} sha256:{key.digest}" for key in session.scalars(query))
 
     def workload(self, project: str, revision: int, named: Named) -> Workload:
         """Return a workload, whose files are not placed yet. Reads configurations from the store.
@@ -203,15 +213,3 @@ def _versions(
         elif number not in ready:
             problems.append(f"models: version {number} of '{model.name}' is {rows[number].state}, expected ready")
     return replace(model, versions=numbers), {number: rows[number] for number in numbers if number in rows}
-
-
-def _key_lines(session: Session, project_id: int, name: str) -> tuple[str, ...]:
-    query = (
-        select(ServerKeyRow)
-        .join(DeploymentRow, DeploymentRow.id == ServerKeyRow.deployment_id)
-        .where(DeploymentRow.project_id == project_id, DeploymentRow.name == name)
-        .order_by(ServerKeyRow.id)
-    )
-    return tuple(f"{key.name} {','.join(key.scopes)} sha256:{key.digest}" for key in session.scalars(query))
-
-
