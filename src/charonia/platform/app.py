@@ -14,13 +14,18 @@ from starlette.exceptions import HTTPException
 
 from charonia import __version__
 from charonia.core.errors import Code, RefusalKind, ServingError
+from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
+from charonia.platform.deployments import routes as deployment_routes
+from charonia.platform.deployments.service import Deployments
+from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.openapi import OPENAPI_PATH, describe
 from charonia.platform.people import login, routes
 from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.headers import SecurityHeaders
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
+from charonia.platform.targets.local import LocalTarget
 from charonia.platform.tasks.runner import TaskRunner
 
 _log = logging.getLogger(__name__)
@@ -49,12 +54,21 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.database or f"sqlite:///{settings.data / 'platform.sqlite'}")
     database.migrate()
-    platform = Platform(settings, database, TaskRunner(database, settings.data / "tasks", {}))
+    store = open_artifacts(settings.artifacts, settings.data)
+    target = LocalTarget(settings.data / "deployments", settings.ports)
+    platform = Platform(
+        settings,
+        database,
+        TaskRunner(database, settings.data / "tasks", {}),
+        Deployments(database, {target.name: target}, Workloads(settings.data, store)),
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         platform.tasks.start()
+        platform.deployments.start()
         yield
+        platform.deployments.close()
         platform.tasks.close()
         database.close()
 
@@ -69,6 +83,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     app.state.platform = platform
     app.include_router(login.router)
     app.include_router(routes.router)
+    app.include_router(deployment_routes.router)
     describe(app)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
     for kind, handler in _HANDLERS.items():

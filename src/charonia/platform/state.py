@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from charonia.platform.database.connection import Database
+from charonia.platform.deployments.service import Deployments
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.tasks.runner import TaskRunner
 
@@ -17,6 +18,7 @@ class Platform:
     settings: PlatformSettings
     database: Database
     tasks: TaskRunner
+    deployments: Deployments
 
 
 def _platform(request: Request) -> Platform:
