@@ -137,10 +137,9 @@ INTERNAL = {
         "platform.state",
         "platform.tasks",
     },
-    "platform.targets": {"core", "config", "client", "die_with_parent", "platform.deployments.spec"},
+    "platform.targets": {"core", "config", "platform.deployments.spec"},
     "platform.deployments": {"core", "config", "client"}
-    | {"platform.database", "platform.people", "platform.state", "platform.tasks", "platform.models"}
-    | {"platform.targets"},
+    | {"platform.artifacts", "platform.database", "platform.people", "platform.state", "platform.targets"},
     "platform.jobs": {"core", "config", "platform.database", "platform.people", "platform.state", "platform.tasks"},
     "platform.console": {"__version__", "core", "config", "client", "platform"},
     "platform": {"__version__", "core", "config", "client", "platform", "stores"},
@@ -231,7 +230,7 @@ def is_within(name: str, allowed: set[str]) -> bool:
 
 def sources(room: str) -> list[Path]:
     folder = SOURCE / room.replace(".", "/")
-    if room == "server":
+    if room in ("server", "platform"):
         return sorted(folder.glob("*.py"))
     return sorted(folder.rglob("*.py")) or [folder.with_suffix(".py")]
 

@@ -20,6 +20,9 @@ from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.console import routes as console
 from charonia.platform.console.pages import plain_page, wants_page
 from charonia.platform.database.connection import Database
+from charonia.platform.deployments import routes as deployments
+from charonia.platform.deployments.service import Deployments
+from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.environments import catalog as environments_catalog
 from charonia.platform.environments import routes as environments
 from charonia.platform.models import routes as models
@@ -31,6 +34,7 @@ from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.headers import SecurityHeaders
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
+from charonia.platform.targets.local import LocalTarget
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import Handler, TaskRunner
 
@@ -64,12 +68,16 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         VersionTasks(database, artifacts, uploads, settings.data / "environments")
     )
     runner = TaskRunner(database, settings.data / "tasks", handlers)
-    platform = Platform(settings, database, runner, artifacts, uploads)
+    target = LocalTarget(settings.data / "deployments", settings.ports)
+    served = Deployments(database, {target.name: target}, Workloads(settings.data, artifacts))
+    platform = Platform(settings, database, runner, artifacts, uploads, served)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         platform.tasks.start()
+        platform.deployments.start()
         yield
+        platform.deployments.close()
         platform.tasks.close()
         database.close()
 
@@ -82,7 +90,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.platform = platform
-    for each in (login, people, models, environments, tasks, console):
+    for each in (login, people, models, deployments, environments, tasks, console):
         app.include_router(each.router)
     describe(app)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)

@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database
+from charonia.platform.deployments.service import Deployments
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.tasks.runner import TaskRunner
 
@@ -21,6 +22,7 @@ class Platform:
     tasks: TaskRunner
     artifacts: ArtifactStore
     uploads: UploadFolder
+    deployments: Deployments
 
 
 def _platform(request: Request) -> Platform:
