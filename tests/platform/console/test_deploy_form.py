@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from starlette.datastructures import FormData
 
 from charonia.core.errors import ServingError
 from charonia.platform.console.deploy_form import by_field, document, form_of, with_version
@@ -31,14 +30,21 @@ SPEC: dict[str, Any] = {
 }
 
 
-def sent(form: dict[str, Any]) -> FormData:
+def fields(*pairs: tuple[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def sent(form: dict[str, Any]) -> dict[str, list[str]]:
     """Return what a browser sends for a form that is filled in so."""
-    fields = [(key, str(value)) for key, value in form.items() if key not in ("models", "keys")]
-    fields += [("keys", "yes")] if form["keys"] else []
+    pairs = [(key, str(value)) for key, value in form.items() if key not in ("models", "keys")]
+    pairs += [("keys", "yes")] if form["keys"] else []
     for index, model in enumerate(form["models"]):
-        fields += [("model", model["name"]), *((f"{index}.version", str(each)) for each in model["chosen"])]
-        fields += [(f"{index}.{key}", str(value)) for key, value in model.items() if key not in ("name", "chosen")]
-    return FormData(fields)
+        pairs += [("model", model["name"]), *((f"{index}.version", str(each)) for each in model["chosen"])]
+        pairs += [(f"{index}.{key}", str(value)) for key, value in model.items() if key not in ("name", "chosen")]
+    return fields(*pairs)
 
 
 def test_a_specification_survives_the_form() -> None:
@@ -48,7 +54,7 @@ def test_a_specification_survives_the_form() -> None:
 
 
 def test_an_empty_form_asks_for_the_defaults() -> None:
-    assert document(FormData([("name", " reader "), ("model", "detection"), ("cpu_cores", "")])) == {
+    assert document(fields(("name", " reader "), ("model", "detection"), ("cpu_cores", ""))) == {
         "name": "reader",
         "target": "local",
         "environment": "",
@@ -59,7 +65,7 @@ def test_an_empty_form_asks_for_the_defaults() -> None:
 
 
 def test_texts_that_cannot_be_read_are_all_said_by_field() -> None:
-    form = FormData([("model", "a"), ("0.weights", "1=90, two"), ("0.config", "{"), ("model", "b"), ("1.config", "3")])
+    form = fields(("model", "a"), ("0.weights", "1=90, two"), ("0.config", "{"), ("model", "b"), ("1.config", "3"))
 
     with pytest.raises(ServingError) as caught:
         document(form)
@@ -68,9 +74,9 @@ def test_texts_that_cannot_be_read_are_all_said_by_field() -> None:
 
 
 def test_what_the_specification_refuses_is_said_at_its_field() -> None:
-    fields = [("name", "Reader!"), ("model", "a"), ("0.max_batch_size", "many"), ("cpu_cores", "-1"), ("gpus", "x")]
+    form = fields(("name", "Reader!"), ("model", "a"), ("0.max_batch_size", "many"), ("cpu_cores", "-1"), ("gpus", "x"))
     with pytest.raises(ServingError) as caught:
-        read_spec(document(FormData(fields)))
+        read_spec(document(form))
 
     assert by_field(caught.value.message).keys() == {"name", "0.max_batch_size", "cpu_cores", "gpus"}
 

@@ -3,45 +3,42 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from charonia.core.errors import invalid
 
 _WEIGHT = re.compile(r"\s*(\d+)\s*[=:]\s*([0-9.]+)\s*%?\s*")
 
 
-class SentForm(Protocol):
-    """Fields of a form; a name may have several values."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a field."""
-        ...
-
-    def getlist(self, name: str) -> list[Any]:
-        """Return all values of a field."""
-        ...
+FormFields = Mapping[str, Sequence[str]]
+"""What a browser sends: for each field its values, one for most."""
 
 
-def document(sent: SentForm) -> dict[str, Any]:
+def text_of(sent: FormFields, name: str) -> str:
+    """Return the value of a field, "" where it was not sent."""
+    return (sent.get(name) or [""])[0].strip()
+
+
+def document(sent: FormFields) -> dict[str, Any]:
     """Return the specification that a form asks for, as plain values.
 
     Raises:
         ServingError: INVALID_ARG for texts that cannot be read, a line each that begins with the field.
     """
     problems: list[str] = []
-    models = [_model(sent, index, name, problems) for index, name in enumerate(sent.getlist("model"))]
+    models = [_model(sent, index, name, problems) for index, name in enumerate(sent.get("model", ()))]
     device = _without_empty({key: number(sent, key) for key in ("cpu_cores", "memory_mib")})
-    gpus = str(sent.get("gpus", "")).replace(",", " ").split()
+    gpus = text_of(sent, "gpus").replace(",", " ").split()
     if problems:
         raise invalid("\n".join(problems))
     found = {
-        "name": str(sent.get("name", "")).strip(),
-        "target": sent.get("target") or "local",
-        "environment": sent.get("environment", ""),
+        "name": text_of(sent, "name"),
+        "target": text_of(sent, "target") or "local",
+        "environment": text_of(sent, "environment"),
         "models": models,
         "device": device | ({"gpus": [int(each) if each.isdecimal() else each for each in gpus]} if gpus else {}),
         "replicas": _without_empty({"min": number(sent, "replicas_min"), "max": number(sent, "replicas_max")}) or 1,
-        "keys": bool(sent.get("keys")),
+        "keys": bool(text_of(sent, "keys")),
         "ready_within_s": number(sent, "ready_within_s"),
     }
     return {key: value for key, value in found.items() if value not in (None, {})}
@@ -109,9 +106,9 @@ def with_version(model: Mapping[str, Any], number: int, present: Sequence[int]) 
     return {**model, "versions": sorted([*present, number]), "traffic": traffic}
 
 
-def number(sent: SentForm, name: str) -> Any:
+def number(sent: FormFields, name: str) -> Any:
     """Return a number of the form, None for an empty field; what is none comes back as it is."""
-    text = str(sent.get(name, "") or "").strip()
+    text = text_of(sent, name)
     if not text:
         return None
     try:
@@ -124,18 +121,18 @@ def number(sent: SentForm, name: str) -> Any:
         return text
 
 
-def _model(sent: SentForm, index: int, name: str, problems: list[str]) -> dict[str, Any]:
+def _model(sent: FormFields, index: int, name: str, problems: list[str]) -> dict[str, Any]:
     def of(field: str) -> Any:
         return number(sent, f"{index}.{field}")
 
-    versions = [int(text) for text in sent.getlist(f"{index}.version") if str(text).isdecimal()]
+    versions = [int(text) for text in sent.get(f"{index}.version", ()) if text.isdecimal()]
     instances = _without_empty({"min": of("instances_min"), "max": of("instances_max")})
     batching = _without_empty(
         {"max_batch_size": of("max_batch_size"), "max_queue_delay_microseconds": of("max_queue_delay_us")}
     )
     config = _json(sent, f"{index}.config", problems)
     traffic = _json(sent, f"{index}.traffic", problems)
-    weights = _weights(str(sent.get(f"{index}.weights", "")), f"{index}.weights", problems)
+    weights = _weights(text_of(sent, f"{index}.weights"), f"{index}.weights", problems)
     traffic = {key: value for key, value in traffic.items() if key != "weights"} | (
         {"weights": weights} if weights else {}
     )
@@ -179,8 +176,8 @@ def _weights(text: str, field: str, problems: list[str]) -> dict[str, float]:
     return found
 
 
-def _json(sent: SentForm, field: str, problems: list[str]) -> dict[str, Any]:
-    text = str(sent.get(field, "") or "").strip()
+def _json(sent: FormFields, field: str, problems: list[str]) -> dict[str, Any]:
+    text = text_of(sent, field)
     if not text:
         return {}
     try:

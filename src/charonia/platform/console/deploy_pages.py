@@ -1,17 +1,16 @@
 """The form by which deployments are made and changed, with what would change and whether it fits."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from starlette.datastructures import FormData
 
 from charonia.core.errors import Code, ServingError
-from charonia.platform.console.deploy_form import by_field, document, form_of, with_version
+from charonia.platform.console.deploy_form import FormFields, by_field, document, form_of, text_of, with_version
 from charonia.platform.console.deployment_pages import as_file
-from charonia.platform.console.pages import INVALID, OnPage, Visit, go
+from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
 from charonia.platform.database.tables import ModelRow, ProjectRow, VersionRow
 from charonia.platform.environments import catalog
 from charonia.platform.people import projects
@@ -23,13 +22,6 @@ LISTED_MAX = 200
 
 VERSIONS_MAX = 12
 """Versions of a model that it offers: the newest, and those that are chosen."""
-
-
-async def _sent(request: Request) -> FormData:
-    return await request.form()
-
-
-Sent = Annotated[FormData, Depends(_sent)]
 
 
 @router.get("/new")
@@ -54,20 +46,20 @@ def redraw(visit: OnPage, sent: Sent, name: str = "") -> Response:
 @router.post("/check")
 def check(visit: OnPage, sent: Sent) -> Response:
     """Say what would change, and whether it fits."""
-    values = {"check": _checked(visit, sent), "name": "", "existing": bool(sent.get("existing"))}
+    values = {"check": _checked(visit, sent), "name": "", "existing": bool(text_of(sent, "existing"))}
     return visit.show("deploy_form.html", values, block="check")
 
 
 @router.get("/{name}/change")
 def show_change(visit: OnPage, name: str, model: str = "", version: int = 0) -> Response:
     """Show the form to change a deployment, with a version more if one is named."""
-    view = visit.platform.deployments.get(visit.who, visit.project, name)
+    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
     spec = {**view.spec}
     if model:
         spec["models"] = [
             with_version(each, version, _numbers(each)) if each["name"] == model else each for each in spec["models"]
         ]
-    plan = visit.platform.deployments.plan(visit.who, visit.project, spec)
+    plan = visit.platform.deployments.changes.plan(visit.who, visit.project, spec)
     shown = {"problems": plan.problems, "changes": plan.changes, "hints": _hints(spec), "document": as_file(plan.spec)}
     return _form(visit, name, {**form_of(spec), "after": view.revision}, check=shown)
 
@@ -78,17 +70,19 @@ def change(visit: OnPage, name: str, sent: Sent) -> Response:
     return _save(visit, sent, name)
 
 
-def _save(visit: Visit, sent: FormData, name: str) -> Response:
-    if sent.get("add"):  # Enter in the field of a model to add
+def _save(visit: Visit, sent: FormFields, name: str) -> Response:
+    if text_of(sent, "add"):  # Enter in the field of a model to add
         return _redrawn(visit, sent, name)
     deployments = visit.platform.deployments
-    note = str(sent.get("note", "")).strip()
+    note = text_of(sent, "note")
     try:
         value = document(sent)
         if name:
-            deployments.change(visit.who, visit.project, value, note=note, revision=int(str(sent.get("after") or 0)))
+            deployments.changes.change(
+                visit.who, visit.project, value, note=note, revision=int(text_of(sent, "after") or 0)
+            )
         else:
-            deployments.create(visit.who, visit.project, value, note=note)
+            deployments.changes.create(visit.who, visit.project, value, note=note)
     except ServingError as error:
         problems = by_field(error.message)
         if error.code is Code.ALREADY_EXISTS:
@@ -98,15 +92,15 @@ def _save(visit: Visit, sent: FormData, name: str) -> Response:
 
 
 def _redrawn(
-    visit: Visit, sent: FormData, name: str, *, problems: Mapping[str, str] | None = None, status: int = 200
+    visit: Visit, sent: FormFields, name: str, *, problems: Mapping[str, str] | None = None, status: int = 200
 ) -> Response:
     """Return the form as it was sent, with a model more or less."""
-    form: dict[str, Any] = {**{key: value for key, value in sent.items() if isinstance(value, str)}}
-    form["models"] = [_as_sent(sent, index, each) for index, each in enumerate(sent.getlist("model"))]
-    form["keys"] = bool(sent.get("keys"))
-    form["models"] = [each for each in form["models"] if each["name"] != sent.get("leave")]
+    form: dict[str, Any] = {key: values[0] for key, values in sent.items() if values}
+    form["models"] = [_as_sent(sent, index, each) for index, each in enumerate(sent.get("model", ()))]
+    form["keys"] = bool(text_of(sent, "keys"))
+    form["models"] = [each for each in form["models"] if each["name"] != text_of(sent, "leave")]
     problems = dict(problems or {})
-    added = str(sent.get("add", "")).strip()
+    added = text_of(sent, "add")
     if added and added in [each["name"] for each in form["models"]]:
         problems["models"] = f"'{added}' is there already"
     elif added:
@@ -118,24 +112,24 @@ def _redrawn(
     return _form(visit, name, form, check=_checked(visit, sent), problems=problems, block="form", status=status)
 
 
-def _as_sent(sent: FormData, index: int, name: Any) -> dict[str, Any]:
-    fields = form_of({"models": [{"name": name}]})["models"][0]
+def _as_sent(sent: FormFields, index: int, name: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = form_of({"models": [{"name": name}]})["models"][0]
     for key in fields.keys() - {"name", "chosen", "has_more"}:
-        fields[key] = sent.get(f"{index}.{key}", "")
-    fields["chosen"] = [int(str(number)) for number in sent.getlist(f"{index}.version")]
+        fields[key] = text_of(sent, f"{index}.{key}")
+    fields["chosen"] = [int(number) for number in sent.get(f"{index}.version", ()) if number.isdecimal()]
     fields["has_more"] = any(fields[key] for key in fields.keys() - {"name", "chosen", "has_more"})
     return fields
 
 
-def _checked(visit: Visit, sent: FormData) -> dict[str, Any]:
+def _checked(visit: Visit, sent: FormFields) -> dict[str, Any]:
     """Return what the specification of a form would change."""
-    if not sent.getlist("model"):
+    if not sent.get("model", ()):
         return _nothing()
     try:
         value = document(sent)
         if not value["name"]:
             return {**_nothing(), "hints": ["Give it a name to see what will run."]}
-        plan = visit.platform.deployments.plan(visit.who, visit.project, value)
+        plan = visit.platform.deployments.changes.plan(visit.who, visit.project, value)
     except ServingError as error:
         return {**_nothing(), "problems": error.message.splitlines()}
     return {
@@ -188,7 +182,7 @@ def _form(
         "form": {"after": 0, "note": "", **form},
         "known": [each for each in known if each not in offered],
         "environments": choices,
-        "targets": [(each, each) for each in visit.platform.deployments.targets()],
+        "targets": [(each, each) for each in visit.platform.deployments.targets],
         "save": visit.path("deployments", name, "change") if name else visit.path("deployments", "new"),
         "redraw": visit.path("deployments", "form") + (f"?name={name}" if name else ""),
     }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from charonia.platform.console.text import figure, percent, size_text
-from charonia.platform.deployments.figures import Figures, Point
+from charonia.platform.deployments.figures import Figures, FiguresPoint
 from charonia.platform.deployments.views import DeploymentView
 
 CHARTS = (
@@ -79,7 +79,7 @@ def device_text(view: DeploymentView) -> str:
     return f"{cores} core{'' if cores == 1 else 's'}" if cores else "CPU"
 
 
-def tiles(point: Point | None) -> Sequence[tuple[str, str, str]]:
+def tiles(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
     """Return name, value and what stands below it of each tile."""
     if point is None:
         names = ("Requests", "p50", "p99", "Errors", "Queue", "Batch size", "Instances", "Memory")
@@ -101,7 +101,7 @@ def tiles(point: Point | None) -> Sequence[tuple[str, str, str]]:
     return found
 
 
-def charts(points: Sequence[Point]) -> dict[str, Any]:
+def charts(points: Sequence[FiguresPoint]) -> dict[str, Any]:
     """Return the series of all charts, with their times."""
 
     def by_version(value: Callable[[Figures], float | None]) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def charts(points: Sequence[Point]) -> dict[str, Any]:
             for name in names
         ]
 
-    def of_all(*series: tuple[str, Callable[[Point], float | None]]) -> list[dict[str, Any]]:
+    def of_all(*series: tuple[str, Callable[[FiguresPoint], float | None]]) -> list[dict[str, Any]]:
         return [{"label": label, "values": [value(point) for point in points]} for label, value in series]
 
     found = {
@@ -134,12 +134,12 @@ def charts(points: Sequence[Point]) -> dict[str, Any]:
     return {"times": [point.time for point in points], "charts": found}
 
 
-def has_gpu(point: Point | None) -> bool:
+def has_gpu(point: FiguresPoint | None) -> bool:
     """Whether the machine of a deployment has a GPU."""
     return point is not None and point.gpu_utilization is not None
 
 
-def busiest(points: Sequence[Point]) -> list[str]:
+def busiest(points: Sequence[FiguresPoint]) -> list[str]:
     """Return the versions that are there now, the busiest ones if there are many, by name."""
     if not points:
         return []

@@ -29,7 +29,7 @@ Number = Annotated[int, Form()]
 @router.get("")
 def show_all(visit: OnPage, offset: int = 0) -> Response:
     """List deployments."""
-    found, total = visit.platform.deployments.list(visit.who, visit.project, limit=ROWS_MAX, offset=offset)
+    found, total = visit.platform.deployments.reads.list(visit.who, visit.project, limit=ROWS_MAX, offset=offset)
     with visit.platform.database.reading() as session:
         has_models = bool(found) or session.scalar(select(ModelRow.id).limit(1)) is not None
     values = {
@@ -43,7 +43,7 @@ def show_all(visit: OnPage, offset: int = 0) -> Response:
 @router.get("/{name}")
 def show(visit: OnPage, name: str) -> Response:
     """Show one deployment with its figures."""
-    view = visit.platform.deployments.get(visit.who, visit.project, name)
+    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
     values = {
         "tiles": shown.tiles(view.figures),
         "charts": shown.CHARTS + (shown.GPU_CHARTS if shown.has_gpu(view.figures) else ()),
@@ -56,7 +56,7 @@ def show(visit: OnPage, name: str) -> Response:
 @router.get("/{name}/figures")
 def figures(visit: OnPage, name: str) -> dict[str, Any]:
     """Return what the charts show."""
-    points = visit.platform.deployments.figures(visit.who, visit.project, name, now() - HISTORY_S)
+    points = visit.platform.deployments.reads.figures(visit.who, visit.project, name, now() - HISTORY_S)
     return {"now": now(), **shown.charts(points)}
 
 
@@ -64,8 +64,8 @@ def figures(visit: OnPage, name: str) -> dict[str, Any]:
 def revisions(visit: OnPage, name: str, offset: int = 0) -> Response:
     """List the revisions of a deployment."""
     deployments = visit.platform.deployments
-    view = deployments.get(visit.who, visit.project, name)
-    found, total = deployments.revisions(visit.who, visit.project, name, limit=ROWS_MAX, offset=offset)
+    view = deployments.reads.get(visit.who, visit.project, name)
+    found, total = deployments.reads.revisions(visit.who, visit.project, name, limit=ROWS_MAX, offset=offset)
     values = {"revisions": found, "pages": visit.pages(offset, total - offset)}
     return page(visit, view, "revisions.html", "revisions", values)
 
@@ -74,8 +74,8 @@ def revisions(visit: OnPage, name: str, offset: int = 0) -> Response:
 def revision(visit: OnPage, name: str, number: int) -> Response:
     """Show a revision as a file."""
     deployments = visit.platform.deployments
-    view = deployments.get(visit.who, visit.project, name)
-    found = deployments.revision(visit.who, visit.project, name, number)
+    view = deployments.reads.get(visit.who, visit.project, name)
+    found = deployments.reads.revision(visit.who, visit.project, name, number)
     text = as_file(found.spec)
     lines = difference(text, as_file(view.spec)) if number != view.revision else []
     values = {"revision": found, "document": text, "differences": lines}
@@ -86,11 +86,11 @@ def revision(visit: OnPage, name: str, number: int) -> Response:
 def explain(visit: OnPage, name: str) -> Response:
     """Show what the server says about each model: what limits it, and what to change."""
     deployments = visit.platform.deployments
-    view = deployments.get(visit.who, visit.project, name)
+    view = deployments.reads.get(visit.who, visit.project, name)
     sections, problem = [], ""
     for model in view.spec.get("models", ()) if view.http else ():
         try:
-            document = deployments.explain(visit.who, visit.project, name, model["name"])
+            document = deployments.servers.explain(visit.who, visit.project, name, model["name"])
             sections.append((f"{document['model_name']}, version {document['model_version']}", _explained(document)))
         except ServingError as error:
             problem = error.message
@@ -100,43 +100,43 @@ def explain(visit: OnPage, name: str) -> Response:
 @router.get("/{name}/log")
 def log(visit: OnPage, name: str) -> Response:
     """Show the end of the log."""
-    view = visit.platform.deployments.get(visit.who, visit.project, name)
-    text = visit.platform.deployments.log(visit.who, visit.project, name, lines=LOG_LINES)
+    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
+    text = visit.platform.deployments.servers.log(visit.who, visit.project, name, lines=LOG_LINES)
     return page(visit, view, "deployment_log.html", "log", {"log": text, "lines": LOG_LINES})
 
 
 @router.get("/{name}/try")
 def try_it(visit: OnPage, name: str) -> Response:
     """Show the form to try the models."""
-    view = visit.platform.deployments.get(visit.who, visit.project, name)
+    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
     return page(visit, view, "try.html", "try", {})
 
 
 @router.post("/{name}/rollback")
 def roll_back(visit: OnPage, name: str, revision: Number, after: Number) -> Response:
     """Go back to an earlier revision, unless somebody has made a newer one since the page was made."""
-    visit.platform.deployments.rollback(visit.who, visit.project, name, to=revision, revision=after)
+    visit.platform.deployments.changes.rollback(visit.who, visit.project, name, to=revision, revision=after)
     return go(visit.path("deployments", name, "revisions"))
 
 
 @router.post("/{name}/stop")
 def stop(visit: OnPage, name: str) -> Response:
     """End the servers."""
-    visit.platform.deployments.stop(visit.who, visit.project, name)
+    visit.platform.deployments.changes.stop(visit.who, visit.project, name)
     return go(visit.path("deployments", name))
 
 
 @router.post("/{name}/start")
 def start(visit: OnPage, name: str) -> Response:
     """Start the servers again."""
-    visit.platform.deployments.begin(visit.who, visit.project, name)
+    visit.platform.deployments.changes.start(visit.who, visit.project, name)
     return go(visit.path("deployments", name))
 
 
 @router.post("/{name}/remove")
 def remove(visit: OnPage, name: str) -> Response:
     """End a deployment for good."""
-    visit.platform.deployments.remove(visit.who, visit.project, name)
+    visit.platform.deployments.changes.remove(visit.who, visit.project, name)
     return go(visit.path("deployments"))
 
 
@@ -152,7 +152,7 @@ def as_file(spec: Any) -> str:
 
 def _servers(visit: Visit, name: str) -> Any:
     try:
-        return visit.platform.deployments.observe(visit.who, visit.project, name).replicas
+        return visit.platform.deployments.servers.observe(visit.who, visit.project, name).replicas
     except ServingError:
         return ()
 

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Form, Query, Response
 from charonia.config import pbtxt
 from charonia.config.json_form import from_json
 from charonia.core.errors import ServingError, invalid
+from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.environment_choice import suggested
-from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Visit, go, problems_of
+from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
 from charonia.platform.environments import catalog
 from charonia.platform.models import arrival, registry
 from charonia.platform.models.records import (
@@ -25,13 +26,15 @@ from charonia.platform.models.records import (
     VersionReport,
 )
 from charonia.platform.models.registry import ModelDetails
-from charonia.platform.models.sources import VersionSource
+from charonia.platform.models.sources import SourceKind, VersionSource
 from charonia.platform.people import projects
 
 router = APIRouter(prefix="/p/{project}/models")
 
 WAYS = (("upload", "Upload"), ("store", "Object store"), ("folder", "Folder"), ("mlflow", "MLflow"))
 """Where a model may come from: what addresses call it, and the title."""
+
+_KINDS: Mapping[str, SourceKind] = {"folder": "folder", "mlflow": "mlflow"}
 
 ENVIRONMENTS_MAX = 200
 
@@ -64,15 +67,16 @@ def show_form(visit: OnPage, model: str = "", way: Annotated[str, Query(alias="f
 
 
 @router.post("/add")
-def add(visit: OnPage, source: Field = "", name: Field = "", notes: Field = "", tracking_uri: Field = "") -> Response:
+def add(visit: OnPage, sent: Sent) -> Response:
     """Add a version from an address, a folder or MLflow."""
-    way = str(visit.form.get("from", "store"))
+    way, source, name, notes, tracking_uri = (
+        text_of(sent, field) for field in ("from", "source", "name", "notes", "tracking_uri")
+    )
     form = {**_FORM, "name": name, "notes": notes, "source": source, "tracking_uri": tracking_uri}
-    kind = {"folder": "folder", "mlflow": "mlflow"}.get(way, "address")
-    wanted = name.strip() or name_of(source, way)
+    wanted = name or name_of(source, way)
     try:
         with visit.platform.database.transaction() as session:
-            place = VersionSource(kind, source.strip(), server=tracking_uri.strip())  # type: ignore[arg-type]
+            place = VersionSource(_KINDS.get(way, "address"), source, server=tracking_uri)
             added = arrival.add(session, visit.platform.uploads, visit.who, visit.project, wanted, place, notes)
     except ServingError as error:
         field = "name" if error.message.startswith(("model", "name")) else "source"
@@ -157,7 +161,7 @@ def deploy(visit: OnPage, name: str, number: int) -> Response:
         "environment": suggested(version.report, environments),
         "models": [{"name": name, "versions": [number]}],
     }
-    plan = visit.platform.deployments.create(visit.who, visit.project, value)
+    plan = visit.platform.deployments.changes.create(visit.who, visit.project, value)
     return go(visit.path("deployments", plan.spec["name"]))
 
 

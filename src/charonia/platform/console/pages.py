@@ -130,6 +130,15 @@ OnPage = Annotated[Visit, Depends()]
 """Who looks at which project, as a parameter of a route."""
 
 
+async def _sent(request: Request) -> dict[str, list[str]]:
+    form = await request.form()
+    return {name: [value for value in form.getlist(name) if isinstance(value, str)] for name in form}
+
+
+Sent = Annotated[dict[str, list[str]], Depends(_sent)]
+"""The fields of a form, as a parameter of a route."""
+
+
 def go(path: str) -> Response:
     """Return the response that makes a form lead to another page."""
     return Response(status_code=204, headers={"HX-Redirect": path})

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form, Request, Response
-from starlette.datastructures import FormData
+from fastapi import APIRouter, Form, Response
 
 from charonia.core.errors import ServingError
 from charonia.platform.console import deployment_figures as shown
-from charonia.platform.console.deploy_form import number
+from charonia.platform.console.deploy_form import FormFields, number, text_of
 from charonia.platform.console.deployment_pages import page
-from charonia.platform.console.pages import INVALID, OnPage, Visit
+from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit
 from charonia.platform.console.text import figure, percent
 from charonia.platform.deployments.figures import Figures
 from charonia.platform.deployments.views import DeploymentView
@@ -27,11 +26,6 @@ _PLAN = {
 }
 
 
-async def _sent(request: Request) -> FormData:
-    return await request.form()
-
-
-Sent = Annotated[FormData, Depends(_sent)]
 Model = Annotated[str, Form()]
 
 
@@ -45,9 +39,9 @@ def show(visit: OnPage, name: str, model: str = "") -> Response:
 def set_weights(visit: OnPage, name: str, model: Model, sent: Sent) -> Response:
     """Split requests by weights."""
     weights = {key.removeprefix("weight-"): number(sent, key) or 0 for key in sent if key.startswith("weight-")}
-    change = {"weights": weights, "sticky": sent.get("sticky", "")}
+    change = {"weights": weights, "sticky": text_of(sent, "sticky")}
     try:
-        visit.platform.deployments.set_traffic(visit.who, visit.project, name, model, change)
+        visit.platform.deployments.servers.set_traffic(visit.who, visit.project, name, model, change)
     except ServingError as error:
         return _page(visit, name, model, block="split", status=INVALID, problems={"split": error.message})
     return _page(visit, name, model, block="split", said="The next requests are split so.")
@@ -56,21 +50,21 @@ def set_weights(visit: OnPage, name: str, model: Model, sent: Sent) -> Response:
 @router.post("/canary")
 def canary(visit: OnPage, name: str, model: Model, sent: Sent) -> Response:
     """Begin a canary plan, or do something with the one that runs."""
-    action = str(sent.get("action", ""))
+    action = text_of(sent, "action")
     try:
         change = {"canary": _plan(sent)} if action == "begin" else {"action": action}
-        visit.platform.deployments.set_traffic(visit.who, visit.project, name, model, change)
+        visit.platform.deployments.servers.set_traffic(visit.who, visit.project, name, model, change)
     except ServingError as error:
-        form = {**_PLAN, **{key: value for key, value in sent.items() if key in _PLAN}}
+        form = {**_PLAN, **{key: text_of(sent, key) for key in sent if key in _PLAN}}
         return _page(visit, name, model, block="canary", status=INVALID, form=form, problems={"canary": error.message})
     return _page(visit, name, model, block="canary")
 
 
-def _plan(sent: FormData) -> dict[str, Any]:
+def _plan(sent: FormFields) -> dict[str, Any]:
     """Return a plan as the server takes it; what is no number, the server refuses in its own words."""
-    steps = [_number(part) for part in str(sent.get("steps", "")).replace("%", "").split(",") if part.strip()]
+    steps = [_number(part) for part in text_of(sent, "steps").replace("%", "").split(",") if part.strip()]
     plan = {key: number(sent, key) for key in ("version", "step_seconds", "samples_min", "p99_ratio_max")}
-    return {**plan, "steps": steps, "checks_errors": bool(sent.get("checks_errors"))}
+    return {**plan, "steps": steps, "checks_errors": bool(text_of(sent, "checks_errors"))}
 
 
 def _number(text: str) -> Any:
@@ -82,7 +76,7 @@ def _number(text: str) -> Any:
 
 def _page(visit: Visit, name: str, model: str, *, block: str = "", status: int = 200, **values: Any) -> Response:
     deployments = visit.platform.deployments
-    view = deployments.get(visit.who, visit.project, name)
+    view = deployments.reads.get(visit.who, visit.project, name)
     names = [each["name"] for each in view.spec.get("models", ())]
     chosen = model if model in names else names[0] if names else ""
     context: dict[str, Any] = {"models": names, "model": None, "problem": "", "said": "", "form": _PLAN, "query": ""}
@@ -90,7 +84,7 @@ def _page(visit: Visit, name: str, model: str, *, block: str = "", status: int =
         context["query"] = f"?model={chosen}"
     try:
         if view.http and chosen:
-            answer = deployments.traffic(visit.who, visit.project, name, chosen)
+            answer = deployments.servers.traffic(visit.who, visit.project, name, chosen)
             context["model"] = traffic_view(answer, view)
     except ServingError as error:
         context["problem"] = error.message
@@ -119,7 +113,7 @@ def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, A
         "shares_text": shares,
         "sticky": answer.get("sticky", ""),
         "canary": _canary(canary) if canary else None,
-        "canary_open": bool(canary) and canary["state"] in _OPEN,
+        "canary_open": canary is not None and canary["state"] in _OPEN,
         "candidates": newest_first,
         "history": [
             {"time": entry["time"].replace("T", " ").removesuffix("Z")[5:16], "text": entry["text"]}

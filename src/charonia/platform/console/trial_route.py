@@ -43,7 +43,7 @@ async def ask(visit: OnPage, request: Request, name: str, path: str) -> Response
         body += piece
         if len(body) > REQUEST_BYTES_MAX:
             return _too_large()
-    seen = await run_in_threadpool(visit.platform.deployments.observe, visit.who, visit.project, name)
+    seen = await run_in_threadpool(visit.platform.deployments.servers.observe, visit.who, visit.project, name)
     if not seen.http:
         raise unavailable(f"deployment '{name}' does not run", hint="start it, or wait until it is ready")
     headers = {key: value for key in _PASSED if (value := request.headers.get(key))}
@@ -70,7 +70,7 @@ def _answer(call: urllib.request.Request) -> Response:
 
 def _passed(answer: http.client.HTTPResponse | urllib.error.HTTPError, body: bytes) -> Response:
     headers = {key: value for key in _RETURNED if (value := answer.headers.get(key))}
-    return Response(body, answer.status, headers)
+    return Response(body, answer.status or 502, headers)
 
 
 def _too_large() -> Response:
