@@ -47,7 +47,7 @@ def show(visit: OnPage, name: str) -> Response:
     values = {
         "tiles": shown.tiles(view.figures),
         "charts": shown.CHARTS + (shown.GPU_CHARTS if shown.has_gpu(view.figures) else ()),
-        "servers": _servers(visit, name),
+        "servers": view.replicas,
         "facts": _facts(view),
     }
     return page(visit, view, "deployment.html", "", values)
@@ -148,13 +148,6 @@ def page(visit: Visit, view: DeploymentView, template: str, tab: str, values: di
 def as_file(spec: Any) -> str:
     """Return a specification as `charonia apply` reads it."""
     return yaml.safe_dump(json.loads(json.dumps(spec)), sort_keys=False, allow_unicode=True)
-
-
-def _servers(visit: Visit, name: str) -> Any:
-    try:
-        return visit.platform.deployments.servers.observe(visit.who, visit.project, name).replicas
-    except ServingError:
-        return ()
 
 
 def _facts(view: DeploymentView) -> list[tuple[str, str]]:

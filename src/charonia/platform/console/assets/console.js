@@ -101,6 +101,8 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("[data-goes]")) location.assign(event.target.value);
 });
 
+document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 // ---- logs: the end is in view unless somebody has scrolled up
 
 function followEnd(root) {
