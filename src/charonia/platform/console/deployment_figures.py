@@ -92,7 +92,7 @@ def tiles(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
         ("Errors", percent(share) if all_.requests_per_s else NONE, f"{figure(all_.errors_per_s)} per second"),
         ("Queue", figure(all_.pending), f"waiting, {ms_text(all_.queue_ms)} each" if all_.queue_ms else "waiting"),
         ("Batch size", figure(all_.batch_size) if all_.batch_size else NONE, "on average"),
-        ("Instances", figure(all_.instances), f"{figure(point.cpu_cores)} cores busy"),
+        ("Instances", figure(all_.instances) if all_.instances else NONE, f"{figure(point.cpu_cores)} cores busy"),
         ("Memory", size_text(point.memory_bytes), "of all processes"),
     ]
     if point.gpu_utilization is not None:
@@ -124,7 +124,7 @@ def charts(points: Sequence[FiguresPoint]) -> dict[str, Any]:
         "errors": by_version(lambda one: one.errors_per_s),
         "queue": by_version(lambda one: one.queue_ms),
         "batch": by_version(lambda one: one.batch_size),
-        "instances": by_version(lambda one: one.instances),
+        "instances": by_version(lambda one: one.instances or None),
         "memory": of_all(("all processes", lambda point: point.memory_bytes / _MB)),
         "cpu": of_all(("busy", lambda point: point.cpu_cores)),
     }
