@@ -111,7 +111,6 @@ INTERNAL = {
         "install_hint",
         "wire.example_inputs",
         "server.backends",
-        "server.files.forms",
     },
     "server.doctor": {"__version__", "install_hint", "core", "config", "server.options", "server.backends.registry"}
     | {"server.backends.tensorflow.options", "server.backends.tensorrtllm.options"}
