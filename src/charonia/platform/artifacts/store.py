@@ -1,13 +1,12 @@
 """The store of all files of models: a folder, or an object store with a folder of this machine before it."""
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from charonia.core.errors import ServingError, internal
+from charonia.core.errors import internal
 from charonia.platform.artifacts.blobs import BlobFolder
 from charonia.platform.artifacts.faults import disk_faults
 from charonia.platform.artifacts.manifest import Blob, Manifest, served_path, size

@@ -130,9 +130,7 @@ class UploadWriter:
             StorageFullError: There is no room for them; what was written before stays.
         """
         if self._position + len(piece) > self._size:
-            raise too_large(
-                f"upload: expected {self._size} bytes, as was said at its beginning, got more"
-            )
+            raise too_large(f"upload: expected {self._size} bytes, as was said at its beginning, got more")
         with disk_faults("upload", self._folder):
             if self._position - self._looked >= LOOK_BYTES:
                 self._looked = self._position

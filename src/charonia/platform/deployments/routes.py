@@ -206,9 +206,7 @@ def get_figures(
 
 
 @router.get(f"{NAMED}/log")
-def get_log(
-    project: str, name: str, here: Here, who: Caller, lines: Annotated[int, Query(ge=1, le=5000)] = 200
-) -> Log:
+def get_log(project: str, name: str, here: Here, who: Caller, lines: Annotated[int, Query(ge=1, le=5000)] = 200) -> Log:
     """Return the last lines of the log of the servers."""
     return Log(text=here.deployments.log(who, project, name, lines=lines))
 

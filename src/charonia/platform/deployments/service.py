@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database, now
-from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow, ServerKeyRow
+from charonia.platform.database.tables import DeploymentRow, RevisionRow, ServerKeyRow
 from charonia.platform.deployments.collector import Collector
 from charonia.platform.deployments.figures import Point
 from charonia.platform.deployments.reconciler import Reconciler
@@ -462,7 +462,9 @@ class Deployments:
         plan = ChangePlan(changed, problems, number, write_spec(named.spec), is_new=row is None)
         return plan, named, found.id
 
-    def _put(self, who: Principal, project: str, spec: DeploymentSpec, *, note: str, revision: int | None) -> ChangePlan:
+    def _put(
+        self, who: Principal, project: str, spec: DeploymentSpec, *, note: str, revision: int | None
+    ) -> ChangePlan:
         plan, named, project_id = self._planned(who, project, spec, ProjectRole.DEPLOYER)
         if named.runs_code:
             who.demand_code(project)
@@ -513,9 +515,7 @@ class Deployments:
             raise not_found(f"there is no deployment '{name}' in project '{project}'")
         return row[0], row[1]
 
-    def _target(
-        self, who: Principal, project: str, name: str, role: ProjectRole
-    ) -> tuple[DeploymentTarget, str]:
+    def _target(self, who: Principal, project: str, name: str, role: ProjectRole) -> tuple[DeploymentTarget, str]:
         with self._database.reading() as session:
             row, _ = self._find(session, who, project, name, role)
         target = self._targets.get(row.target)
@@ -564,7 +564,13 @@ def _new_row(session: Session, project_id: int, spec: DeploymentSpec) -> Deploym
     if count >= DEPLOYMENTS_MAX:
         raise unavailable(f"there are {count} deployments, expected fewer than {DEPLOYMENTS_MAX}", hint="remove some")
     row = DeploymentRow(
-        project_id=project_id, name=spec.name, target=spec.target, latest=0, generation=0, state="starting", created=now()
+        project_id=project_id,
+        name=spec.name,
+        target=spec.target,
+        latest=0,
+        generation=0,
+        state="starting",
+        created=now(),
     )
     session.add(row)
     session.flush()

@@ -100,7 +100,9 @@ def _traffic(traffic: Mapping[str, Any]) -> str:
 def _instances(model: DeployedModel) -> str:
     if not model.instances_min and not model.instances_max:
         return "as configured"
-    return f"{model.instances_min} to {model.instances_max} by load" if model.instances_max else f"{model.instances_min}"
+    return (
+        f"{model.instances_min} to {model.instances_max} by load" if model.instances_max else f"{model.instances_min}"
+    )
 
 
 def _configured(value: int | None, unit: str = "") -> str:

@@ -164,9 +164,7 @@ def _beside(main: str, filename: str, inner: Mapping[str, str]) -> dict[str, str
     return {**files, f"1/{filename}": inner[main]}
 
 
-def _of_mlflow(
-    inner: Mapping[str, str], flavours: Mapping[str, Any], start: Callable[[str], bytes]
-) -> dict[str, str]:
+def _of_mlflow(inner: Mapping[str, str], flavours: Mapping[str, Any], start: Callable[[str], bytes]) -> dict[str, str]:
     """Return the files of one flavour of a model of MLflow."""
     for flavour, field in _FLAVOURS:
         entry = flavours.get(flavour)
