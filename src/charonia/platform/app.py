@@ -18,7 +18,8 @@ from charonia.platform.database.connection import Database
 from charonia.platform.openapi import OPENAPI_PATH, describe
 from charonia.platform.people import login, routes
 from charonia.platform.people.access import NotPermittedError
-from charonia.platform.people.headers import SecurityHeaders
+from charonia.platform.people.headers import HEADERS, SecurityHeaders
+from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.tasks.runner import TaskRunner
@@ -49,7 +50,9 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.database or f"sqlite:///{settings.data / 'platform.sqlite'}")
     database.migrate()
-    platform = Platform(settings, database, TaskRunner(database, settings.data / "tasks", {}))
+    tasks = TaskRunner(database, settings.data / "tasks", {})
+    provider = Provider(settings.oidc, settings.url) if settings.oidc.issuer else None
+    platform = Platform(settings, database, tasks, provider)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -111,7 +114,9 @@ def _os_problem(request: Request, error: Exception) -> Response:
 
 
 def _fault(request: Request, error: Exception) -> Response:
-    return _answer(500, "the platform failed at this call", "its log says why")
+    response = _answer(500, "the platform failed at this call", "its log says why")
+    response.headers.update(HEADERS)  # this is outside of the middleware
+    return response
 
 
 def _answer(status: int, message: str, hint: str = "") -> JSONResponse:
