@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from charonia.platform.database.connection import Database
+from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.tasks.runner import TaskRunner
 
@@ -17,6 +18,8 @@ class Platform:
     settings: PlatformSettings
     database: Database
     tasks: TaskRunner
+    provider: Provider | None = None
+    """Of single sign-on."""
 
 
 def _platform(request: Request) -> Platform:
