@@ -127,7 +127,7 @@ INTERNAL = {
     "platform.tasks": {"core", "platform.database", "platform.people", "platform.state"},
     "platform.people": {"core", "platform.database", "platform.data_folder", "platform.settings", "platform.state"},
     "platform.artifacts": {"core", "install_hint", "stores"},
-    "platform.models": {"core", "config", "stores"}
+    "platform.models": {"core", "config", "stores", "platform.names"}
     | {"platform.artifacts", "platform.database", "platform.people", "platform.state", "platform.tasks"},
     "platform.environments": {
         "core",
@@ -143,7 +143,7 @@ INTERNAL = {
     | {"platform.targets"},
     "platform.jobs": {"core", "config", "platform.database", "platform.people", "platform.state", "platform.tasks"},
     "platform.console": {"__version__", "core", "config", "client", "platform"},
-    "platform": {"__version__", "core", "config", "client", "platform"},
+    "platform": {"__version__", "core", "config", "client", "platform", "stores"},
 }
 
 # Modules of `server/` itself that front ends may know.
