@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from charonia.core.errors import ServingError
 from charonia.platform.database.connection import now
-from charonia.platform.deployments.figures import Point, Sample, point, read_page
+from charonia.platform.deployments.figures import FiguresPoint, Sample, point, read_page
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class _Series:
     """What is kept of a deployment."""
 
     page: str = ""
-    points: deque[Point] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
+    points: deque[FiguresPoint] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
     last: tuple[float, Sample] | None = None
     next_s: float = 0.0
     asked_s: float = -WATCHED_FOR_S
@@ -74,13 +74,13 @@ class Collector:
             self._thread.join()
         self._pool.shutdown(cancel_futures=True)
 
-    def latest(self, deployment_id: int) -> Point | None:
+    def latest(self, deployment_id: int) -> FiguresPoint | None:
         """Return the latest figures of a deployment, None if there are none."""
         with self._lock:
             series = self._series.get(deployment_id)
             return series.points[-1] if series and series.points else None
 
-    def since(self, deployment_id: int, time_s: float) -> Sequence[Point]:
+    def since(self, deployment_id: int, time_s: float) -> Sequence[FiguresPoint]:
         """Return the figures after a time, and watch the deployment closely for a while."""
         with self._lock:
             series = self._series.setdefault(deployment_id, _Series())

@@ -91,7 +91,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FiguresPoint:
     """The figures of a deployment at a time.
 
     Attributes:
@@ -134,7 +134,7 @@ def read_page(text: str) -> Sample:
     return sample
 
 
-def point(before: Sample, after: Sample, seconds: float, time: float) -> Point:
+def point(before: Sample, after: Sample, seconds: float, time: float) -> FiguresPoint:
     """Return the figures between two looks.
 
     Args:
@@ -144,7 +144,7 @@ def point(before: Sample, after: Sample, seconds: float, time: float) -> Point:
         time: When the second one was, in seconds since the epoch.
     """
     changes = {version: _change(before.versions.get(version), found) for version, found in after.versions.items()}
-    return Point(
+    return FiguresPoint(
         time=time,
         all=_figures(_sum(list(changes.values())), seconds),
         versions={f"{model}/{number}": _figures(change, seconds) for (model, number), change in changes.items()},

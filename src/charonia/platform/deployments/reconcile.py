@@ -34,7 +34,7 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedState:
     """What is written down of a deployment. Times are seconds of the same clock as `now_s`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class NextStep:
     """What to do, and what to write down when it is done.
 
     Attributes:
@@ -73,47 +73,47 @@ class Decision:
     step: Step
     state: str
     reason: str
-    wanted: Wanted
+    wanted: WantedState
     outcomes: Mapping[int, str] = field(default_factory=dict)
 
 
-def decide(wanted: Wanted, seen: Observed, now_s: float) -> Decision:
+def decide(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
     """Return what to do next."""
     applying = seen.applying if seen.phase is RevisionPhase.STARTING else 0
     if wanted.is_removed or not wanted.revision:
         return _end(wanted, seen)
     if seen.phase is RevisionPhase.ENDING:
-        return Decision(Step.STOP, "starting", "the server ends before it starts again", wanted)
+        return NextStep(Step.STOP, "starting", "the server ends before it starts again", wanted)
     if applying not in (0, wanted.revision):
-        return Decision(Step.ABANDON, _working(seen), f"revision {applying} is given up", wanted)
+        return NextStep(Step.ABANDON, _working(seen), f"revision {applying} is given up", wanted)
     if applying == wanted.revision:
         return _waits(wanted, seen, now_s)
     if seen.serving == wanted.revision:
         return _serves(wanted, seen, now_s)
     if wanted.failure:
-        return Decision(Step.NONE, "failed", wanted.failure, wanted)
+        return NextStep(Step.NONE, "failed", wanted.failure, wanted)
     if seen.applying == wanted.revision and seen.phase is RevisionPhase.FAILED and wanted.begun_s:
         return _failed(Step.NONE, wanted, seen, seen.reason, now_s)
     return _applies(wanted, seen, now_s)
 
 
-def refused(wanted: Wanted, seen: Observed, reason: str, now_s: float) -> Decision:
+def refused(wanted: WantedState, seen: Observed, reason: str, now_s: float) -> NextStep:
     """Return what to write down when a revision cannot be applied at all."""
     return _failed(Step.NONE, wanted, seen, reason, now_s)
 
 
-def _end(wanted: Wanted, seen: Observed) -> Decision:
+def _end(wanted: WantedState, seen: Observed) -> NextStep:
     rest = replace(wanted, begun_s=0.0, attempts=0, ready_s=0.0)
     if seen.phase is not RevisionPhase.ABSENT or seen.serving:
-        return Decision(Step.STOP, "stopping", "requests in flight are finished", rest)
-    return Decision(Step.REMOVE if wanted.is_removed else Step.NONE, "stopped", "", rest)
+        return NextStep(Step.STOP, "stopping", "requests in flight are finished", rest)
+    return NextStep(Step.REMOVE if wanted.is_removed else Step.NONE, "stopped", "", rest)
 
 
-def _serves(wanted: Wanted, seen: Observed, now_s: float) -> Decision:
+def _serves(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
     number = wanted.revision
     problems = [f"{replica.name}: {replica.reason or 'it is not ready'}" for replica in _unwell(seen)]
     if problems:
-        return Decision(Step.NONE, "degraded", "; ".join(problems), replace(wanted, serving=number, ready_s=0.0))
+        return NextStep(Step.NONE, "degraded", "; ".join(problems), replace(wanted, serving=number, ready_s=0.0))
     ready_s = wanted.ready_s or now_s
     is_healthy = now_s - ready_s >= HEALTHY_S
     after = replace(
@@ -125,33 +125,33 @@ def _serves(wanted: Wanted, seen: Observed, now_s: float) -> Decision:
         failure="",
     )
     is_new = wanted.serving != number or not wanted.ready_s
-    return Decision(Step.NONE, "ready", "", after, {number: ""} if is_new else {})
+    return NextStep(Step.NONE, "ready", "", after, {number: ""} if is_new else {})
 
 
-def _waits(wanted: Wanted, seen: Observed, now_s: float) -> Decision:
+def _waits(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
     begun_s = wanted.begun_s or now_s
     waiting = replace(wanted, begun_s=begun_s, ready_s=0.0)
     if now_s - begun_s > wanted.ready_within_s:
         return _failed(Step.ABANDON, waiting, seen, f"it is not ready after {wanted.ready_within_s:g} s", now_s)
-    return Decision(Step.NONE, _working(seen), seen.doing, waiting)
+    return NextStep(Step.NONE, _working(seen), seen.doing, waiting)
 
 
-def _applies(wanted: Wanted, seen: Observed, now_s: float) -> Decision:
+def _applies(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
     has_served = wanted.serving == wanted.revision
     if not has_served:
         begun_s = wanted.begun_s or now_s
         if now_s - begun_s > wanted.ready_within_s:
             return _failed(Step.NONE, wanted, seen, f"it is not ready after {wanted.ready_within_s:g} s", now_s)
-        return Decision(Step.APPLY, _working(seen), "it is being started", replace(wanted, begun_s=begun_s))
+        return NextStep(Step.APPLY, _working(seen), "it is being started", replace(wanted, begun_s=begun_s))
     again_s = wanted.begun_s + _pause_s(wanted.attempts) if wanted.attempts else now_s
     if now_s < again_s:
         pause = f"the server has ended again; it is started after a pause of {_pause_s(wanted.attempts):g} s"
-        return Decision(Step.NONE, "failed", pause, wanted)
+        return NextStep(Step.NONE, "failed", pause, wanted)
     after = replace(wanted, begun_s=now_s, attempts=wanted.attempts + 1, ready_s=0.0)
-    return Decision(Step.APPLY, _working(seen), "the server has ended; it is started again", after)
+    return NextStep(Step.APPLY, _working(seen), "the server has ended; it is started again", after)
 
 
-def _failed(step: Step, wanted: Wanted, seen: Observed, reason: str, now_s: float) -> Decision:
+def _failed(step: Step, wanted: WantedState, seen: Observed, reason: str, now_s: float) -> NextStep:
     """A revision cannot be ready: the one before is wanted again, or it is tried again if it could be once."""
     number = wanted.revision
     if wanted.serving == number:
@@ -159,10 +159,10 @@ def _failed(step: Step, wanted: Wanted, seen: Observed, reason: str, now_s: floa
         return replace(again, step=again.step if step is Step.NONE else step, reason=reason)
     before = seen.serving or wanted.serving
     if not before:
-        return Decision(step, "failed", reason, replace(wanted, begun_s=0.0, failure=reason), {number: reason})
+        return NextStep(step, "failed", reason, replace(wanted, begun_s=0.0, failure=reason), {number: reason})
     after = replace(wanted, revision=before, serving=before, begun_s=0.0, attempts=0, failure="")
     said = f"revision {number} has failed, and revision {before} stays: {reason}"
-    return Decision(step, "ready" if seen.serving else "starting", said, after, {number: reason})
+    return NextStep(step, "ready" if seen.serving else "starting", said, after, {number: reason})
 
 
 def _working(seen: Observed) -> str:

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import delete, select, update
@@ -12,7 +12,7 @@ from sqlalchemy import delete, select, update
 from charonia.core.errors import Code, ServingError, internal, invalid
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow
-from charonia.platform.deployments.reconcile import Decision, Step, Wanted, decide, refused
+from charonia.platform.deployments.reconcile import NextStep, Step, WantedState, decide, refused
 from charonia.platform.deployments.spec_form import read_spec
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
@@ -47,7 +47,7 @@ class _Written:
     state: str
     reason: str
     observed: Mapping[str, Any]
-    wanted: Wanted
+    wanted: WantedState
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class Reconciler:
         self._note(row, decision, seen)
         return STEADY_S if decision.step is Step.NONE and decision.state in _STEADY else MOVING_S
 
-    def _do(self, row: _Written, seen: Observed, decision: Decision, now_s: float) -> Decision:
+    def _do(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> NextStep:
         """Do the step of a decision, and return what to write down.
 
         Raises:
@@ -198,7 +198,7 @@ class Reconciler:
         with self._database.reading() as session:
             return [_written(row, project, ready_s) for row, project, ready_s in session.execute(query)]
 
-    def _note(self, row: _Written, decision: Decision, seen: Observed | None) -> None:
+    def _note(self, row: _Written, decision: NextStep, seen: Observed | None) -> None:
         """Write down what is so now, unless it is known, or somebody has changed what is wanted meanwhile."""
         observed = row.observed if seen is None else _plain(seen)
         before = (row.state, row.reason, row.wanted, row.observed)
@@ -254,8 +254,8 @@ def _key(row: _Written) -> str:
     return f"{row.project}/{row.name}"
 
 
-def _as_is(row: _Written) -> Decision:
-    return Decision(Step.NONE, row.state, row.reason, row.wanted)
+def _as_is(row: _Written) -> NextStep:
+    return NextStep(Step.NONE, row.state, row.reason, row.wanted)
 
 
 def _plain(seen: Observed) -> dict[str, Any]:
@@ -264,8 +264,13 @@ def _plain(seen: Observed) -> dict[str, Any]:
         {"name": one.name, "is_ready": one.is_ready, "restarts": one.restarts, "reason": one.reason}
         for one in seen.replicas
     ]
-    addresses = {key: text for key, text in asdict(seen).items() if key in ("http", "grpc", "metrics", "doing")}
-    return {**addresses, "replicas": replicas}
+    return {
+        "http": seen.http,
+        "grpc": seen.grpc,
+        "metrics": seen.metrics,
+        "doing": seen.doing,
+        "replicas": replicas,
+    }
 
 
 def _written(row: DeploymentRow, project: str, ready_within_s: float | None) -> _Written:
@@ -279,7 +284,7 @@ def _written(row: DeploymentRow, project: str, ready_within_s: float | None) -> 
         state=row.state,
         reason=row.reason,
         observed=row.observed,
-        wanted=Wanted(
+        wanted=WantedState(
             revision=row.wanted,
             serving=row.serving,
             is_removed=row.removed,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Response
 from pydantic import BaseModel, Field
 
-from charonia.platform.deployments.figures import Point
+from charonia.platform.deployments.figures import FiguresPoint
 from charonia.platform.deployments.views import (
     ChangePlan,
     DeploymentView,
@@ -53,7 +53,7 @@ class RevisionList(BaseModel):
     total: int = Field(description="How many there are.")
 
 
-class Difference(BaseModel):
+class RevisionDifference(BaseModel):
     """What is different, in words."""
 
     changes: Sequence[str]
@@ -62,8 +62,8 @@ class Difference(BaseModel):
 class RollbackRequest(BaseModel):
     """Which revision to go back to."""
 
-    to: int = Field(0, ge=0, description="Its number; 0 for the one that served before the newest.")
-    revision: int | None = Field(None, ge=0, description="The newest one that the caller has seen.")
+    to: int = Field(default=0, ge=0, description="Its number; 0 for the one that served before the newest.")
+    revision: int | None = Field(default=None, ge=0, description="The newest one that the caller has seen.")
 
 
 class TrafficRequest(BaseModel, extra="forbid"):
@@ -77,7 +77,7 @@ class TrafficRequest(BaseModel, extra="forbid"):
     action: str | None = Field(None, description="What to do with the canary plan that is under way.")
 
 
-class KeyRequest(BaseModel):
+class ServerKeyRequest(BaseModel):
     """An API key to make."""
 
     name: str
@@ -87,10 +87,10 @@ class KeyRequest(BaseModel):
 class PointList(BaseModel):
     """Figures over time."""
 
-    points: Sequence[Point]
+    points: Sequence[FiguresPoint]
 
 
-class Log(BaseModel):
+class LogTail(BaseModel):
     """The end of a log."""
 
     text: str
@@ -101,20 +101,20 @@ def list_deployments(
     project: str, here: Here, who: Caller, search: str = "", limit: Limit = 50, offset: Offset = 0
 ) -> DeploymentList:
     """List the deployments of a project by name."""
-    found, total = here.deployments.list(who, project, search=search, limit=limit, offset=offset)
+    found, total = here.deployments.reads.list(who, project, search=search, limit=limit, offset=offset)
     return DeploymentList(deployments=found, total=total)
 
 
 @router.post("", status_code=201)
 def create_deployment(project: str, here: Here, who: Caller, spec: Spec, note: Note = "") -> ChangePlan:
     """Create a deployment."""
-    return here.deployments.create(who, project, spec, note=note)
+    return here.deployments.changes.create(who, project, spec, note=note)
 
 
 @router.get(NAMED)
 def get_deployment(project: str, name: str, here: Here, who: Caller) -> DeploymentView:
     """Return a deployment with its latest figures."""
-    return here.deployments.get(who, project, name)
+    return here.deployments.reads.get(who, project, name)
 
 
 @router.put(NAMED)
@@ -133,14 +133,14 @@ def put_deployment(
     if value["name"] != name:
         value["name"] = f"{value['name']} at the address of {name}"
     if dry_run:
-        return here.deployments.plan(who, project, value)
-    return here.deployments.change(who, project, value, note=note, revision=revision)
+        return here.deployments.changes.plan(who, project, value)
+    return here.deployments.changes.change(who, project, value, note=note, revision=revision)
 
 
 @router.delete(NAMED, status_code=202)
 def delete_deployment(project: str, name: str, here: Here, who: Caller) -> Response:
     """End a deployment and remove it; it is there until its servers have ended."""
-    here.deployments.remove(who, project, name)
+    here.deployments.changes.remove(who, project, name)
     return Response(status_code=202)
 
 
@@ -148,21 +148,21 @@ def delete_deployment(project: str, name: str, here: Here, who: Caller) -> Respo
 def roll_back(project: str, name: str, here: Here, who: Caller, asked: RollbackRequest | None = None) -> ChangePlan:
     """Make a new revision that is as an earlier one was."""
     asked = asked or RollbackRequest()
-    return here.deployments.rollback(who, project, name, to=asked.to, revision=asked.revision)
+    return here.deployments.changes.rollback(who, project, name, to=asked.to, revision=asked.revision)
 
 
 @router.post(f"{NAMED}/stop", status_code=202)
 def stop_deployment(project: str, name: str, here: Here, who: Caller) -> DeploymentView:
     """End the servers of a deployment; its revisions and its address stay."""
-    here.deployments.stop(who, project, name)
-    return here.deployments.get(who, project, name)
+    here.deployments.changes.stop(who, project, name)
+    return here.deployments.reads.get(who, project, name)
 
 
 @router.post(f"{NAMED}/start", status_code=202)
 def start_deployment(project: str, name: str, here: Here, who: Caller) -> DeploymentView:
     """Start a deployment that was stopped or has failed."""
-    here.deployments.begin(who, project, name)
-    return here.deployments.get(who, project, name)
+    here.deployments.changes.start(who, project, name)
+    return here.deployments.reads.get(who, project, name)
 
 
 @router.get(f"{NAMED}/revisions")
@@ -170,14 +170,14 @@ def list_revisions(
     project: str, name: str, here: Here, who: Caller, limit: Limit = 50, offset: Offset = 0
 ) -> RevisionList:
     """List the revisions of a deployment, the newest first."""
-    found, total = here.deployments.revisions(who, project, name, limit=limit, offset=offset)
+    found, total = here.deployments.reads.revisions(who, project, name, limit=limit, offset=offset)
     return RevisionList(revisions=found, total=total)
 
 
 @router.get(f"{NAMED}/revisions/{{number}}")
 def get_revision(project: str, name: str, number: int, here: Here, who: Caller) -> RevisionView:
     """Return a revision."""
-    return here.deployments.revision(who, project, name, number)
+    return here.deployments.reads.revision(who, project, name, number)
 
 
 @router.get(f"{NAMED}/revisions/{{number}}/diff")
@@ -188,9 +188,9 @@ def get_difference(
     here: Here,
     who: Caller,
     to: Annotated[int, Query(description="The other revision.")],
-) -> Difference:
+) -> RevisionDifference:
     """Return what is different in another revision."""
-    return Difference(changes=here.deployments.difference(who, project, name, number, to))
+    return RevisionDifference(changes=here.deployments.reads.difference(who, project, name, number, to))
 
 
 @router.get(f"{NAMED}/figures")
@@ -202,26 +202,28 @@ def get_figures(
     since: Annotated[float, Query(description="Only those after this time, in seconds since the epoch.")] = 0.0,
 ) -> PointList:
     """Return the figures of the last hour; while somebody asks, there are some every 5 s."""
-    return PointList(points=here.deployments.figures(who, project, name, since))
+    return PointList(points=here.deployments.reads.figures(who, project, name, since))
 
 
 @router.get(f"{NAMED}/log")
-def get_log(project: str, name: str, here: Here, who: Caller, lines: Annotated[int, Query(ge=1, le=5000)] = 200) -> Log:
+def get_log(
+    project: str, name: str, here: Here, who: Caller, lines: Annotated[int, Query(ge=1, le=5000)] = 200
+) -> LogTail:
     """Return the last lines of the log of the servers."""
-    return Log(text=here.deployments.log(who, project, name, lines=lines))
+    return LogTail(text=here.deployments.servers.log(who, project, name, lines=lines))
 
 
 @router.get(f"{NAMED}/explain")
 def explain(project: str, name: str, model: str, here: Here, who: Caller, version: int = 0) -> dict[str, Any]:
     """Return what the scheduler does for a model and what limits it, in the words of the server."""
-    document: dict[str, Any] = here.deployments.explain(who, project, name, model, version)
+    document: dict[str, Any] = here.deployments.servers.explain(who, project, name, model, version)
     return document
 
 
 @router.get(f"{NAMED}/traffic")
 def get_traffic(project: str, name: str, model: str, here: Here, who: Caller) -> dict[str, Any]:
     """Return how the requests of a model are split now, in the words of the server."""
-    document: dict[str, Any] = here.deployments.traffic(who, project, name, model)
+    document: dict[str, Any] = here.deployments.servers.traffic(who, project, name, model)
     return document
 
 
@@ -229,24 +231,24 @@ def get_traffic(project: str, name: str, model: str, here: Here, who: Caller) ->
 def set_traffic(project: str, name: str, asked: TrafficRequest, here: Here, who: Caller) -> dict[str, Any]:
     """Change how the requests of a model are split: the plan of a new revision, or the answer of the server."""
     change = asked.model_dump(exclude_unset=True, exclude={"model"})
-    found = here.deployments.set_traffic(who, project, name, asked.model, change)
+    found = here.deployments.servers.set_traffic(who, project, name, asked.model, change)
     return asdict(found) if isinstance(found, ChangePlan) else dict(found or {})
 
 
 @router.get(f"{NAMED}/keys")
 def list_keys(project: str, name: str, here: Here, who: Caller) -> Sequence[ServerKeyView]:
     """List the API keys of the servers of a deployment."""
-    return here.deployments.keys(who, project, name)
+    return here.deployments.keys.list(who, project, name)
 
 
 @router.post(f"{NAMED}/keys", status_code=201)
-def add_key(project: str, name: str, asked: KeyRequest, here: Here, who: Caller) -> NewServerKey:
+def add_key(project: str, name: str, asked: ServerKeyRequest, here: Here, who: Caller) -> NewServerKey:
     """Make an API key of the servers of a deployment; it works at once."""
-    return here.deployments.add_key(who, project, name, asked.name, asked.scopes)
+    return here.deployments.keys.add(who, project, name, asked.name, asked.scopes)
 
 
 @router.delete(f"{NAMED}/keys/{{key}}", status_code=204)
 def remove_key(project: str, name: str, key: str, here: Here, who: Caller) -> Response:
     """Remove an API key; it stops working at once."""
-    here.deployments.remove_key(who, project, name, key)
+    here.deployments.keys.remove(who, project, name, key)
     return Response(status_code=204)

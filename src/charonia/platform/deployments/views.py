@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from charonia.platform.database.tables import DeploymentRow, RevisionRow
-from charonia.platform.deployments.figures import Point
+from charonia.platform.deployments.figures import FiguresPoint
 from charonia.platform.deployments.spec_diff import changes
 from charonia.platform.deployments.spec_form import read_spec
 
@@ -66,7 +66,7 @@ class DeploymentView:
     author: str
     latest_state: str
     latest_reason: str
-    figures: Point | None = None
+    figures: FiguresPoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,9 @@ class NewServerKey:
     key: str = field(repr=False)
 
 
-def deployment_view(row: DeploymentRow, project: str, latest: RevisionRow, figures: Point | None) -> DeploymentView:
+def deployment_view(
+    row: DeploymentRow, project: str, latest: RevisionRow, figures: FiguresPoint | None
+) -> DeploymentView:
     """Return a deployment as it is shown."""
     seen = row.observed
     return DeploymentView(

@@ -5,12 +5,14 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import ServingError, invalid
+from charonia.platform.artifacts.faults import disk_faults
+from charonia.platform.artifacts.manifest import from_json
+from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.database.tables import (
     DeploymentRow,
     EnvironmentRow,
@@ -26,18 +28,6 @@ CONFIG = "config.pbtxt"
 
 _LISTED = 20
 """Most versions that a message names."""
-
-
-class VersionFiles(Protocol):
-    """The files of versions, by the hash of their content."""
-
-    def read(self, sha256: str) -> bytes:
-        """Return a small file. Raises ServingError: UNAVAILABLE when the store cannot be reached."""
-        ...
-
-    def link(self, sha256: str, target: Path) -> None:
-        """Put a file into a folder of this machine. Raises as `read`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +54,12 @@ class Workloads:
 
     Args:
         data: The data folder of the platform.
-        files: The files of versions.
+        store: The files of versions.
     """
 
-    def __init__(self, data: Path, files: VersionFiles) -> None:
+    def __init__(self, data: Path, store: ArtifactStore) -> None:
         self._data = data
-        self._files = files
+        self._store = store
 
     def named(self, session: Session, project_id: int, spec: DeploymentSpec) -> Named:
         """Return what a specification names.
@@ -133,16 +123,16 @@ class Workloads:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _placed(self, model: DeployedModel, versions: Mapping[int, VersionRow]) -> PlacedModel:
-        newest = versions[max(versions)]
-        text = self._files.read(newest.files[CONFIG]["sha256"]).decode() if CONFIG in newest.files else ""
+        config = from_json(versions[max(versions)].files).get(CONFIG)
+        text = "" if config is None else self._store.fetch(config).read_text(encoding="utf-8")
         try:
-            config = configured(text, model, sorted(versions))
+            changed = configured(text, model, sorted(versions))
         except ServingError as error:
             raise invalid(f"model '{model.name}': {error.message}", hint=error.hint) from error
         return PlacedModel(
             name=model.name,
             versions={number: self._folder(version) for number, version in versions.items()},
-            config=config,
+            config=changed,
             size=sum(version.size for version in versions.values()),
             digests={number: version.digest for number, version in versions.items()},
         )
@@ -154,15 +144,16 @@ class Workloads:
         folder = self._folder(version)
         if folder.exists():
             return
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+        with disk_faults(f"files of version {version.number}", folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
         try:
-            for path, file in version.files.items():
-                self._files.link(file["sha256"], made / path)
-            made.rename(folder)
-        except OSError as error:
+            self._store.materialise(from_json(version.files), made)
+            with disk_faults(f"files of version {version.number}", folder):
+                made.rename(folder)
+        except ServingError:
             if not folder.exists():  # another thread was faster
-                raise invalid(f"the files of version {version.number} cannot be placed: {error}") from error
+                raise
         finally:
             shutil.rmtree(made, ignore_errors=True)
 

@@ -16,7 +16,7 @@ from charonia.platform.tasks.routes import TaskBody
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 
-class PerfRequest(BaseModel):
+class MeasureRequest(BaseModel):
     """A measurement of a model of a deployment."""
 
     deployment: str
@@ -27,7 +27,7 @@ class PerfRequest(BaseModel):
     is_language_model: bool = Field(False, description="Whether times to tokens are measured.")
 
 
-class TuneRequest(BaseModel):
+class SearchRequest(BaseModel):
     """A search for the best configuration of a version of a model."""
 
     model: str
@@ -48,7 +48,7 @@ class FoundBody(BaseModel):
 
 
 @router.post("/projects/{project}/jobs/perf", status_code=202)
-def measure(platform: Here, who: Caller, project: str, body: PerfRequest) -> TaskBody:
+def measure(platform: Here, who: Caller, project: str, body: MeasureRequest) -> TaskBody:
     """Measure a model of a deployment, with load on it."""
     values = body.model_dump()
     deployment = values.pop("deployment")
@@ -63,7 +63,7 @@ def measure(platform: Here, who: Caller, project: str, body: PerfRequest) -> Tas
 
 
 @router.post("/projects/{project}/jobs/tune", status_code=202)
-def search(platform: Here, who: Caller, project: str, body: TuneRequest) -> TaskBody:
+def search(platform: Here, who: Caller, project: str, body: SearchRequest) -> TaskBody:
     """Search the best configuration of a version of a model, on a server of its own on the platform's machine."""
     job = TuneJob(**body.model_dump())
     with platform.database.transaction() as session:

@@ -71,16 +71,12 @@ class Replica:
     Attributes:
         name: "pid 4711", the name of a pod.
         is_ready: Whether it answers.
-        cpu_s: CPU time that it has used, in seconds.
-        memory_bytes: Memory that it uses.
         restarts: How often it was started again.
         reason: What is wrong with it, in words; "" for nothing.
     """
 
     name: str
     is_ready: bool
-    cpu_s: float = 0.0
-    memory_bytes: int = 0
     restarts: int = 0
     reason: str = ""
 
