@@ -10,9 +10,11 @@ from sqlalchemy.orm import Session
 from charonia.core.errors import Code, ServingError
 from charonia.platform.console.deploy_form import FormFields, by_field, document, form_of, text_of, with_version
 from charonia.platform.console.deployment_pages import as_file
+from charonia.platform.console.measure_forms import offer
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
 from charonia.platform.database.tables import ModelRow, ProjectRow, VersionRow
 from charonia.platform.environments import catalog
+from charonia.platform.jobs import jobs
 from charonia.platform.people import projects
 
 router = APIRouter(prefix="/p/{project}/deployments")
@@ -99,6 +101,12 @@ def _redrawn(
     form["models"] = [_as_sent(sent, index, each) for index, each in enumerate(sent.get("model", ()))]
     form["keys"] = bool(text_of(sent, "keys"))
     form["models"] = [each for each in form["models"] if each["name"] != text_of(sent, "leave")]
+    for each in form["models"]:
+        if each["name"] == text_of(sent, "offer_for"):
+            with visit.platform.database.reading() as session:
+                project = projects.find(session, visit.who, visit.project)
+                found = offer(jobs.found(session, project.id, each["name"]))
+            each.update({**(found["fields"] if found else {}), "has_more": True})
     problems = dict(problems or {})
     added = text_of(sent, "add")
     if added and added in [each["name"] for each in form["models"]]:
@@ -168,12 +176,13 @@ def _form(
         ).all()
         environments = catalog.page(session, project, limit=LISTED_MAX)
         offered = _versions(session, project, [model["name"] for model in form["models"]])
+        found = {name: offer(jobs.found(session, project.id, name)) for name in offered}
     for model in form["models"]:
         versions = offered.get(model["name"], [])
         numbers = {row.number for row in versions[:VERSIONS_MAX]} | set(model["chosen"])
         model["versions"] = sorted(numbers, reverse=True)
         model["runs_code"] = any(row.runs_code for row in versions)
-        model["offers"] = []
+        model["offer"] = found.get(model["name"])
     choices = [("", "the platform's own Python")]
     choices += [(row.name, row.name if row.state == "ready" else f"{row.name} ({row.state})") for row in environments]
     context = {

@@ -9,8 +9,9 @@ from sqlalchemy import select
 
 from charonia.core.errors import ServingError
 from charonia.platform.console import deployment_figures as shown
+from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.model_pages import difference
-from charonia.platform.console.pages import ROWS_MAX, OnPage, Visit, go
+from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go
 from charonia.platform.console.text import duration_text, plural
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ModelRow
@@ -43,14 +44,26 @@ def show_all(visit: OnPage, offset: int = 0) -> Response:
 @router.get("/{name}")
 def show(visit: OnPage, name: str) -> Response:
     """Show one deployment with its figures."""
-    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
-    values = {
-        "tiles": shown.tiles(view.figures),
-        "charts": shown.CHARTS + (shown.GPU_CHARTS if shown.has_gpu(view.figures) else ()),
-        "servers": view.replicas,
-        "facts": _facts(view),
-    }
-    return page(visit, view, "deployment.html", "", values)
+    return _overview(visit, name)
+
+
+@router.post("/{name}/keys")
+def add_key(visit: OnPage, name: str, sent: Sent) -> Response:
+    """Make an API key for a client."""
+    try:
+        made = visit.platform.deployments.keys.add(
+            visit.who, visit.project, name, text_of(sent, "name"), ("infer", "read")
+        )
+    except ServingError as error:
+        return _overview(visit, name, block="keys", status=INVALID, problems={"keys": error.message})
+    return _overview(visit, name, block="keys", secret=made)
+
+
+@router.post("/{name}/keys/{key}/remove")
+def remove_key(visit: OnPage, name: str, key: str) -> Response:
+    """Remove an API key of a client."""
+    visit.platform.deployments.keys.remove(visit.who, visit.project, name, key)
+    return _overview(visit, name, block="keys")
 
 
 @router.get("/{name}/figures")
@@ -138,6 +151,22 @@ def remove(visit: OnPage, name: str) -> Response:
     """End a deployment for good."""
     visit.platform.deployments.changes.remove(visit.who, visit.project, name)
     return go(visit.path("deployments"))
+
+
+def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **values: Any) -> Response:
+    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
+    keys = visit.platform.deployments.keys
+    has_keys = view.spec.get("keys") and visit.is_deployer
+    context = {
+        "tiles": shown.tiles(view.figures),
+        "charts": shown.CHARTS + (shown.GPU_CHARTS if shown.has_gpu(view.figures) else ()),
+        "servers": view.replicas,
+        "facts": _facts(view),
+        "model_names": [(model["name"], model["name"]) for model in view.spec["models"]],
+        "keys": keys.list(visit.who, visit.project, name) if has_keys else (),
+        "secret": None,
+    }
+    return page(visit, view, "deployment.html", "", {**context, **values}, block=block, status=status)
 
 
 def page(visit: Visit, view: DeploymentView, template: str, tab: str, values: dict[str, Any], **more: Any) -> Response:

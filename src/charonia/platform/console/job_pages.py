@@ -93,5 +93,15 @@ def _page(visit: OnPage, number: int, *, block: str = "") -> Response:
         for name, value in row.result.items()
         if isinstance(value, str | int | float)
     ]
-    shown = {**job(row), "files": [name for name in files if name not in _HIDDEN], "results": results}
+    levels = row.result.get("levels", ())
+    sentences = row.result.get("sentences", ())
+    results = [(name, value) for name, value in results if name != "Config"]
+    shown = {
+        **job(row),
+        "levels": levels,
+        "sentences": sentences,
+        "config": row.result.get("config", ""),
+        "files": [name for name in files if name not in _HIDDEN],
+        "results": results,
+    }
     return visit.show("job.html", {"job": shown, "log": visit.task_log(number)}, block=block)

@@ -220,6 +220,8 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
         version = registry.version(session, visit.who, visit.project, name, number) if number else None
         before = next((each.number for each in model.versions if each.number < number and each.state == "ready"), 0)
         former = registry.version(session, visit.who, visit.project, name, before) if before else None
+        found = projects.find(session, visit.who, visit.project)
+        ready = catalog.page(session, found, limit=ENVIRONMENTS_MAX)
         job = visit.task(session, version.task) if version is not None and version.task else None
     context = {
         "model": _model(model),
@@ -228,6 +230,7 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
         "deployments": model.deployments,
         "job": job,
         "saved": False,
+        "environment": suggested(version.report, ready) if version is not None else "",
         "base": visit.path("models", name, "versions", number),
     }
     return visit.show("model.html", {**context, **values}, block=block, status=status)

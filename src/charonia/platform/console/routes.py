@@ -9,6 +9,7 @@ from charonia.platform.console import (
     deployment_pages,
     environment_pages,
     job_pages,
+    measure_forms,
     model_pages,
     people_page,
     sign_in,
@@ -29,5 +30,6 @@ for page in (
     deployment_pages,
     traffic_pages,
     trial_route,
+    measure_forms,
 ):
     router.include_router(page.router)
