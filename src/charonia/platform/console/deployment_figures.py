@@ -49,7 +49,7 @@ def line(view: DeploymentView) -> dict[str, Any]:
     return {
         "name": view.name,
         "state": view.state,
-        "reason": view.reason,
+        "reason": f"Revision {view.revision} has failed" if view.latest_state == "failed" else view.reason,
         "doing": view.doing,
         "models": models_text(view),
         "rate": f"{figure(point.all.requests_per_s)} /s" if point is not None else NONE,

@@ -79,7 +79,7 @@ def add(visit: OnPage, sent: Sent) -> Response:
             place = VersionSource(_KINDS.get(way, "address"), source, server=tracking_uri)
             added = arrival.add(session, visit.platform.uploads, visit.who, visit.project, wanted, place, notes)
     except ServingError as error:
-        field = "name" if error.message.startswith(("model", "name")) else "source"
+        field = "name" if error.message.startswith("model:") else "source"
         return _form(visit, way, form, status=INVALID, problems={field: _whole(error)})
     visit.platform.tasks.wake()
     return go(visit.path("models", added.model, "versions", added.number))
