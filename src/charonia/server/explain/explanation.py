@@ -83,6 +83,9 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
             "busy": round(facts.busy, 3),
             "batches_at_once": round(activity.occupancy(setup.instances), 2),
             "threads": setup.threads,
+            "min": setup.bounds.least if setup.bounds is not None else setup.instances,
+            "max": setup.bounds.most if setup.bounds is not None else setup.instances,
+            "scaling": setup.scaling,
         },
         "rate_limiter": {
             "waiting": round(activity.short, 3),
