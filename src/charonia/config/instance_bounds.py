@@ -20,14 +20,18 @@ class InstanceBounds:
 
 
 def bounds_of(config: ModelConfig) -> InstanceBounds | None:
-    """Return the bounds of a validated, normalised configuration; None where the number is fixed."""
-    if INSTANCES_MAX not in config.parameters:
-        return None
-    bounds = InstanceBounds(config.instance_group[0].count, int(config.parameters[INSTANCES_MAX]))
-    return bounds if bounds.least < bounds.most else None
+    """Return the bounds of a normalised configuration; None where the number is fixed."""
+    most = _number(config, INSTANCES_MAX)
+    least = config.instance_group[0].count if config.instance_group else most
+    return InstanceBounds(least, most) if least < most else None
 
 
 def least_of(config: ModelConfig) -> int:
     """Return the lower bound as the parameter gives it; 0 where it is not given, or no number of instances."""
-    text = config.parameters.get(INSTANCES_MIN, "").strip()
+    return _number(config, INSTANCES_MIN)
+
+
+def _number(config: ModelConfig, parameter: str) -> int:
+    """Return the number that a parameter gives, 0 where it gives none."""
+    text = config.parameters.get(parameter, "").strip()
     return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,5 +1,6 @@
 """The rule for the number of instances, in simulated time."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -139,7 +140,7 @@ def test_an_idle_model_goes_back_to_the_least_one_by_one() -> None:
 
     closed = [at for at, count in model.history[-3:]]
     assert [count for _, count in model.history] == [1, 2, 3, 4, 3, 2, 1]
-    assert all(later - before >= SHRINK_AFTER_NS for before, later in zip(closed, closed[1:], strict=False))
+    assert all(later - before >= SHRINK_AFTER_NS for before, later in itertools.pairwise(closed))
 
 
 def test_a_load_that_comes_and_goes_closes_instances_less_and_less_often() -> None:

@@ -141,7 +141,7 @@ class InstanceRule:
         text = f"{self._count} of {bounds.least} to {bounds.most} instances"
         if self._last is not None:
             said, at_ns = self._last
-            text += f"; {said.format(ago=f'{_time(now_ns - at_ns)} ago')}"
+            text += f"; {said.format(ago=_ago(now_ns - at_ns))}"
         if self._starting_since_ns is not None:
             text += f"; another one has been starting for {_time(now_ns - self._starting_since_ns)}"
         elif self._failure:
@@ -229,6 +229,10 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 
 def _ordinal(number: int) -> str:
     return _ORDINALS[number - 1] if number <= len(_ORDINALS) else f"number {number}"
+
+
+def _ago(ns: int) -> str:
+    return f"{_time(ns)} ago" if ns >= _NS_PER_S else "just now"
 
 
 def _time(ns: int) -> str:
