@@ -56,7 +56,7 @@ from charonia.server.rate_limiter.overview import families, view_json
 from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.response_cache.redis import RedisCache
-from charonia.server.scaling.room import MEMORY_KEPT, Machine, Memory
+from charonia.server.scaling.room import MEMORY_KEPT, FreeMemory, Room
 from charonia.server.scaling.scaler import InstanceScaler
 from charonia.server.sequences.overview import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -381,19 +381,21 @@ class InferenceServer:
         return InstanceScaler(
             lambda: [version.scaling for version in loaded() if version.scaling is not None],
             lambda: sum(worker.cpu_seconds for version in loaded() for worker in version.workers()),
-            self._machine,
+            self._room,
         )
 
-    def _machine(self) -> Machine:
+    def _room(self) -> Room:
         """Return what the machine has left for more instances."""
-        memories = [Memory("memory", available_memory(), int(usable_memory() * MEMORY_KEPT))]
+        memories = [FreeMemory("memory", available_memory(), int(usable_memory() * MEMORY_KEPT))]
         if self._demand is not None:
-            memories.append(Memory("the memory budget of models", self._demand.free_bytes(), 0))
+            memories.append(FreeMemory("the memory budget of models", self._demand.free_bytes(), 0))
         for number, gpu in enumerate(self._gpus.sample() if self._gpus is not None else ()):
             total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
             if total is not None and used is not None:
-                memories.append(Memory(f"the memory of GPU {number}", total - used, int(total * MEMORY_KEPT), number))
-        return Machine(self._options.cpu_cores or usable_cores(), memories=tuple(memories))
+                memories.append(
+                    FreeMemory(f"the memory of GPU {number}", total - used, int(total * MEMORY_KEPT), number)
+                )
+        return Room(self._options.cpu_cores or usable_cores(), memories=tuple(memories))
 
     def _on_demand(self, models: ModelOptions) -> OnDemandLoader:
         """Let the engine load models on demand."""

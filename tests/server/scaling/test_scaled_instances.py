@@ -24,7 +24,7 @@ from charonia.server.lifecycle.repository.scan import ModelFolder
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.scaling import instances
-from charonia.server.scaling.room import Machine
+from charonia.server.scaling.room import Room
 from charonia.server.scaling.rule import BACK_OFF_NS, GROW_AFTER_NS, SAMPLE_NS, SHRINK_AFTER_NS
 
 TEXT = """
@@ -106,7 +106,7 @@ class Bench:
         self.loaded = loaded
         self.backend = backend
         self.scaling = loaded.scaling
-        self.machine = Machine(4, 2.5)
+        self.room = Room(4, 2.5)
         self.answers = 0
         self.sent = 0
         self._advance = advance
@@ -123,7 +123,7 @@ class Bench:
     async def passes(self, ns: int) -> None:
         for _ in range(ns // SAMPLE_NS):
             self._advance(SAMPLE_NS)
-            self.scaling.look(lambda: self.machine)
+            self.scaling.look(lambda: self.room)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
@@ -146,12 +146,17 @@ def advance(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 async def bench(
-    folder: Path, advance: Callable[[int], None], text: str = TEXT, limits: RateLimits | None = None
+    folder: Path,
+    advance: Callable[[int], None],
+    text: str = TEXT,
+    limits: RateLimits | None = None,
+    instances_before: int = 0,
 ) -> Bench:
     backend = HeldBackend()
     config = normalise(parse(text), name="m", gpu_count=0, default_instance_count=1)
     backends = Backends({"held": lambda: backend}, record_steps=1000, limits=limits)
-    loaded = await load_version(ModelFolder("m", folder, folder), 1, config, backends=backends, cores=4)
+    model = ModelFolder("m", folder, folder)
+    loaded = await load_version(model, 1, config, instances_before, backends=backends, cores=4)
     return Bench(loaded, backend, advance)
 
 
@@ -184,6 +189,26 @@ def test_requests_that_wait_get_instances_and_an_idle_model_gives_them_back(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("before", "names"), [(2, ["m_0", "m_1"]), (9, ["m_0", "m_1", "m_2"])])
+def test_a_version_begins_with_as_many_instances_as_the_one_before(
+    tmp_path: Path, advance: Callable[[int], None], before: int, names: list[str]
+) -> None:
+    async def scenario() -> None:
+        m = await bench(tmp_path, advance, instances_before=before)
+
+        assert sorted(each.placement.name for each in m.backend.open) == names
+        assert m.scaling.rule.story(0) == f"{len(names)} of 1 to 3 instances"
+        m.send(4)
+        assert sum(len(each.batches) for each in m.backend.open) == len(names)
+        while m.answers < m.sent:
+            await m.answer_all()
+        await m.passes(2 * SHRINK_AFTER_NS + 4 * SAMPLE_NS)
+        assert m.scaling.count == 1
+        await m.loaded.retire()
+
+    asyncio.run(scenario())
+
+
 def test_a_version_is_retired_while_an_instance_is_starting(tmp_path: Path, advance: Callable[[int], None]) -> None:
     async def scenario() -> None:
         m = await bench(tmp_path, advance)
@@ -206,7 +231,7 @@ def test_a_version_is_retired_while_an_instance_is_starting(tmp_path: Path, adva
         await retiring
         assert m.answers == m.sent
         assert m.backend.is_model_closed
-        assert not m.scaling.look(lambda: m.machine)
+        assert not m.scaling.look(lambda: m.room)
 
     asyncio.run(scenario())
 
@@ -225,7 +250,7 @@ def test_an_instance_that_fails_to_start_costs_no_request_and_is_tried_again_lat
         m.send(3)
         await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
         assert m.scaling.count == 1
-        assert "out of memory" in m.scaling.rule.story(instances.now_ns())
+        assert "out of memory" in m.scaling.rule.story(clock.now_ns())
 
         m.backend.gate = _at_once
         await m.passes(BACK_OFF_NS + GROW_AFTER_NS + 2 * SAMPLE_NS)
@@ -242,7 +267,7 @@ def test_without_an_idle_core_nothing_is_added_and_the_story_says_so(
 ) -> None:
     async def scenario() -> None:
         m = await bench(tmp_path, advance)
-        m.machine = Machine(4, 0.1)
+        m.room = Room(4, 0.1)
         m.send(3)
 
         await m.passes(5 * GROW_AFTER_NS)

@@ -35,7 +35,7 @@ from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.response_cache.api import ResponseCache
 from charonia.server.response_cache.runner import CachedRunner
 from charonia.server.scaling.instances import MakeInstance, ScaledInstances
-from charonia.server.scaling.room import Demand, demand_of
+from charonia.server.scaling.room import Demand, demand_of, threads_of
 from charonia.server.scaling.rule import InstanceRule
 from charonia.server.scheduling.schedulers import make_scheduler
 from charonia.server.scheduling.strategy import all_of
@@ -135,9 +135,17 @@ def placements(config: ModelConfig, cores: int, host: Mapping[str, tuple[int, ..
 
 
 async def load_version(
-    folder: ModelFolder, version: int, config: ModelConfig, *, backends: Backends, cores: int
+    folder: ModelFolder, version: int, config: ModelConfig, instances: int = 0, *, backends: Backends, cores: int
 ) -> LoadedVersion:
     """Load a version of a model and warm its instances; a failure leaves nothing behind.
+
+    Args:
+        folder: The model's folder.
+        version: The version.
+        config: The complete configuration.
+        instances: Instances that it has at once, within its bounds, where their number follows the load.
+        backends: The backends.
+        cores: Cores that models may use.
 
     Raises:
         ServingError: With the reason.
@@ -148,7 +156,7 @@ async def load_version(
     warmup = samples(config, str(version), warmup_files)
     states = initial_states(config, await asyncio.to_thread(read_state_files, folder, config))
     namespace = await cache_namespace(backends.cache, folder, version, config)
-    placed = placements(config, cores, backends.host_cores)
+    placed = _with_more(placements(config, cores, backends.host_cores), config, instances, cores)
     for group in config.instance_group:
         if group.host_policy and group.host_policy not in backends.host_cores:
             sentence = "instance group '%s' of model '%s' runs on any core: there is no --host-policy=%s,..."
@@ -181,9 +189,19 @@ async def load_version(
     if (bounds := bounds_of(config)) is not None:
         make = _maker(model, placed[0], backends, config, partial(warm, config, str(version), samples=warmup))
         demand = partial(_demand_of, model, runner, placed[0], claim)
-        scaling = ScaledInstances(runner, InstanceRule(bounds), make, demand, placed[0].threads)
+        scaling = ScaledInstances(runner, InstanceRule(bounds, len(placed)), make, demand, placed[0].threads)
     behind = behind_cache(runner, backends.cache, namespace)
     return LoadedVersion(behind, model, labels, claim, strategy, namespace, scaling)
+
+
+def _with_more(placed: list[Placement], config: ModelConfig, count: int, cores: int) -> list[Placement]:
+    """Return the placements with those of further instances up to `count`, where their number follows the load."""
+    bounds = bounds_of(config)
+    count = min(count, bounds.most) if bounds is not None else 0
+    names = [f"{config.instance_group[0].name}_{number}" for number in range(len(placed), count)]
+    return placed + [
+        replace(placed[0], name=name, threads=threads_of(share(cores, count), placed[0].threads)) for name in names
+    ]
 
 
 def _with_most(config: ModelConfig) -> ModelConfig:

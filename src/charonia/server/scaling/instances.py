@@ -22,7 +22,7 @@ from charonia.server.execution.runner import (
     waited_ns,
 )
 from charonia.server.metrics.prometheus import InstanceCount
-from charonia.server.scaling.room import Demand, Machine, obstacle, threads_of
+from charonia.server.scaling.room import Demand, Room, obstacle, threads_of
 from charonia.server.scaling.rule import Change, ChangeReason, Closed, InstanceRule, Sample, Started, StartFailed
 
 _log = logging.getLogger(__name__)
@@ -66,17 +66,17 @@ class ScaledInstances:
             self.count, bounds.least, bounds.most, {reason.value: changes[reason] for reason in ChangeReason}
         )
 
-    def look(self, machine: Callable[[], Machine]) -> bool:
+    def look(self, room: Callable[[], Room]) -> bool:
         """Add an instance or close one, if it is time to; return whether one is being added from now on.
 
         Args:
-            machine: Returns what the machine has left; called only while requests wait.
+            room: Returns what the machine has left; called only while requests wait.
         """
         if self._is_over:
             return False
         now, free = now_ns(), len(free_instances(self._runner))
         waited = 0 if free else waited_ns(self._runner, now)
-        left = machine() if waited else Machine(0)
+        left = room() if waited else Room(0)
         reason = obstacle(left, self._what_one_takes()) if waited else ""
         change = self.rule.handle(Sample(self.count, free, waited, reason), now)
         if change is Change.ADD:

@@ -20,7 +20,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class FreeMemory:
     """A memory that instances take from.
 
     Attributes:
@@ -37,7 +37,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Room:
     """What the machine has left.
 
     Attributes:
@@ -48,7 +48,7 @@ class Machine:
 
     cores: int
     idle_cores: float = 0.0
-    memories: tuple[Memory, ...] = ()
+    memories: tuple[FreeMemory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def demand_of(
     """Return the demand of one more instance, judged by the largest of those that there are.
 
     Args:
-        usages: Memory that the model has reported; what instances share is there already.
+        usages: FreeMemory that the model has reported; what instances share is there already.
         workers: The worker processes of its instances, none where it computes in the server.
         gpu: Number of the GPU of its instances, None for the CPU.
         resources: Resources of the rate limiter that instances wait for.
@@ -87,15 +87,15 @@ def demand_of(
     return Demand(max(cpu, default=0), gpu, max(on_gpu, default=0), resources=resources)
 
 
-def obstacle(machine: Machine, demand: Demand) -> str:
+def obstacle(room: Room, demand: Demand) -> str:
     """Return why there is no room for one more instance, "" where there is."""
     if demand.on_event_loop:
         return "the model computes on the event loop, which all instances share"
     if demand.resources:
         return f"its instances wait for {', '.join(demand.resources)} of the rate limiter"
-    if machine.idle_cores < CORE_ROOM:
-        return f"{machine.idle_cores:.1f} of {machine.cores} cores are idle"
-    for memory in machine.memories:
+    if room.idle_cores < CORE_ROOM:
+        return f"{room.idle_cores:.1f} of {room.cores} cores are idle"
+    for memory in room.memories:
         if memory.gpu is not None and memory.gpu != demand.gpu:
             continue
         needed = demand.memory if memory.gpu is None else demand.gpu_memory

@@ -94,18 +94,22 @@ class ChangeReason(Enum):
 class InstanceRule:
     """The rule for one model version.
 
+    Args:
+        bounds: The bounds.
+        count: Instances that there are, 0 for the fewest.
+
     Attributes:
         bounds: The bounds.
         idle_for_ns: Time for which an instance has nothing to do before one is closed.
         changes: Changes so far, by reason.
     """
 
-    def __init__(self, bounds: InstanceBounds) -> None:
+    def __init__(self, bounds: InstanceBounds, count: int = 0) -> None:
         self.bounds = bounds
         self.idle_for_ns = SHRINK_AFTER_NS
         self.changes: Counter[ChangeReason] = Counter()
         self._base_ns = SHRINK_AFTER_NS
-        self._count = bounds.least
+        self._count = count or bounds.least
         self._sampled_ns: int | None = None
         self._waiting_since_ns: int | None = None
         self._spare_since_ns: int | None = None

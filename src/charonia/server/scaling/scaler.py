@@ -9,7 +9,7 @@ from dataclasses import replace
 from charonia.server.execution.clock import now_ns
 from charonia.server.machine.cpu_times import CpuTimes
 from charonia.server.scaling.instances import ScaledInstances
-from charonia.server.scaling.room import Machine, idle_cores
+from charonia.server.scaling.room import Room, idle_cores
 from charonia.server.scaling.rule import SAMPLE_NS
 
 _log = logging.getLogger(__name__)
@@ -24,18 +24,18 @@ class InstanceScaler:
     Args:
         models: Returns the versions whose number of instances follows the load.
         workers_s: Returns the CPU time of all workers so far, in seconds.
-        machine: Returns the cores that the server may use, and free memory; `idle_cores` is filled in.
+        room: Returns the cores that the server may use, and free memory; `idle_cores` is filled in.
     """
 
     def __init__(
         self,
         models: Callable[[], Sequence[ScaledInstances]],
         workers_s: Callable[[], float],
-        machine: Callable[[], Machine],
+        room: Callable[[], Room],
     ) -> None:
         self._models = models
         self._workers_s = workers_s
-        self._machine = machine
+        self._room = room
         self._times: CpuTimes | None = None
         self._measured_ns = 0
         self._idle_cores = 0.0
@@ -57,11 +57,11 @@ class InstanceScaler:
             return
         self._measure()
         for each in models:
-            if each.look(self._room):
-                self._idle_cores = 0.0  # taken, until the next measurement says otherwise
+            if each.look(self._room_now):
+                self._idle_cores = max(0.0, self._idle_cores - 1)  # until the next measurement
 
-    def _room(self) -> Machine:
-        return replace(self._machine(), idle_cores=self._idle_cores)
+    def _room_now(self) -> Room:
+        return replace(self._room(), idle_cores=self._idle_cores)
 
     def _measure(self) -> None:
         now = now_ns()
@@ -70,5 +70,5 @@ class InstanceScaler:
         times = CpuTimes.read(self._workers_s())
         if self._times is not None:
             own, others = times.used_since(self._times, (now - self._measured_ns) / 1e9)
-            self._idle_cores = idle_cores(self._machine().cores, os.cpu_count() or 1, own, others)
+            self._idle_cores = idle_cores(self._room().cores, os.cpu_count() or 1, own, others)
         self._times, self._measured_ns = times, now
