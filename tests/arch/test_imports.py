@@ -15,13 +15,15 @@ INTERNAL = {
     "core": set(),
     "die_with_parent": set(),
     "install_hint": set(),
+    "stores": {"core", "install_hint"},
     "schema": {"core"},
     "config": {"core", "schema"},
     "wire": {"core", "config", "schema"},
     "client": {"core", "wire"},
     # The public name of what lies beside the worker's script, because workers need it without this package.
     "service": {"server.backends.python.worker.service"},
-    "cli": {"__version__", "install_hint", "core", "config", "wire", "client", "server", "tools"},
+    "cli": {"__version__", "install_hint", "core", "config", "wire", "client", "server", "tools"}
+    | {"platform", "stores"},
     "__main__": {"cli.main"},
     # The first tower, from the bottom up.
     "server.scheduling": {"core", "config"},
@@ -78,14 +80,8 @@ INTERNAL = {
         "server.backends",
     }
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
-    | {
-        "server.scaling",
-        "server.response_cache",
-        "server.options",
-        "server.directory",
-        "server.log_file",
-        "wire.example_inputs",
-    },
+    | {"server.response_cache", "server.options", "server.directory", "server.log_file", "wire.example_inputs"}
+    | {"server.scaling", "stores"},
     # The driver of GPUs has one binding, which workers need without the package.
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
@@ -130,6 +126,28 @@ INTERNAL = {
     "tools.perf": {"__version__", "core", "config", "install_hint", "wire", "client", "tools.results"},
     "tools.tune": {"__version__", "core", "config", "install_hint", "wire", "client", "die_with_parent", "tools.perf"}
     | {"tools.report", "tools.results"},
+    # The third, from the bottom up.
+    "platform.database": {"core"},
+    "platform.tasks": {"core", "platform.database", "platform.people", "platform.state"},
+    "platform.people": {"core", "platform.database", "platform.data_folder", "platform.settings", "platform.state"},
+    "platform.artifacts": {"core", "install_hint", "stores"},
+    "platform.models": {"core", "config", "stores"}
+    | {"platform.artifacts", "platform.database", "platform.people", "platform.state", "platform.tasks"},
+    "platform.environments": {
+        "core",
+        "platform.names",
+        "platform.database",
+        "platform.people",
+        "platform.state",
+        "platform.tasks",
+    },
+    "platform.targets": {"core", "config", "client", "die_with_parent", "platform.deployments.spec"},
+    "platform.deployments": {"core", "config", "client"}
+    | {"platform.database", "platform.people", "platform.state", "platform.tasks", "platform.models"}
+    | {"platform.targets"},
+    "platform.jobs": {"core", "config", "platform.database", "platform.people", "platform.state", "platform.tasks"},
+    "platform.console": {"__version__", "core", "config", "client", "platform"},
+    "platform": {"__version__", "core", "config", "client", "platform"},
 }
 
 # Modules of `server/` itself that front ends may know.
@@ -186,7 +204,7 @@ CALCULATION = {
 }
 
 # Libraries that calculate and nothing else.
-LIBRARIES = {"numpy", "google.protobuf", "orjson", "httptools", "importlib.resources", "optuna"}
+LIBRARIES = {"numpy", "google.protobuf", "orjson", "httptools", "importlib.resources", "optuna", "packaging"}
 
 # Rooms that are pure as a whole. Elsewhere a module that is pure says "Pure." in its docstring.
 PURE_ROOMS = ("core", "config", "schema", "wire", "tools/results", "tools/tune/search")
@@ -223,9 +241,9 @@ def sources(room: str) -> list[Path]:
 
 
 def rooms() -> set[str]:
-    """Return the rooms that there are: packages and modules of charonia, and the packages of the two towers."""
+    """Return the rooms that there are: packages and modules of charonia, and the packages of the towers."""
     found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    for tower in ("server", "tools"):
+    for tower in ("server", "tools", "platform"):
         found |= {f"{tower}.{path.name}" for path in (SOURCE / tower).iterdir() if (path / "__init__.py").exists()}
     return found - {"__init__", "testing", "tools"}
 

@@ -11,7 +11,7 @@ from charonia.config.complete import normalise
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
 from charonia.core.dtypes import DataType
-from charonia.core.errors import internal
+from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.statistics import MemoryUsage
@@ -45,6 +45,9 @@ class HeldInstance:
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
         self.batches.append((requests, sink))
+        if requests[0].model_version:  # a sample that warms it up
+            self.backend.warmed.append(self.placement.name)
+            self.finish(self.backend.warm_up_error)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
         pass
@@ -54,8 +57,11 @@ class HeldInstance:
         self.backend.open.remove(self)
         self.backend.closed.append(self.placement.name)
 
-    def finish(self) -> None:
+    def finish(self, error: ServingError | None = None) -> None:
         requests, sink = self.batches.pop(0)
+        if error is not None:
+            sink.finish(0, 0, error)
+            return
         for index in range(len(requests)):
             sink.respond(index, Outputs([Tensor("OUT", DataType.FP32, VALUE.array)]), True)
         sink.finish(0, 0)
@@ -69,6 +75,8 @@ class HeldBackend:
     def __init__(self) -> None:
         self.open: list[HeldInstance] = []
         self.closed: list[str] = []
+        self.warmed: list[str] = []
+        self.warm_up_error: ServingError | None = None
         self.gate: Callable[[], Awaitable[None]] = _at_once
         self.is_model_closed = False
 
@@ -124,8 +132,8 @@ class Bench:
         for _ in range(ns // SAMPLE_NS):
             self._advance(SAMPLE_NS)
             self.scaling.look(lambda: self.room)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            for _ in range(10):  # what was begun goes on
+                await asyncio.sleep(0)
 
     async def answer_all(self) -> None:
         while busy := [each for each in self.backend.open if each.batches]:
@@ -253,8 +261,34 @@ def test_an_instance_that_fails_to_start_costs_no_request_and_is_tried_again_lat
         assert "out of memory" in m.scaling.rule.story(clock.now_ns())
 
         m.backend.gate = _at_once
-        await m.passes(BACK_OFF_NS + GROW_AFTER_NS + 2 * SAMPLE_NS)
+        await m.passes(max(BACK_OFF_NS, GROW_AFTER_NS) + 3 * SAMPLE_NS)
         assert m.scaling.count == 2
+        await m.answer_all()
+        assert m.answers == m.sent
+        await m.loaded.retire()
+
+    asyncio.run(scenario())
+
+
+def test_an_added_instance_is_warmed_up_and_one_that_cannot_be_is_closed(
+    tmp_path: Path, advance: Callable[[int], None]
+) -> None:
+    text = TEXT + (
+        'model_warmup { name: "s" batch_size: 1 inputs { key: "IN" '
+        "value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }"
+    )
+
+    async def scenario() -> None:
+        m = await bench(tmp_path, advance, text)
+        m.send(3)
+        m.backend.warm_up_error = internal("not warm")
+        await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
+        assert (m.scaling.count, m.backend.warmed, m.backend.closed) == (1, ["m_0", "m_1"], ["m_1"])
+        assert "not warm" in m.scaling.rule.story(0)
+
+        m.backend.warm_up_error = None
+        await m.passes(max(BACK_OFF_NS, GROW_AFTER_NS) + 3 * SAMPLE_NS)
+        assert (m.scaling.count, m.backend.warmed) == (2, ["m_0", "m_1", "m_1"])
         await m.answer_all()
         assert m.answers == m.sent
         await m.loaded.retire()

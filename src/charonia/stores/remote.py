@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from charonia.core.errors import invalid, unavailable
 from charonia.install_hint import extra_hint
-from charonia.server.lifecycle.repository.stores.location import (
+from charonia.stores.location import (
     FILE_VARIABLE,
     StoreAddress,
     StoreKind,
