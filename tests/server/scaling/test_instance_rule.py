@@ -16,6 +16,7 @@ from charonia.server.scaling.rule import (
     SHRINK_AFTER_NS,
     SHRINK_AFTER_NS_MAX,
     START_FACTOR,
+    STEADY_FACTOR,
     Change,
     ChangeReason,
     Closed,
@@ -100,6 +101,13 @@ def test_a_step_of_the_load_adds_one_instance_after_the_other_until_none_waits()
     assert model.history[2][0] - model.history[1][0] >= GROW_AFTER_NS
 
 
+def test_the_times_are_those_that_the_documentation_says() -> None:
+    seconds = [each / S for each in (SAMPLE_NS, GROW_AFTER_NS, SHRINK_AFTER_NS, SHRINK_AFTER_NS_MAX)]
+
+    assert seconds == [0.25, 1, 10, 600]
+    assert (START_FACTOR, STEADY_FACTOR, BACK_OFF_NS / S, BACK_OFF_NS_MAX / S) == (10, 4, 1, 300)
+
+
 def test_there_are_never_more_than_the_most_nor_fewer_than_the_least() -> None:
     model = Simulation(2, 3)
 
@@ -140,6 +148,7 @@ def test_an_idle_model_goes_back_to_the_least_one_by_one() -> None:
 
     closed = [at for at, count in model.history[-3:]]
     assert [count for _, count in model.history] == [1, 2, 3, 4, 3, 2, 1]
+    assert model.rule.changes == {ChangeReason.WAITING: 3, ChangeReason.IDLE: 3}
     assert all(later - before >= SHRINK_AFTER_NS for before, later in itertools.pairwise(closed))
 
 
