@@ -43,6 +43,7 @@ def test_one_more_gets_the_idle_cores_and_no_more_threads_than_the_first() -> No
     [
         (4, 4, 1.0, 0.5, 2.5),
         (4, 16, 1.0, 12.0, 3.0),  # the others have the cores outside of the budget
+        (4, 16, 1.0, 5.0, 3.0),
         (4, 16, 1.0, 14.0, 1.0),
         (2, 2, 1.5, 4.0, 0.0),
         (8, 2, 0.0, 2.0, 6.0),

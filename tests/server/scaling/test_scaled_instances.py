@@ -54,6 +54,7 @@ class HeldInstance:
 
     async def aclose(self) -> None:
         assert not self.batches
+        await self.backend.close_gate()
         self.backend.open.remove(self)
         self.backend.closed.append(self.placement.name)
 
@@ -78,6 +79,7 @@ class HeldBackend:
         self.warmed: list[str] = []
         self.warm_up_error: ServingError | None = None
         self.gate: Callable[[], Awaitable[None]] = _at_once
+        self.close_gate: Callable[[], Awaitable[None]] = _at_once
         self.is_model_closed = False
 
     def uses_gpus(self) -> bool:
@@ -240,6 +242,33 @@ def test_a_version_is_retired_while_an_instance_is_starting(tmp_path: Path, adva
         assert m.answers == m.sent
         assert m.backend.is_model_closed
         assert not m.scaling.look(lambda: m.room)
+
+    asyncio.run(scenario())
+
+
+def test_a_version_is_retired_when_the_instance_that_is_being_closed_is_closed(
+    tmp_path: Path, advance: Callable[[int], None]
+) -> None:
+    async def scenario() -> None:
+        m = await bench(tmp_path, advance, instances_before=2)
+        finalized = asyncio.Event()
+
+        async def slowly() -> None:
+            await finalized.wait()
+
+        m.backend.close_gate = slowly
+        await m.passes(SHRINK_AFTER_NS + 2 * SAMPLE_NS)
+        assert (m.scaling.count, len(m.backend.open)) == (1, 2)
+        m.backend.close_gate = _at_once
+
+        retiring = asyncio.create_task(m.loaded.retire())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not m.backend.closed
+        finalized.set()
+        await retiring
+        assert m.backend.closed == ["m_1", "m_0"]
+        assert m.backend.is_model_closed
 
     asyncio.run(scenario())
 
