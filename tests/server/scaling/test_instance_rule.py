@@ -21,7 +21,7 @@ from charonia.server.scaling.rule import (
     ChangeReason,
     Closed,
     InstanceRule,
-    Sample,
+    InstanceSample,
     Started,
     StartFailed,
 )
@@ -71,7 +71,7 @@ class Simulation:
             (self.now_ns if self._waits_since_ns is None else self._waits_since_ns) if waits else None
         )
         waited_ns = self.now_ns - self._waits_since_ns + 1 if self._waits_since_ns is not None else 0
-        sample = Sample(self.count, max(0, self.count - wanted), waited_ns, self.obstacle if waits else "")
+        sample = InstanceSample(self.count, max(0, self.count - wanted), waited_ns, self.obstacle if waits else "")
         change = self.rule.handle(sample, self.now_ns)
         if change is Change.ADD:
             assert self._ready_ns is None, "two at a time"
@@ -240,7 +240,7 @@ def test_the_story_says_when_and_why_the_number_changed() -> None:
 
 def test_a_close_that_could_not_be_carried_out_is_asked_for_again() -> None:
     rule = InstanceRule(InstanceBounds(1, 2))
-    answers = [rule.handle(Sample(2, 1), at) for at in range(0, SHRINK_AFTER_NS + 3 * SAMPLE_NS, SAMPLE_NS)]
+    answers = [rule.handle(InstanceSample(2, 1), at) for at in range(0, SHRINK_AFTER_NS + 3 * SAMPLE_NS, SAMPLE_NS)]
 
     assert answers[-3:] == [Change.CLOSE] * 3
     assert set(answers[:-3]) == {None}

@@ -23,7 +23,15 @@ from charonia.server.execution.runner import (
 )
 from charonia.server.metrics.prometheus import InstanceCount
 from charonia.server.scaling.room import Demand, Room, obstacle, threads_of
-from charonia.server.scaling.rule import Change, ChangeReason, Closed, InstanceRule, Sample, Started, StartFailed
+from charonia.server.scaling.rule import (
+    Change,
+    ChangeReason,
+    Closed,
+    InstanceRule,
+    InstanceSample,
+    Started,
+    StartFailed,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +86,7 @@ class ScaledInstances:
         waited = 0 if free else waited_ns(self._runner, now)
         left = room() if waited else Room(0)
         reason = obstacle(left, self._what_one_takes()) if waited else ""
-        change = self.rule.handle(Sample(self.count, free, waited, reason), now)
+        change = self.rule.handle(InstanceSample(self.count, free, waited, reason), now)
         if change is Change.ADD:
             self._starting = asyncio.create_task(self._add(threads_of(left.idle_cores, self._threads)))
         elif change is Change.CLOSE:

@@ -41,7 +41,7 @@ BACK_OFF_NS_MAX = 300 * _NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class InstanceSample:
     """What the instances of a model do.
 
     Attributes:
@@ -126,10 +126,10 @@ class InstanceRule:
         """Return when to send the next sample, None for at once."""
         return None if self._sampled_ns is None else self._sampled_ns + SAMPLE_NS
 
-    def handle(self, event: Sample | Started | StartFailed | Closed, now_ns: int) -> Change | None:
+    def handle(self, event: InstanceSample | Started | StartFailed | Closed, now_ns: int) -> Change | None:
         """Take in one event at this monotonic time and return what is to be done, None for nothing."""
         match event:
-            case Sample():
+            case InstanceSample():
                 return self._sample(event, now_ns)
             case Started():
                 self._started(event, now_ns)
@@ -162,7 +162,7 @@ class InstanceRule:
         assert self._base_ns <= self.idle_for_ns <= max(self._base_ns, SHRINK_AFTER_NS_MAX)
         assert self._waiting_since_ns is None or self._spare_since_ns is None
 
-    def _sample(self, sample: Sample, now_ns: int) -> Change | None:
+    def _sample(self, sample: InstanceSample, now_ns: int) -> Change | None:
         self._sampled_ns = now_ns
         self._count = sample.count
         waits = bool(sample.waited_ns) and not sample.free
@@ -183,7 +183,7 @@ class InstanceRule:
             return Change.CLOSE if now_ns - self._spare_since_ns >= self.idle_for_ns else None
         return None
 
-    def _add(self, sample: Sample, now_ns: int) -> Change | None:
+    def _add(self, sample: InstanceSample, now_ns: int) -> Change | None:
         if sample.count >= self.bounds.most or now_ns < self._retry_ns:
             return None
         if sample.obstacle:
