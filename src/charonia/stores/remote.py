@@ -1,4 +1,4 @@
-"""Reads and writes object stores through `obstore`. It blocks, so call it in threads. No other module uses the library."""
+"""Reads and writes object stores through `obstore`, which no other module uses. It blocks, so call it in threads."""
 
 import os
 import re

@@ -1,7 +1,7 @@
 """Files that are being sent: a file each, as long as what has arrived.
 
-What has arrived when a connection breaks stays, and sending goes on from there. A piece may be sent again, also while an
-earlier request with it still waits for the rest.
+What has arrived when a connection breaks stays, and sending goes on from there. A piece may be sent again, also while
+an earlier request with it still waits for the rest.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """Which models run code of their own when they are loaded, and what they need. Pure."""
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -31,14 +32,15 @@ _DATA_BACKENDS = frozenset(
 
 _CODE_PARAMETERS = {
     "ALLOW_UNPICKLING": "files are unpickled",
+    "BATCHING_STRATEGY": "it brings a batching strategy",
+    "CPU_EXTENSION_PATH": "it brings a library",
     "EXECUTION_ENV_PATH": "it brings an environment of its own",
+    "TRITON_BATCH_STRATEGY_PATH": "it brings a batching strategy",
     "TRUSTED": "its pickles are read",
     "TRUSTED_TYPES": "types of its file are made",
-    "op_library_filename": "it brings a library",
 }
 
-_DEPENDENCIES = re.compile(r"^# /// script\s*$(.*?)^# ///\s*$", re.MULTILINE | re.DOTALL)
-_QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'")
+_DEPENDENCIES = re.compile(r"^# /// script\n((?:#(?: .*)?\n)*)# ///$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ def code_in(paths: Iterable[str], config: ModelConfig) -> list[str]:
     if backend not in _DATA_BACKENDS | {ENSEMBLE, ""} and not found:
         found.append(f"backend {backend}: its models are code")
     found += [f"parameter {name}: {why}" for name, why in _CODE_PARAMETERS.items() if config.parameters.get(name)]
+    if config.model_operations is not None and config.model_operations.op_library_filename:
+        found.append("model_operations: it brings a library")
     return found
 
 
@@ -129,5 +133,10 @@ def dependencies(read: Callable[[str], str], paths: Iterable[str]) -> str:
     header = _DEPENDENCIES.search(read("1/model.py")) if "1/model.py" in listed else None
     if header is None:
         return ""
-    _, _, after = header[1].partition("dependencies")
-    return "\n".join(a or b for a, b in _QUOTED.findall(after.partition("]")[0]))
+    try:
+        listed_there = tomllib.loads("".join(line[2:] + "\n" for line in header[1].splitlines())).get(
+            "dependencies", []
+        )
+    except tomllib.TOMLDecodeError:
+        return ""  # the check says so
+    return "\n".join(map(str, listed_there)) if isinstance(listed_there, list) else ""

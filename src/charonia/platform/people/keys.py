@@ -49,6 +49,7 @@ def create(
         name=name, digest=digest_of(secret), expires=expires, grants=new_rows(session, who, grants), created=now()
     )
     session.add(key)
+    session.flush()
     audit.note(session, who, "key.create", name, {"roles": [audit.role_text(grant) for grant in grants]})
     return key, secret
 
