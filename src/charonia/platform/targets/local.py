@@ -69,7 +69,6 @@ class LocalTarget:
         self._machine = machine
         self._lock = threading.Lock()
         self._unwell: dict[str, float] = {}
-        self._started: list[subprocess.Popen[bytes]] = []
 
     def problems(self, workload: Workload) -> Sequence[str]:
         """Return why a workload does not fit. See `DeploymentTarget`."""
@@ -116,8 +115,6 @@ class LocalTarget:
 
     def observe(self, deployment: str) -> Observed:
         """Return what is there now. See `DeploymentTarget`."""
-        with self._lock:
-            self._started = [process for process in self._started if process.poll() is None]
         folder = self._folder(deployment)
         ports = folder.read("ports").get("ports")
         if ports is None:
@@ -212,14 +209,14 @@ class LocalTarget:
         folder.write("applying", revision=workload.revision, is_upgrade=False, made=_made(workload))
         python = str(folder.revision(workload.revision) / "python")
         command = [python, "-m", "charonia", "serve", *_arguments(folder, workload)]
-        self._started.append(folder.start(command, _environment()))
+        folder.start(command, _environment())
 
     def _upgrade(self, folder: DeploymentFolder, workload: Workload) -> None:
         folder.write("applying", revision=workload.revision, is_upgrade=True, made=_made(workload))
         revision = folder.revision(workload.revision)
         command = [sys.executable, "-m", "charonia", "upgrade", str(folder.pid()), "--python", str(revision / "python")]
         command += ["--", *_arguments(folder, workload)]
-        self._started.append(Steps(revision).start(command, _environment()))
+        Steps(revision).start(command, _environment())
 
     def _change_traffic(self, folder: DeploymentFolder, workload: Workload) -> None:
         """Change how traffic is split in the server that runs, and what it reads when it starts again."""
