@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import openai
 import pytest
+import tokenizers
 from tests.support.language_models import write_language_models
 from tests.support.process import SHAPES, ServeProcess, eventually
 
@@ -396,6 +397,46 @@ def test_control_c_stops_an_answer_and_not_the_program(server: ServeProcess, rep
         terminal.wait_for("0 1 2 ")
 
     assert eventually(mark.exists, 10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_that_the_tokenizer_counts_are_in_the_metrics(tmp_path: Path, shape: tuple[str, ...]) -> None:
+    repository = tmp_path / "models"
+    write_language_models(repository)
+    for name in ("whole", "steps", "embedding"):
+        _write_word_tokenizer(repository / name / "tokenizer.json")
+    with (
+        ServeProcess(repository, *shape) as server,
+        openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        answer = client.completions.create(model="whole", prompt="one two three", n=2)
+        client.completions.create(model="steps", prompt="one two")
+        client.embeddings.create(model="embedding", input=["one", "two three"])
+        client.completions.create(model="plain", prompt="abc")
+
+        def counted() -> dict[str, int]:
+            with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+                lines = page.read().decode().splitlines()
+            return {
+                line[: line.index(",")].removeprefix("nv_llm_"): int(float(line.split()[-1]))
+                for line in lines
+                if line.startswith(("nv_llm_prompt_tokens_total", "nv_llm_completion_tokens_total"))
+            }
+
+        def of(name: str, prompt: int, completion: int) -> dict[str, int]:
+            kinds = {"prompt": prompt, "completion": completion}
+            return {f'{kind}_tokens_total{{model="{name}"': count for kind, count in kinds.items()}
+
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 6)
+        expected = {**of("whole", 6, 6), **of("steps", 2, 2), **of("embedding", 3, 0), **of("plain", 3, 3)}
+        assert eventually(lambda: expected.items() <= counted().items())
+
+
+def _write_word_tokenizer(path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(path))
 
 
 def test_tokens_are_counted_and_logged(repository: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidati
 
 from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS, ChunkWriter
 from charonia.server.backends.vllm.options import ROUTES
-from charonia.server.backends.vllm.worker.engine import Engine, engine_cores
+from charonia.server.backends.vllm.worker.engine import SHUTDOWN_S, Engine, engine_cores
 from charonia.server.backends.vllm.worker.failures import (
     INTERNAL,
     INVALID_ARG,
@@ -103,6 +103,7 @@ def with_engine(use: Any, pb_utils: Any = None, **options: Any) -> None:
         await use(engine)
         await engine.stop()
         assert AsyncLLM.latest.is_shut_down
+        assert AsyncLLM.latest.shutdown_s == SHUTDOWN_S
 
     asyncio.run(scenario())
 
