@@ -249,9 +249,15 @@ def _missed(constraint: Constraint, estimate: Estimate) -> float | None:
     return None
 
 
+GAIN_MAX = 10.0
+"""An interval that reaches further, from a loss, means that nothing is known."""
+
+
 def percent(share: Estimate) -> str:
     """Return a gain in percent, with its interval: `12 % (9 to 15 %)`."""
-    value, low, high = (_three_digits(bound * 100) for bound in (share.value, share.low, share.high))
+    value, low = (_three_digits(bound * 100) for bound in (share.value, share.low))
+    is_known = share.high < GAIN_MAX or share.low > 0
+    high = _three_digits(share.high * 100) if is_known else f"more than {_three_digits(GAIN_MAX * 100)}"
     return f"{value} % ({low} to {high} %)"
 
 
