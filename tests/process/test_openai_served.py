@@ -98,7 +98,7 @@ def user(text: str) -> list[Any]:
 def test_models_are_those_that_have_routes(client: openai.OpenAI) -> None:
     listed = [model.id for model in client.models.list()]
 
-    assert sorted(listed) == ["embedding", "engine", "engine:poet", "plain", "steps", "whole"]
+    assert sorted(listed) == ["crowd", "crowd:poet", "embedding", "engine", "engine:poet", "plain", "steps", "whole"]
     assert client.models.retrieve("engine:poet").id == "engine:poet"
     assert client.models.retrieve("plain").owned_by == "charonia"
 
@@ -176,6 +176,22 @@ def test_a_client_that_leaves_ends_the_work(client: openai.OpenAI, repository: P
     stream.close()
 
     assert eventually(mark.exists, 10)
+
+
+def test_after_a_storm_of_cancellations_nothing_is_open(client: openai.OpenAI) -> None:
+    def open_in_engine() -> int:
+        answer = client.chat.completions.create(model="crowd", messages=HELLO)
+        assert answer.model_extra is not None
+        return int(answer.model_extra["open"])
+
+    for _ in range(3):
+        streams = [client.chat.completions.create(model="crowd", messages=HELLO, stream=True) for _ in range(100)]
+        for stream in streams:
+            next(iter(stream))
+        assert open_in_engine() == 100
+        for stream in streams:
+            stream.close()
+        assert eventually(lambda: open_in_engine() == 0, 20)
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_holds_no_other(server: ServeProcess, repository: Path) -> None:
@@ -286,6 +302,15 @@ def test_what_a_model_cannot_do_is_refused_by_name(
     assert refused.value.param == param
 
 
+@pytest.mark.parametrize("model", ["plain", "whole", "steps", "embedding"])
+def test_only_engines_answer_responses(client: openai.OpenAI, model: str) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match=r"does not answer /v1/responses.*only engines do") as refused:
+            client.responses.create(model=model, input="hello", stream=stream)
+
+        assert (refused.value.param, refused.value.type) == ("model", "invalid_request_error")
+
+
 def test_unknown_models_and_routes_and_models_without_capacity(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="none", messages=HELLO)
@@ -320,7 +345,7 @@ def test_keys_need_scopes(repository: Path, tmp_path: Path) -> None:
 
         with client("secret-of-the-caller") as caller, client("secret-of-the-reader") as reader:
             assert caller.chat.completions.create(model="engine", messages=HELLO).choices
-            assert len(list(reader.models.list())) == 6
+            assert len(list(reader.models.list())) == 8
             with pytest.raises(openai.PermissionDeniedError, match="needs the scope 'infer'"):
                 reader.chat.completions.create(model="engine", messages=HELLO)
             with pytest.raises(openai.PermissionDeniedError):

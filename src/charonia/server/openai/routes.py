@@ -32,6 +32,7 @@ from charonia.wire.openai_embeddings import decode_embeddings_request
 from charonia.wire.openai_models import (
     CHAT,
     EMBEDDINGS,
+    RESPONSES,
     ROUTES,
     encode_models,
     engine_routes,
@@ -221,9 +222,10 @@ _WHICH = "language models have a BYTES input text_input and a BYTES output text_
 
 def _no_route(config: ModelConfig, route: str) -> ServingError:
     offered = ", ".join(f"/v1/{each}" for each in routes_of(config))
-    return invalid(
-        f"model: '{config.name}' does not answer /v1/{route}", hint=f"it answers {offered}" if offered else _WHICH
-    )
+    hint = f"it answers {offered}" if offered else _WHICH
+    if route == RESPONSES:
+        hint = f"only engines do; {hint}"
+    return invalid(f"model: '{config.name}' does not answer /v1/{route}", hint=hint)
 
 
 async def _after(loaded: Awaitable[None], exchange: Exchange, ask: Callable[[], None]) -> None:
