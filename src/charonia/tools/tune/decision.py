@@ -237,8 +237,12 @@ def missed_constraints(ranked: Ranked, goal: Goal) -> list[str]:
             limit = _missed(constraint, estimate)
             if limit is not None:
                 off = f", {abs(estimate.value - limit) / abs(limit):.1%} off" if limit else ""
-                lines.append(f"{constraint.metric.value} is {estimate.value:.4g}, the limit {limit:.4g}{off}")
+                lines.append(f"{constraint.metric.value} is {_figure(estimate.value)}, the limit {_figure(limit)}{off}")
     return lines or ["the server does not keep up with the offered rate"]
+
+
+def _figure(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
 def _missed(constraint: Constraint, estimate: Estimate) -> float | None:
