@@ -215,8 +215,7 @@ class EnginePort:
             case "folders" if services.folders is not None:
                 return await services.folders(*arguments)
             case "count_tokens" if services.count_tokens is not None:
-                name, *numbers = arguments
-                await services.count_tokens(name, TokenUsage(*numbers))
+                await services.count_tokens(arguments[0], TokenUsage(*arguments[1:]))
             case "explain" if services.explain is not None:
                 return await services.explain(*arguments)
             case "trace_settings" | "change_trace":
@@ -247,7 +246,6 @@ class EnginePort:
             "sequences": services.sequences is not None,
             "explain": services.explain is not None,
             "folders": services.folders is not None,
-            "count_tokens": services.count_tokens is not None,
         }
         async with self._changing:
             self.hand_over.check()

@@ -198,6 +198,6 @@ def services_of(
         sequences=sequences if "sequences" in offers else None,
         explain=explain if "explain" in offers else None,
         folders=folders if "folders" in offers else None,
-        count_tokens=count_tokens if "count_tokens" in offers else None,
+        count_tokens=count_tokens,
         lend=engine.lend,
     )
