@@ -277,7 +277,7 @@ class _OpenAIAnswer:
         self._model = (b'"model":' + json.dumps(served).encode(), b'"model":' + json.dumps(asked).encode())
         self._is_renamed = isinstance(asked, str) and asked != served
         self._held: list[bytes] = []
-        self._counted: list[dict[str, Any]] = []
+        self._counted: dict[str, Any] = {}
 
     def take(self, event: bytes) -> None:
         """Hand on an event; those that have counts are held until it is known whether they are the last."""
@@ -287,7 +287,7 @@ class _OpenAIAnswer:
             self._read(event[event.index(_DATA) :])
         self._flush()
         if b'"timings":{' in event or b'"usage":{' in event:
-            self._counted.append(json.loads(event[event.index(_DATA) + len(_DATA) :]))
+            self._counted = json.loads(event[event.index(_DATA) + len(_DATA) :])
             self._held.append(event)
         else:
             self._request.send({"text_output": self._text(event)})
@@ -300,7 +300,7 @@ class _OpenAIAnswer:
 
     def send_document(self, body: bytes) -> None:
         """Send an answer that is not streamed."""
-        self._request.send({"text_output": self._renamed(body)}, _usage([json.loads(body)]), final=True)
+        self._request.send({"text_output": self._renamed(body)}, _usage(json.loads(body)), final=True)
 
     def _flush(self) -> None:
         for event in self._held:
@@ -349,18 +349,17 @@ def _finish_reason(answer: dict[str, Any]) -> str:
     return "length" if answer["stop_type"] == "limit" else "stop"
 
 
-def _usage(documents: list[dict[str, Any]]) -> dict[str, int]:
+def _usage(document: dict[str, Any]) -> dict[str, int]:
     """Return the usage, from what llama.cpp says in OpenAI's form, else from its timings."""
-    for document in reversed(documents):
-        usage = document.get("usage") or document.get("response", {}).get("usage")
-        if usage:
-            details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-            return {
-                "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
-                "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
-                "cached_tokens": details.get("cached_tokens", 0),
-            }
-    return _usage_of_timings(next((document for document in documents if "timings" in document), {}))
+    usage = document.get("usage") or document.get("response", {}).get("usage")
+    if not usage:
+        return _usage_of_timings(document)
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    return {
+        "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
+        "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
+        "cached_tokens": details.get("cached_tokens", 0),
+    }
 
 
 def _usage_of_timings(document: dict[str, Any]) -> dict[str, int]:
