@@ -169,6 +169,8 @@ class Exchange:
         """
         if not self.is_open or self.has_begun:
             return
+        if self.request.method == b"HEAD" and status != 200:
+            body = []
         length = 0
         for part in body:
             length += len(part)
