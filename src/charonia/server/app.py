@@ -12,6 +12,7 @@ from charonia import __version__
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
+from charonia.core.usage import TokenUsage
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
 from charonia.server.engine import ModelEngine
@@ -347,6 +348,9 @@ class InferenceServer:
         async def folders(name: str, version: str) -> list[str]:
             return folders_of(self._lifecycle.table.models.values(), self.engine.find(name, version))
 
+        async def count_tokens(name: str, usage: TokenUsage) -> None:
+            self.engine.find(name).metrics.count_tokens(usage)
+
         return Services(
             tracing=tracing,
             log=self._log,
@@ -356,6 +360,7 @@ class InferenceServer:
             sequences=sequences,
             explain=explain,
             folders=folders,
+            count_tokens=count_tokens,
         )
 
     async def _collect(self) -> None:
