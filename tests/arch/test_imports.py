@@ -126,17 +126,26 @@ INTERNAL = {
     # The third, from the bottom up.
     "platform.database": {"core"},
     "platform.tasks": {"core", "platform.database", "platform.people", "platform.state"},
-    "platform.people": {"core", "platform.database", "platform.data_folder", "platform.settings", "platform.state"},
+    "platform.people": {"core", "platform.database", "platform.data_folder", "platform.names", "platform.settings"}
+    | {"platform.state"},
     "platform.artifacts": {"core", "install_hint", "stores"},
     "platform.models": {"core", "config", "stores"}
     | {"platform.artifacts", "platform.database", "platform.people", "platform.state", "platform.tasks"},
-    "platform.environments": {"core", "platform.database", "platform.people", "platform.state", "platform.tasks"},
+    "platform.environments": {
+        "core",
+        "platform.names",
+        "platform.database",
+        "platform.people",
+        "platform.state",
+        "platform.tasks",
+    },
     "platform.targets": {"core", "config", "client", "die_with_parent", "platform.deployments.spec"},
     "platform.deployments": {"core", "config", "client"}
     | {"platform.database", "platform.people", "platform.state", "platform.tasks", "platform.models"}
     | {"platform.targets"},
+    "platform.jobs": {"core", "config", "platform.database", "platform.people", "platform.state", "platform.tasks"},
     "platform.console": {"__version__", "core", "config", "client", "platform"},
-    "platform": {"__version__", "core", "client", "platform"},
+    "platform": {"__version__", "core", "config", "client", "platform"},
 }
 
 # Modules of `server/` itself that front ends may know.
@@ -193,7 +202,7 @@ CALCULATION = {
 }
 
 # Libraries that calculate and nothing else.
-LIBRARIES = {"numpy", "google.protobuf", "orjson", "httptools", "importlib.resources", "optuna"}
+LIBRARIES = {"numpy", "google.protobuf", "orjson", "httptools", "importlib.resources", "optuna", "packaging"}
 
 # Rooms that are pure as a whole. Elsewhere a module that is pure says "Pure." in its docstring.
 PURE_ROOMS = ("core", "config", "schema", "wire", "tools/results", "tools/tune/search")

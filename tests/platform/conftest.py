@@ -1,4 +1,4 @@
-"""A platform on SQLite in a folder of its own, without a socket."""
+"""A platform on SQLite in a folder of its own, without a socket; and databases, where they matter."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import text
+from tests.support.postgresql import find_programs, postgresql
 
 from charonia.platform.app import make_app
+from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import PlatformTable
 from charonia.platform.people import local
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
@@ -47,3 +51,28 @@ def admin(anybody: TestClient, link: str, platform: Platform) -> TestClient:
     key = (platform.settings.data / "owner.key").read_text().strip()
     anybody.headers["Authorization"] = f"Bearer {key}"
     return anybody
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    with postgresql(programs) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """An empty database with all tables, of each kind."""
+    if request.param == "sqlite":
+        made = Database(f"sqlite:///{tmp_path / 'platform.sqlite'}")
+    else:
+        made = Database(request.getfixturevalue("postgresql_url"))
+    made.migrate()
+    yield made
+    if request.param == "postgresql":
+        with made.engine.begin() as connection:
+            PlatformTable.metadata.drop_all(connection)
+            connection.execute(text("DROP TABLE alembic_version"))
+    made.close()

@@ -15,14 +15,18 @@ from starlette.exceptions import HTTPException
 from charonia import __version__
 from charonia.core.errors import Code, RefusalKind, ServingError
 from charonia.platform.database.connection import Database
+from charonia.platform.environments import catalog as environments_catalog
+from charonia.platform.environments import routes as environments
 from charonia.platform.openapi import OPENAPI_PATH, describe
-from charonia.platform.people import login, routes
+from charonia.platform.people import login
+from charonia.platform.people import routes as people
 from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.headers import HEADERS, SecurityHeaders
 from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
-from charonia.platform.tasks.runner import TaskRunner
+from charonia.platform.tasks import routes as tasks
+from charonia.platform.tasks.runner import Handler, TaskRunner
 
 _log = logging.getLogger(__name__)
 
@@ -50,9 +54,9 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.database or f"sqlite:///{settings.data / 'platform.sqlite'}")
     database.migrate()
-    tasks = TaskRunner(database, settings.data / "tasks", {})
+    runner = TaskRunner(database, settings.data / "tasks", _handlers(settings, database))
     provider = Provider(settings.oidc, settings.url) if settings.oidc.issuer else None
-    platform = Platform(settings, database, tasks, provider)
+    platform = Platform(settings, database, runner, provider)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -70,13 +74,18 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.platform = platform
-    app.include_router(login.router)
-    app.include_router(routes.router)
+    for each in (login, people, environments, tasks):
+        app.include_router(each.router)
     describe(app)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     return app
+
+
+def _handlers(settings: PlatformSettings, database: Database) -> dict[str, Handler]:
+    """Return who does a kind of task."""
+    return {environments_catalog.KIND: environments_catalog.handler(database, settings.data / "environments")}
 
 
 def _problem(request: Request, error: Exception) -> Response:

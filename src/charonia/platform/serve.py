@@ -34,6 +34,7 @@ def serve(settings: PlatformSettings) -> None:
         print(f"To sign in, open this once: {login.link(settings, secret)}", flush=True)
         config = uvicorn.Config(
             app,
+            log_config=None,
             log_level="warning",
             access_log=False,
             proxy_headers=bool(settings.public_url),

@@ -10,13 +10,8 @@ from charonia.platform.people import audit, keys, login, projects, users
 from charonia.platform.people.access import Grant, ProjectRole
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.grants import kept
+from charonia.platform.people.paging import Limit, Offset
 from charonia.platform.state import Here
-
-LIMIT_MAX = 200
-"""Most entries of an answer."""
-
-Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many at most.")]
-Offset = Annotated[int, Query(ge=0, description="How many to skip.")]
 
 router = APIRouter(prefix="/api/v1", tags=["people"])
 

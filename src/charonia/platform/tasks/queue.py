@@ -1,14 +1,14 @@
 """Adds, lists and cancels tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, joinedload
 
 from charonia.core.errors import not_found, unavailable
 from charonia.platform.database.connection import now
-from charonia.platform.database.tables import TaskRow
+from charonia.platform.database.tables import ProjectRow, TaskRow
 from charonia.platform.tasks.runner import WAITING_MAX
 
 
@@ -37,6 +37,26 @@ def add(
     session.add(task)
     session.flush()
     return task
+
+
+def page(
+    session: Session, project: ProjectRow, *, kind: str = "", before: int = 0, limit: int = 100
+) -> Sequence[TaskRow]:
+    """Return the tasks of a project, the newest first.
+
+    Args:
+        session: A session.
+        project: The project.
+        kind: Only those of a kind, "" for all.
+        before: Only those with a smaller number, 0 for all.
+        limit: How many.
+    """
+    query = select(TaskRow).where(TaskRow.project_id == project.id).options(joinedload(TaskRow.project))
+    if kind:
+        query = query.where(TaskRow.kind == kind)
+    if before:
+        query = query.where(TaskRow.id < before)
+    return session.scalars(query.order_by(TaskRow.id.desc()).limit(limit)).all()
 
 
 def cancel(session: Session, task_id: int) -> TaskRow:
