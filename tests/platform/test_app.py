@@ -54,7 +54,7 @@ def test_the_openapi_document_is_valid_and_has_every_call(app: FastAPI, anybody:
     found = document(anybody)
     described = {(path, method) for path, calls in found["paths"].items() for method in calls}
     routes = {
-        (route.path, method.lower())
+        (route.path.replace(":path}", "}"), method.lower())
         for route in api_routes(app)
         if route.path.startswith("/api/")
         for method in route.methods or ()

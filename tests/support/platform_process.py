@@ -88,6 +88,7 @@ class PlatformProcess:
             status = self.process.wait(_STOP_S_MAX)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
             raise
         self._reader.join()
         return status

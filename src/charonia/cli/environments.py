@@ -13,7 +13,7 @@ from charonia.cli.platform_access import (
     ACCESS,
     THIS_MACHINE,
     PlatformAccess,
-    Subcommand,
+    PlatformSubcommand,
     connect,
     follow,
     moment,
@@ -194,8 +194,8 @@ def _remove(given: NamedEnvironment) -> int:
 
 
 SUBCOMMANDS = {
-    "list": Subcommand("List environments, and those to choose from", LIST, _list),
-    "show": Subcommand("Show an environment with its packages", SHOW, _show),
-    "add": Subcommand("Build an environment", ADD, _add),
-    "remove": Subcommand("Remove an environment", REMOVE, _remove),
+    "list": PlatformSubcommand("List environments, and those to choose from", LIST, _list),
+    "show": PlatformSubcommand("Show an environment with its packages", SHOW, _show),
+    "add": PlatformSubcommand("Build an environment", ADD, _add),
+    "remove": PlatformSubcommand("Remove an environment", REMOVE, _remove),
 }

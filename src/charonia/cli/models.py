@@ -16,7 +16,7 @@ from charonia.cli.platform_access import (
     ACCESS,
     THIS_MACHINE,
     PlatformAccess,
-    Subcommand,
+    PlatformSubcommand,
     connect,
     follow,
     moment,
@@ -297,7 +297,7 @@ def _add(given: AddModel) -> int:
 
 
 SUBCOMMANDS = {
-    "list": Subcommand("List models", LIST, _list),
-    "show": Subcommand("Show a model, or a version with its signature", SHOW, _show),
-    "add": Subcommand("Add a version from a file, a folder, an object store or MLflow", ADD, _add),
+    "list": PlatformSubcommand("List models", LIST, _list),
+    "show": PlatformSubcommand("Show a model, or a version with its signature", SHOW, _show),
+    "add": PlatformSubcommand("Add a version from a file, a folder, an object store or MLflow", ADD, _add),
 }

@@ -55,7 +55,7 @@ ACCESS = (
 """The options of every such command."""
 
 
-class Subcommand(NamedTuple):
+class PlatformSubcommand(NamedTuple):
     """A subcommand: its summary, its options, and what it does."""
 
     summary: str
@@ -63,7 +63,9 @@ class Subcommand(NamedTuple):
     act: Callable[[Any], int]
 
 
-def run_subcommand(command: str, purpose: str, subcommands: Mapping[str, Subcommand], arguments: Sequence[str]) -> int:
+def run_subcommand(
+    command: str, purpose: str, subcommands: Mapping[str, PlatformSubcommand], arguments: Sequence[str]
+) -> int:
     """Run one of several subcommands and return its exit status.
 
     Args:

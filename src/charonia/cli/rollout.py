@@ -15,7 +15,7 @@ from charonia.cli.platform_access import (
     LOOK_S,
     THIS_MACHINE,
     PlatformAccess,
-    Subcommand,
+    PlatformSubcommand,
     connect,
     moment,
     run_subcommand,
@@ -215,12 +215,12 @@ def _post(action: str, given: NamedDeployment) -> int:
 
 
 SUBCOMMANDS = {
-    "status": Subcommand("Wait until a deployment serves its newest revision; list all", STATUS, _status),
-    "undo": Subcommand("Go back to an earlier revision", UNDO, _undo),
-    "history": Subcommand("List revisions, with what each has changed", HISTORY, _history),
-    "stop": Subcommand("End the servers of a deployment", STOP, lambda given: _post("stop", given)),
-    "start": Subcommand(
+    "status": PlatformSubcommand("Wait until a deployment serves its newest revision; list all", STATUS, _status),
+    "undo": PlatformSubcommand("Go back to an earlier revision", UNDO, _undo),
+    "history": PlatformSubcommand("List revisions, with what each has changed", HISTORY, _history),
+    "stop": PlatformSubcommand("End the servers of a deployment", STOP, lambda given: _post("stop", given)),
+    "start": PlatformSubcommand(
         "Start a deployment that was stopped or has failed", START, lambda given: _post("start", given)
     ),
-    "remove": Subcommand("End a deployment and remove it", REMOVE, lambda given: _post("remove", given)),
+    "remove": PlatformSubcommand("End a deployment and remove it", REMOVE, lambda given: _post("remove", given)),
 }

@@ -47,6 +47,8 @@ class ModelRow(PlatformTable):
     tags: Mapped[list[Any]] = mapped_column(default=list)
     links: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """Addresses by label."""
+    last_number: Mapped[int] = mapped_column(default=0)
+    """Number of the version that was added last; no number is given twice."""
 
     project: Mapped[ProjectRow] = relationship()
     versions: Mapped[list["VersionRow"]] = relationship(
@@ -58,7 +60,7 @@ class VersionRow(PlatformTable):
     """A version of a model, which never changes.
 
     `files` maps paths within the folder of the model to `{"sha256", "size"}`; `digest` is the hash of that mapping.
-    `report` is what the check found: see `models.check`.
+    `report` is what the check found: see `models.records`.
     """
 
     __tablename__ = "versions"
@@ -67,12 +69,14 @@ class VersionRow(PlatformTable):
     number: Mapped[int]
     state: Mapped[str] = mapped_column(String(16))
     """`arriving`, `checking`, `ready` or `refused`."""
+    reason: Mapped[str] = mapped_column(Text, default="")
     digest: Mapped[str] = mapped_column(String(64), default="", index=True)
     size: Mapped[int] = mapped_column(BigInteger, default=0)
     files: Mapped[dict[str, Any]] = mapped_column(default=dict)
     source: Mapped[str] = mapped_column(Text, default="")
     """Where it came from: "upload of FILE", an address, a folder."""
     notes: Mapped[str] = mapped_column(Text, default="")
+    backend: Mapped[str] = mapped_column(String(64), default="")
     runs_code: Mapped[bool] = mapped_column(default=False)
     """Whether it holds Python code or pickles, which run when it is loaded."""
     report: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -82,7 +86,7 @@ class VersionRow(PlatformTable):
 
 
 class UploadRow(PlatformTable):
-    """A file that is being sent, piece by piece. Its bytes lie in the data folder until it is complete."""
+    """A file that is being sent, piece by piece. What has arrived lies in the data folder: see `artifacts.uploads`."""
 
     __tablename__ = "uploads"
     key: Mapped[str] = mapped_column(String(64), unique=True)
@@ -92,9 +96,9 @@ class UploadRow(PlatformTable):
     batch: Mapped[str] = mapped_column(String(64), index=True)
     """What all files of one version have in common."""
     size: Mapped[int] = mapped_column(BigInteger)
-    received: Mapped[int] = mapped_column(BigInteger, default=0)
+    is_taken: Mapped[bool] = mapped_column(default=False)
+    """Whether a version is being made of it: nothing may be sent any more."""
     author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
-    expires: Mapped[float]
 
 
 class EnvironmentRow(PlatformTable):
@@ -138,6 +142,13 @@ class DeploymentRow(PlatformTable):
     observed: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """What the target saw last: addresses, processes, memory. See `targets.api.Observed`."""
     removed: Mapped[bool] = mapped_column(default=False)
+    generation: Mapped[int] = mapped_column(default=0)
+    """How often somebody has changed what is wanted: the reconciler writes nothing about an earlier one."""
+    begun: Mapped[float] = mapped_column(default=0.0)
+    """When the wanted revision was applied. With the next three, see `deployments.reconcile.Wanted`."""
+    attempts: Mapped[int] = mapped_column(default=0)
+    ready: Mapped[float] = mapped_column(default=0.0)
+    failure: Mapped[str] = mapped_column(Text, default="")
 
     project: Mapped[ProjectRow] = relationship()
     revisions: Mapped[list["RevisionRow"]] = relationship(
@@ -160,6 +171,19 @@ class RevisionRow(PlatformTable):
     author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
 
     deployment: Mapped[DeploymentRow] = relationship(back_populates="revisions")
+
+
+class ServerKeyRow(PlatformTable):
+    """An API key of the servers of a deployment. Of the key itself there is only its SHA-256."""
+
+    __tablename__ = "server_keys"
+    __table_args__ = (UniqueConstraint("deployment_id", "name"),)
+    deployment_id: Mapped[int] = mapped_column(ForeignKey("deployments.id", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    scopes: Mapped[list[Any]]
+    """Of `infer`, `read` and `admin`."""
+    digest: Mapped[str] = mapped_column(String(64))
+    author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
 
 
 class TaskRow(PlatformTable):
