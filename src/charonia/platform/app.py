@@ -1,52 +1,36 @@
 """The composition root: the platform as one ASGI application."""
 
-import errno
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http import HTTPStatus
-from urllib.parse import urlencode
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse, Response
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI
 
 from charonia import __version__
-from charonia.core.errors import Code, RefusalKind, ServingError
-from charonia.platform.artifacts.faults import StorageFullError, TooLargeError
+from charonia.platform.answers import ANSWERS
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database
-from charonia.platform.environments import catalog as environments_catalog
+from charonia.platform.deployments import routes as deployments
+from charonia.platform.deployments.service import Deployments
+from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.environments import catalog
 from charonia.platform.environments import routes as environments
+from charonia.platform.jobs import jobs as measurements
+from charonia.platform.jobs import routes as jobs
 from charonia.platform.models import routes as models
 from charonia.platform.models.arrival import VersionTasks, version_handlers
 from charonia.platform.openapi import OPENAPI_PATH, describe
 from charonia.platform.people import login
 from charonia.platform.people import routes as people
-from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.headers import SecurityHeaders
+from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
+from charonia.platform.targets.local import LocalTarget
 from charonia.platform.tasks import routes as tasks
-from charonia.platform.tasks.runner import Handler, TaskRunner
+from charonia.platform.tasks.runner import TaskRunner
 
-_log = logging.getLogger(__name__)
-
-STATUS = {
-    Code.NOT_FOUND: 404,
-    Code.INVALID_ARG: 400,
-    Code.UNAVAILABLE: 503,
-    Code.UNSUPPORTED: 501,
-    Code.ALREADY_EXISTS: 409,
-    Code.CANCELLED: 409,
-}
-"""HTTP status by code; 500 for others."""
-
-API_PREFIX = "/api/"
-
-_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_ROUTERS = (login, people, models, environments, deployments, jobs, tasks)
 
 
 def make_app(settings: PlatformSettings) -> FastAPI:
@@ -55,23 +39,16 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     Raises:
         ServingError: INVALID_ARG for invalid settings; UNAVAILABLE when the database cannot be reached.
     """
-    settings.data.mkdir(parents=True, exist_ok=True)
-    database = Database(settings.database or f"sqlite:///{settings.data / 'platform.sqlite'}")
-    database.migrate()
-    artifacts = open_artifacts(settings.artifacts, settings.data)
-    uploads = UploadFolder(settings.data / "uploads")
-    handlers = _handlers(settings, database) | version_handlers(
-        VersionTasks(database, artifacts, uploads, settings.data / "environments")
-    )
-    runner = TaskRunner(database, settings.data / "tasks", handlers)
-    platform = Platform(settings, database, runner, artifacts, uploads)
+    platform = make_platform(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         platform.tasks.start()
+        platform.deployments.start()
         yield
+        platform.deployments.close()
         platform.tasks.close()
-        database.close()
+        platform.database.close()
 
     app = FastAPI(
         title="Charonia platform",
@@ -82,80 +59,38 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.platform = platform
-    for each in (login, people, models, environments, tasks):
+    for each in _ROUTERS:
         app.include_router(each.router)
     describe(app)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
-    for kind, handler in _HANDLERS.items():
-        app.add_exception_handler(kind, handler)
+    for kind, answer in ANSWERS.items():
+        app.add_exception_handler(kind, answer)
     return app
 
 
-def _handlers(settings: PlatformSettings, database: Database) -> dict[str, Handler]:
-    """Return who does a kind of task."""
-    return {environments_catalog.KIND: environments_catalog.handler(database, settings.data / "environments")}
-
-
-def _problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServingError)
-    return _answer(STATUS.get(error.code, 500), error.message, error.hint)
-
-
-def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, NotPermittedError)
-    if error.kind is not RefusalKind.UNAUTHENTICATED:
-        return _answer(403, error.message)
-    if request.method == "GET" and not request.url.path.startswith(API_PREFIX):
-        return RedirectResponse(f"{login.LOGIN_PAGE}?{urlencode({'next': request.url.path})}", 303)
-    response = _answer(401, error.message)
-    response.headers["WWW-Authenticate"] = "Bearer"
-    return response
-
-
-def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    places = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-    return _answer(400, "; ".join(f"{place}: {text}" for place, text in places), f"{OPENAPI_PATH} describes the calls")
-
-
-def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _answer(error.status_code, str(error.detail))
-
-
-def _os_problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, OSError)
-    if error.errno in _DISK_FULL:
-        return _answer(507, "the disk is full", "make room in the data folder, then try again")
-    raise error
-
-
-def _fault(request: Request, error: Exception) -> Response:
-    return _answer(500, "the platform failed at this call", "its log says why")
-
-
-def _answer(status: int, message: str, hint: str = "") -> JSONResponse:
-    content = {"error": message or HTTPStatus(status).phrase, "hint": hint}
-    return JSONResponse({key: text for key, text in content.items() if text}, status)
-
-
-def _full(request: Request, error: Exception) -> Response:
-    assert isinstance(error, StorageFullError)
-    return _answer(507, error.message, error.hint)
-
-
-def _large(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TooLargeError)
-    return _answer(413, error.message, error.hint)
-
-
-_HANDLERS = {
-    StorageFullError: _full,
-    TooLargeError: _large,
-    ServingError: _problem,
-    NotPermittedError: _refusal,
-    RequestValidationError: _invalid,
-    HTTPException: _failed,
-    OSError: _os_problem,
-    Exception: _fault,
-}
+def make_platform(settings: PlatformSettings) -> Platform:
+    """Return a platform with a migrated database, which does nothing yet. Raises as `make_app`."""
+    data = settings.data
+    data.mkdir(parents=True, exist_ok=True)
+    database = Database(settings.database or f"sqlite:///{data / 'platform.sqlite'}")
+    database.migrate()
+    artifacts, uploads = open_artifacts(settings.artifacts, data), UploadFolder(data / "uploads")
+    workloads = Workloads(data, artifacts)
+    local = LocalTarget(data / "deployments", settings.ports)
+    targets = {local.name: local}
+    handlers = {
+        catalog.KIND: catalog.handler(database, data / "environments"),
+        measurements.PERF: measurements.perf_handler(targets, database),
+        measurements.TUNE: measurements.tune_handler(workloads, database),
+        **version_handlers(VersionTasks(database, artifacts, uploads, data / "environments")),
+    }
+    return Platform(
+        settings,
+        database,
+        TaskRunner(database, data / "tasks", handlers),
+        artifacts,
+        uploads,
+        workloads,
+        Deployments(database, targets, workloads),
+        Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
+    )

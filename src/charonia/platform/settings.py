@@ -77,6 +77,9 @@ class PlatformSettings:
             problems.append(f"--ports: expected FIRST-LAST from 1 to 65535, got '{self.ports[0]}-{self.ports[1]}'")
         if self.oidc.issuer and not self.oidc.client_id:
             problems.append("--oidc-issuer: expected --oidc-client-id as well")
+        issuer = urlsplit(self.oidc.issuer)
+        if self.oidc.issuer and issuer.scheme != "https" and not _is_loopback(issuer.hostname or ""):
+            problems.append(f"--oidc-issuer: expected https://..., got '{self.oidc.issuer}'")
         if problems:
             raise invalid("\n".join(problems))
 

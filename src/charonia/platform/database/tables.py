@@ -142,6 +142,13 @@ class DeploymentRow(PlatformTable):
     observed: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """What the target saw last: addresses, processes, memory. See `targets.api.Observed`."""
     removed: Mapped[bool] = mapped_column(default=False)
+    generation: Mapped[int] = mapped_column(default=0)
+    """How often somebody has changed what is wanted: the reconciler writes nothing about an earlier one."""
+    begun: Mapped[float] = mapped_column(default=0.0)
+    """When the wanted revision was applied. With the next three, see `deployments.reconcile.Wanted`."""
+    attempts: Mapped[int] = mapped_column(default=0)
+    ready: Mapped[float] = mapped_column(default=0.0)
+    failure: Mapped[str] = mapped_column(Text, default="")
 
     project: Mapped[ProjectRow] = relationship()
     revisions: Mapped[list["RevisionRow"]] = relationship(
@@ -164,6 +171,19 @@ class RevisionRow(PlatformTable):
     author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
 
     deployment: Mapped[DeploymentRow] = relationship(back_populates="revisions")
+
+
+class ServerKeyRow(PlatformTable):
+    """An API key of the servers of a deployment. Of the key itself there is only its SHA-256."""
+
+    __tablename__ = "server_keys"
+    __table_args__ = (UniqueConstraint("deployment_id", "name"),)
+    deployment_id: Mapped[int] = mapped_column(ForeignKey("deployments.id", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    scopes: Mapped[list[Any]]
+    """Of `infer`, `read` and `admin`."""
+    digest: Mapped[str] = mapped_column(String(64))
+    author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
 
 
 class TaskRow(PlatformTable):

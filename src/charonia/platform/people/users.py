@@ -11,6 +11,7 @@ from charonia.platform.database.tables import NAME_CHARS_MAX, LoginLinkRow, Proj
 from charonia.platform.people import audit
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.people.grants import kept, new_rows
+from charonia.platform.people.oidc import Identity
 from charonia.platform.people.secrets import digest_of, new_secret
 
 LOCAL = "local"
@@ -32,9 +33,7 @@ def principal(user: UserRow, address: str = "") -> Principal:
 def owner(session: Session) -> UserRow:
     """Return the owner of this machine, who administers everything; added if missing."""
     user = _find(session, LOCAL, OWNER) or _new(session, LOCAL, OWNER, "owner", "")
-    if principal(user).everywhere is not ProjectRole.ADMIN:
-        root = Principal("platform", everywhere=ProjectRole.ADMIN)
-        user.grants = new_rows(session, root, [Grant(ProjectRole.ADMIN)])
+    _let_administer(session, user)
     return user
 
 
@@ -120,14 +119,18 @@ def remove(session: Session, who: Principal, user_id: int) -> None:
     session.delete(user)
 
 
-def signed_in(session: Session, issuer: str, subject: str, name: str, email: str, *, is_admin: bool) -> UserRow:
-    """Return the user whom a provider has named; added if new, with the role of an administrator if they are one."""
-    user = _find(session, issuer, subject) or _new(session, issuer, subject, name, email)
-    user.name, user.email = name[:NAME_CHARS_MAX], email
-    if is_admin and principal(user).everywhere is not ProjectRole.ADMIN:
-        root = Principal("settings", everywhere=ProjectRole.ADMIN)
-        user.grants += new_rows(session, root, [Grant(ProjectRole.ADMIN)])
+def signed_in(session: Session, who: Identity, *, is_admin: bool) -> UserRow:
+    """Return the user whom a provider has named, added if new; with the role of an administrator if they are one."""
+    user = _find(session, who.issuer, who.subject) or _new(session, who.issuer, who.subject, who.name, who.email)
+    user.name, user.email = who.name[:NAME_CHARS_MAX], who.email
+    if is_admin:
+        _let_administer(session, user)
     return user
+
+
+def _let_administer(session: Session, user: UserRow) -> None:
+    if principal(user).everywhere is not ProjectRole.ADMIN:
+        user.grants = new_rows(session, Principal("platform", everywhere=ProjectRole.ADMIN), [Grant(ProjectRole.ADMIN)])
 
 
 def _new(session: Session, issuer: str, subject: str, name: str, email: str) -> UserRow:

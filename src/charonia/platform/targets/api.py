@@ -59,6 +59,7 @@ class RevisionPhase(Enum):
     ABSENT = "absent"
     STARTING = "starting"
     READY = "ready"
+    """It gets all new requests."""
     FAILED = "failed"
     ENDING = "ending"
 
@@ -70,16 +71,12 @@ class Replica:
     Attributes:
         name: "pid 4711", the name of a pod.
         is_ready: Whether it answers.
-        cpu_s: CPU time that it has used, in seconds.
-        memory_bytes: Memory that it uses.
         restarts: How often it was started again.
         reason: What is wrong with it, in words; "" for nothing.
     """
 
     name: str
     is_ready: bool
-    cpu_s: float = 0.0
-    memory_bytes: int = 0
     restarts: int = 0
     reason: str = ""
 
@@ -97,6 +94,7 @@ class Observed:
         http: Address of the protocol's HTTP endpoint, "" where nothing serves: "http://127.0.0.1:9000".
         grpc: Address of its gRPC endpoint.
         metrics: Address of its metrics.
+        key: An API key with which the platform asks its servers, "" where none is needed.
         replicas: Its servers.
     """
 
@@ -108,6 +106,7 @@ class Observed:
     http: str = ""
     grpc: str = ""
     metrics: str = ""
+    key: str = field(default="", repr=False)
     replicas: Sequence[Replica] = field(default_factory=tuple)
 
 
@@ -128,10 +127,10 @@ class DeploymentTarget(Protocol):
         """Begin to bring a workload about, in place of what serves; return at once.
 
         What serves goes on until the new one is ready, and stays if that fails. Applying what is being applied
-        already, or serves, changes nothing.
+        already, or serves, changes nothing; what has failed begins again.
 
         Raises:
-            ServingError: UNAVAILABLE when the target cannot be reached.
+            ServingError: UNAVAILABLE when the target cannot be reached, or is not done with what was applied before.
         """
         ...
 
@@ -147,8 +146,19 @@ class DeploymentTarget(Protocol):
         """
         ...
 
+    def stop(self, deployment: str) -> None:
+        """Begin to end a deployment: requests in flight are finished. Its address stays its own.
+
+        It is called again until nothing is left, so that what does not end can be killed.
+        """
+        ...
+
     def remove(self, deployment: str) -> None:
-        """Begin to end a deployment: requests in flight are finished."""
+        """Remove what is left of a deployment that has been stopped."""
+        ...
+
+    def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
+        """Let these be the lines of the file of API keys of a deployment, at once."""
         ...
 
     def deployments(self) -> Sequence[str]:

@@ -84,6 +84,11 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("observed", sa.JSON(), nullable=False),
         sa.Column("removed", sa.Boolean(), nullable=False),
+        sa.Column("generation", sa.Integer(), nullable=False),
+        sa.Column("begun", sa.Double(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("ready", sa.Double(), nullable=False),
+        sa.Column("failure", sa.Text(), nullable=False),
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("created", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_deployments_project_id")),
@@ -229,6 +234,21 @@ def upgrade() -> None:
         sa.UniqueConstraint("deployment_id", "number", name=op.f("uq_revisions_deployment_id_number")),
     )
     op.create_table(
+        "server_keys",
+        sa.Column("deployment_id", sa.Integer(), nullable=False),
+        sa.Column("name", sa.String(length=128), nullable=False),
+        sa.Column("scopes", sa.JSON(), nullable=False),
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("author", sa.String(length=128), nullable=False),
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["deployment_id"], ["deployments.id"], name=op.f("fk_server_keys_deployment_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_server_keys")),
+        sa.UniqueConstraint("deployment_id", "name", name=op.f("uq_server_keys_deployment_id_name")),
+    )
+    op.create_table(
         "versions",
         sa.Column("model_id", sa.Integer(), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
@@ -262,6 +282,7 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_versions_digest"))
 
     op.drop_table("versions")
+    op.drop_table("server_keys")
     op.drop_table("revisions")
     with op.batch_alter_table("uploads", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_uploads_batch"))
