@@ -15,6 +15,7 @@ from charonia.config.convert import to_message
 from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig
+from charonia.config.parameters import INSTANCES_MAX, INSTANCES_MIN
 from charonia.config.pbtxt import render
 from charonia.core.errors import ServingError, invalid
 from charonia.tools.tune.api import ModelChange, Variant
@@ -83,9 +84,10 @@ def apply_change(base: BaseModel, change: ModelChange) -> ModelConfig:
     if change.instance_count is not None:
         first = config.instance_group[0] if config.instance_group else InstanceGroup()
         gpus = first.gpus if base.kind is InstanceKind.KIND_GPU else ()
-        config = replace(
-            config, instance_group=(replace(first, count=change.instance_count, kind=base.kind, gpus=gpus),)
-        )
+        # The number that is tried stays, also where that of the model follows the load.
+        kept = {name: text for name, text in config.parameters.items() if name not in (INSTANCES_MIN, INSTANCES_MAX)}
+        group = replace(first, count=change.instance_count, kind=base.kind, gpus=gpus)
+        config = replace(config, instance_group=(group,), parameters=kept)
     config = _with_batching(config, base, change)
     if change.thread_count is not None:
         config = replace(config, parameters={**config.parameters, THREADS_PARAMETER: str(change.thread_count)})
