@@ -128,7 +128,7 @@ INTERNAL = {
     # The third, from the bottom up. What every room of the platform may know is `SHARED`.
     "platform.database": {"core"},
     "platform.people": {"core"},
-    "platform.tasks": {"core"},
+    "platform.tasks": {"core", "die_with_parent"},
     "platform.artifacts": {"core", "install_hint", "stores"},
     "platform.models": {"core", "config", "stores", "platform.artifacts"},
     "platform.environments": {"core"},
@@ -137,7 +137,7 @@ INTERNAL = {
     | {"platform.environments"},
     "platform.jobs": {"core", "config", "platform.deployments", "platform.targets"},
     "platform.console": {"__version__", "core", "config", "platform"},
-    "platform": {"__version__", "core", "config", "platform", "stores", "install_hint"},
+    "platform": {"__version__", "core", "config", "die_with_parent", "platform", "stores", "install_hint"},
 }
 
 # What every room of the platform may know, but the database those below it only.
