@@ -20,6 +20,7 @@ COMMANDS = {
     "perf": "Measure how fast a server answers: latency, throughput, under any load.",
     "tune": "Find the configuration of a model that gives the most within your limits.",
     "upgrade": "Put a new engine behind the front ends of a running server, without losing a request.",
+    "traffic": "Split the requests of a model among its versions, copy them, or move them by a canary plan.",
     "explain": "Show what a model did in the last minute, what limits it, and what to change.",
     "config": "Print the complete configuration of a model and what was inferred.",
     "convert": "Convert an estimator, a TensorFlow or a PyTorch model to ONNX, and check it against the original.",

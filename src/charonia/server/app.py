@@ -257,6 +257,7 @@ class InferenceServer:
             self._poller.cancel()
         if self._marking is not None:
             self._marking.cancel()
+        self._lifecycle.table.traffic.close()
         self.front_ends.stop_accepting()
         finished = await self._drain(self._options.exit_timeout_secs)
         # The last answers have to be written, too, even after the exit timeout.
@@ -352,6 +353,7 @@ class InferenceServer:
             sequences=sequences,
             explain=explain,
             folders=folders,
+            traffic=self._lifecycle.table.traffic,
         )
 
     async def _collect(self) -> None:
@@ -365,6 +367,7 @@ class InferenceServer:
         shared += self._device_families()
         shared += process_families(read_record(), time.monotonic_ns(), process_usage)
         shared += traffic_families(self._traffic)
+        shared += self._lifecycle.table.traffic.families()
         return shared + (self._demand.families() if self._demand is not None else [])
 
     def _device_families(self) -> list[Family]:

@@ -22,6 +22,7 @@ from charonia.server.lifecycle.in_front import front_end_problems
 from charonia.server.metrics.options import bucket_problems, tag_problems
 from charonia.server.ragged.configuration import padding_problems
 from charonia.server.scheduling.configuration import scheduling_problems
+from charonia.server.traffic.configuration import traffic_problems
 
 INSTANCE_COUNT_MAX = 1024
 """Limit of instances of one group; each is a thread or a process."""
@@ -172,6 +173,7 @@ def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
         *_metric_problems(config),
         *ensemble_problems(config),
         *front_end_problems(config),
+        *traffic_problems(config),
     ]
 
 
