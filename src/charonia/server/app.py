@@ -204,11 +204,8 @@ class InferenceServer:
         self._gpus: GpuSampler | None = None
         self._traffic: list[Traffic] = []
         self._poller: asyncio.Task[None] | None = None
-        loaded, find = self._lifecycle.table.loaded, self.engine.find
-        traffic = self._lifecycle.table.traffic.words
-        self._explainer = Explainer(
-            loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where, traffic
-        )
+        loaded, find, words = self._lifecycle.table.loaded, self.engine.find, self._lifecycle.table.traffic.words
+        self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where, words)
         self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
