@@ -46,17 +46,17 @@ def choose(weights: Sequence[tuple[int, float]], ready: Container[int], point: f
     Returns:
         The version; None if none with a weight is ready.
     """
-    left = [(version, weight) for version, weight in weights if weight > 0]
+    left = weights
     while left:
-        at = point * sum(weight for _, weight in left)
-        index = 0
-        while index < len(left) - 1 and at >= left[index][1]:
-            at -= left[index][1]
-            index += 1
-        version, weight = left.pop(index)
-        if version in ready:
+        at = point * sum([weight for _, weight in left])
+        for version, weight in left:
+            if at < weight:
+                break
+            at -= weight
+        if weight > 0 and version in ready:
             return version
-        point = min(at / weight, 1 - 2**-53)
+        left = [each for each in left if each[0] != version]
+        point = min(at / weight, 1 - 2**-53) if weight > 0 else point
     return None
 
 

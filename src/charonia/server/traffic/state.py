@@ -85,11 +85,17 @@ class ModelTraffic(Generic[R]):
 
     def figures(self, version: int) -> VersionFigures:
         """Return the figures of a version."""
-        return self.versions.setdefault(version, VersionFigures())
+        figures = self.versions.get(version)
+        if figures is None:
+            figures = self.versions[version] = VersionFigures()
+        return figures
 
     def shadow_figures(self, version: int) -> ShadowFigures:
         """Return the figures of a shadow version."""
-        return self.shadows.setdefault(version, ShadowFigures())
+        figures = self.shadows.get(version)
+        if figures is None:
+            figures = self.shadows[version] = ShadowFigures()
+        return figures
 
     def set_share(self, percent: float) -> None:
         """Let the canary have a percentage of the requests, and the stable version the rest."""
