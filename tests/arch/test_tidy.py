@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = sorted((ROOT / "src").rglob("*.py"))
+MODULES = sorted(path for path in (ROOT / "src").rglob("*.py") if "migrations" not in path.parts)  # those are generated
 
 MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70

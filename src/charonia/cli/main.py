@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": "Talk to a language model in the terminal.",
     "perf": "Measure how fast a server answers: latency, throughput, under any load.",
     "tune": "Find the configuration of a model that gives the most within your limits.",
+    "platform": "Keep models, environments and deployments, with pages and an API.",
     "upgrade": "Put a new engine behind the front ends of a running server, without losing a request.",
     "traffic": "Split the requests of a model among its versions, copy them, or move them by a canary plan.",
     "explain": "Show what a model did in the last minute, what limits it, and what to change.",

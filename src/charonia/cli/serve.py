@@ -33,9 +33,9 @@ from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 from charonia.server.lifecycle.repository.scan import scan
-from charonia.server.lifecycle.repository.stores.location import is_store
 from charonia.server.machine.memory import collect_less_often, give_back_idle_memory, keep_freed_memory
 from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
+from charonia.stores.location import is_store
 from charonia.wire.example_inputs import takes_picture
 from charonia.wire.example_request import ExampleRequest, example_request
 

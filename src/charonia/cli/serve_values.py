@@ -10,11 +10,11 @@ from charonia.cli.command_line import Fields
 from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled, integer
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
-from charonia.server.lifecycle.repository.stores.location import is_store, parse_address
 from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX, ControlMode
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.response_cache.options import cache_options
 from charonia.server.tracing.options import TraceMode
+from charonia.stores.location import is_store, parse_address
 
 CACHE_VARIABLE = "CHARONIA_CACHE"
 """Environment variable: folder of all disk caches of the server."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from charonia.config.complete import Signature, SignatureTensor
+from charonia.config.forms import model_name
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.tensor import Array
@@ -20,7 +21,6 @@ from charonia.server.convert.options import ConvertOptions
 from charonia.server.convert.original import Original
 from charonia.server.convert.sources import form_of, open_original
 from charonia.server.convert.targets import Target, target_called
-from charonia.server.files.forms import model_name
 
 
 class Progress(Protocol):

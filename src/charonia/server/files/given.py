@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from charonia.config.forms import CHECKPOINT, SERVED, Form, advice, form_of, is_model_folder, suffixes
 from charonia.core.errors import ServingError, invalid, not_found, unsupported
-from charonia.server.files.forms import CHECKPOINT, SERVED, Form, advice, form_of, is_model_folder, suffixes
 
 ENTRIES_MAX = 10_000
 """Entries of a folder that are read to recognise it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from charonia.config.forms import model_name
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.parameters import TRY_EXAMPLE
 from charonia.config.pbtxt import render
@@ -16,7 +17,6 @@ from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
 from charonia.server.backends.sklearn.options import TRUSTED
-from charonia.server.files.forms import model_name
 from charonia.server.files.given import GivenFiles
 from charonia.server.files.options import FileOptions
 

@@ -14,7 +14,7 @@ from charonia.core.errors import ServingError
 from charonia.server.lifecycle.in_front import BYTES_MAX, Choice, choice_of, front_end_problems, obstacle
 from charonia.server.lifecycle.repository.model_folder import read_config, select, version_files, versions
 from charonia.server.lifecycle.repository.scan import ModelFolder, scan
-from charonia.server.lifecycle.repository.stores.location import is_store
+from charonia.stores.location import is_store
 
 SMALL_BYTES = 2 * 2**20
 """Largest files of a model that may compute in 0.1 ms: one core reads about this many bytes of weights in that time."""

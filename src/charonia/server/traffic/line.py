@@ -49,10 +49,13 @@ def choose(weights: Sequence[tuple[int, float]], ready: Container[int], point: f
     left = weights
     while left:
         at = point * sum([weight for _, weight in left])
-        for version, weight in left:
-            if at < weight:
+        chosen = left[-1]
+        for each in left:
+            if at < each[1]:
+                chosen = each
                 break
-            at -= weight
+            at -= each[1]
+        version, weight = chosen
         if weight > 0 and version in ready:
             return version
         left = [each for each in left if each[0] != version]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from charonia.config.forms import GRAPH_LINES
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem
 from charonia.server.backends.parameters import unknown_parameters
@@ -33,18 +34,6 @@ _FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on
 
 GRAPH = "model.graphdef"
 """Default name of a frozen graph."""
-
-GRAPH_LINES = """\
-python - <<'EOF'
-import tensorflow.compat.v1 as tf
-
-graph = tf.GraphDef.FromString(open({path_text}, "rb").read())
-with tf.Graph().as_default(), tf.Session() as session:
-    x, y = tf.import_graph_def(graph, name="", return_elements=["INPUT:0", "OUTPUT:0"])  # its own names
-    tf.saved_model.simple_save(session, "{name}.savedmodel", {"INPUT": x}, {"OUTPUT": y})
-EOF
-"""
-"""Lines for a shell that make a SavedModel of a frozen graph: a template with `{path_text}` and `{name}`."""
 
 CALLER = -1
 """Number of threads across operators for which a session runs them one after the other, in the thread that calls."""

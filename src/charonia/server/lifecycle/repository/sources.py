@@ -14,9 +14,9 @@ from charonia.core.errors import ServingError
 from charonia.server.lifecycle.repository.fingerprint import fingerprint
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan, gather, scan
 from charonia.server.lifecycle.repository.stores.cache import BYTES_MAX, Lease, StoreCache
-from charonia.server.lifecycle.repository.stores.location import is_store, parse_address
 from charonia.server.lifecycle.repository.stores.mirror import DOWNLOADS, StoreMirror
-from charonia.server.lifecycle.repository.stores.remote import RemoteStore, open_store
+from charonia.stores.location import is_store, parse_address
+from charonia.stores.remote import RemoteStore, open_store
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from tritonclient.utils import InferenceServerException
 
 from charonia.core.errors import Code, ServingError
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
-from charonia.server.lifecycle.repository.stores.location import parse_address
-from charonia.server.lifecycle.repository.stores.remote import ObjectStore, RemoteFile
+from charonia.stores.location import parse_address
+from charonia.stores.remote import ObjectStore, RemoteFile
 
 pytest.importorskip("obstore")
 moto = pytest.importorskip("moto.server")

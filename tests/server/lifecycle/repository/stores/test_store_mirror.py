@@ -12,7 +12,7 @@ from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
 from charonia.server.lifecycle.repository.stores import mirror as mirror_module
 from charonia.server.lifecycle.repository.stores.cache import StoreCache
 from charonia.server.lifecycle.repository.stores.mirror import StoreMirror
-from charonia.server.lifecycle.repository.stores.remote import RemoteFile, RemoteStore
+from charonia.stores.remote import RemoteFile, RemoteStore
 
 URI = "s3://bucket/models"
 

@@ -20,7 +20,7 @@ from charonia.core.errors import unavailable
 from charonia.server.lifecycle.repository.fingerprint import NOT_CONTENT
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
 from charonia.server.lifecycle.repository.stores.cache import Lease, StoreCache
-from charonia.server.lifecycle.repository.stores.remote import RemoteFile, RemoteStore
+from charonia.stores.remote import RemoteFile, RemoteStore
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from charonia.server.backends.tensorflow.options import GRAPH_LINES
+GRAPH_LINES = """\
+python - <<'EOF'
+import tensorflow.compat.v1 as tf
+
+graph = tf.GraphDef.FromString(open({path_text}, "rb").read())
+with tf.Graph().as_default(), tf.Session() as session:
+    x, y = tf.import_graph_def(graph, name="", return_elements=["INPUT:0", "OUTPUT:0"])  # its own names
+    tf.saved_model.simple_save(session, "{name}.savedmodel", {"INPUT": x}, {"OUTPUT": y})
+EOF
+"""
+"""Lines for a shell that make a SavedModel of a frozen graph: a template with `{path_text}` and `{name}`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Reads an object store through `obstore`. It blocks, so call it in threads. The only module that uses the library."""
+"""Reads and writes object stores through `obstore`, which no other module uses. It blocks, so call it in threads."""
 
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from charonia.core.errors import invalid, unavailable
 from charonia.install_hint import extra_hint
-from charonia.server.lifecycle.repository.stores.location import (
+from charonia.stores.location import (
     FILE_VARIABLE,
     StoreAddress,
     StoreKind,
@@ -84,22 +84,30 @@ class ObjectStore:
     Args:
         address: Its address.
         environment: Environment variables.
+        title: What it is, for messages.
 
     Raises:
         ServingError: INVALID_ARG for invalid settings, or where the library is not installed.
     """
 
-    def __init__(self, address: StoreAddress, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        address: StoreAddress,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        title: str = "model repository",
+    ) -> None:
         try:
             import obstore  # not in every installation
             import obstore.exceptions
             import obstore.store
         except ImportError:
             raise invalid(
-                f"model repository '{address.uri}': object stores need the package obstore",
+                f"{title} '{address.uri}': object stores need the package obstore",
                 hint=extra_hint("stores"),
             ) from None
         self.uri = address.uri
+        self._title = title
         self._prefix = address.prefix + "/" if address.prefix else ""
         self._kind = address.kind
         self._obstore = obstore
@@ -124,7 +132,7 @@ class ObjectStore:
                 retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_S_MAX)},
             )
         except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
-            raise invalid(f"model repository '{address.uri}' cannot be used: {_reason(error)}") from None
+            raise invalid(f"{title} '{address.uri}' cannot be used: {_reason(error)}") from None
 
     def files(self) -> Iterator[RemoteFile]:
         """Yield every file below the repository's path. See `RemoteStore.files`."""
@@ -149,16 +157,54 @@ class ObjectStore:
             yield from result.stream(min_chunk_size=CHUNK_BYTES)
         except (self._errors.PreconditionError, self._errors.NotFoundError, FileNotFoundError):
             raise unavailable(
-                f"model repository '{self.uri}': '{file.path}' was changed or removed while it was fetched",
+                f"{self._title} '{self.uri}': '{file.path}' was changed or removed while it was fetched",
                 hint="the next scan of the repository sees its present state",
             ) from None
         except (self._errors.BaseError, OSError) as error:
             self._fail(f"'{file.path}' cannot be fetched", error)
 
+    def find(self, path: str) -> RemoteFile | None:
+        """Return a file by its path, None if there is none.
+
+        Raises:
+            ServingError: UNAVAILABLE when the store cannot be read.
+        """
+        try:
+            meta = self._obstore.head(self._store, self._prefix + path)
+        except (self._errors.NotFoundError, FileNotFoundError):
+            return None
+        except (self._errors.BaseError, OSError) as error:
+            self._fail("cannot be read", error)
+        return RemoteFile(path, int(meta["size"]), meta.get("e_tag") or "")
+
+    def put(self, path: str, source: Path) -> None:
+        """Write a file from one of this machine: all of it or nothing.
+
+        Raises:
+            ServingError: UNAVAILABLE when the store cannot be written.
+        """
+        try:
+            self._obstore.put(self._store, self._prefix + path, source, chunk_size=CHUNK_BYTES * 2)
+        except (self._errors.BaseError, OSError) as error:
+            self._fail(f"'{path}' cannot be written", error)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Remove files; those that are not there count as removed.
+
+        Raises:
+            ServingError: UNAVAILABLE when the store cannot be written.
+        """
+        try:
+            self._obstore.delete(self._store, [self._prefix + path for path in paths])
+        except (self._errors.NotFoundError, FileNotFoundError):
+            pass
+        except (self._errors.BaseError, OSError) as error:
+            self._fail("cannot be written", error)
+
     def _fail(self, what: str, error: Exception) -> NoReturn:
         reason = _reason(error)
         raise unavailable(
-            f"model repository '{self.uri}' {what}: {reason}", hint=missing_credentials(self._kind, reason)
+            f"{self._title} '{self.uri}' {what}: {reason}", hint=missing_credentials(self._kind, reason)
         ) from None
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.lifecycle.repository.stores.location import StoreAddress, StoreKind, is_store, parse_address
+from charonia.stores.location import StoreAddress, StoreKind, is_store, parse_address
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from charonia.core.errors import ServingError
-from charonia.server.lifecycle.repository.stores.location import (
+from charonia.stores.location import (
     Credentials,
     StoreKind,
     credentials,

@@ -10,9 +10,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from charonia.config.forms import RECOGNISED, SERVED, Form, advice, form_of, model_name
 from charonia.config.platforms import FORMATS, REFUSED_FILES
 from charonia.server.backends.python.worker.runner import PythonModelRunner
-from charonia.server.files.forms import RECOGNISED, SERVED, Form, advice, form_of, model_name
 
 HERE_DOCUMENT = re.compile(r"<<'EOF'\n(.*?)\nEOF\n", re.DOTALL)
 

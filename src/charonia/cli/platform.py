@@ -1,0 +1,132 @@
+"""`charonia platform`: registry, environments and deployments of models, with pages and an API.
+
+Exit status: 0 when it was ended by a signal, 1 when it cannot start, 2 for invalid arguments.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from charonia.cli.command_line import CommandLine, Option, carry_out
+from charonia.cli.values import filled, integer, names, path
+from charonia.core.errors import unsupported
+from charonia.install_hint import extra_hint
+from charonia.platform.data_folder import DEFAULT_FOLDER
+from charonia.platform.settings import PlatformSettings
+
+SECRET_VARIABLE = "CHARONIA_OIDC_SECRET"
+DATABASE_VARIABLE = "CHARONIA_DATABASE"
+
+MODULES = ("alembic", "authlib", "fastapi", "httpx2", "jinja2", "obstore", "python_multipart", "sqlalchemy", "uvicorn")
+"""What the extra brings."""
+
+_PORTS = re.compile(r"(\d{1,5})-(\d{1,5})")
+
+
+def _ports(text: str) -> tuple[int, int]:
+    match = _PORTS.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"expected FIRST-LAST, got '{text}'")
+    return int(match[1]), int(match[2])
+
+
+def _secret(text: str) -> str:
+    try:
+        return Path(text).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"expected a file with the secret, but '{text}' cannot be read: {error}") from None
+
+
+LINE = CommandLine(
+    command="charonia platform",
+    intro="""\
+usage: charonia platform [OPTIONS]
+
+Keep models, environments and deployments, with pages, an API and the commands `charonia models`, `environments`,
+`deploy`, `apply` and `rollout`. It prints a link that signs you in.
+""",
+    groups={
+        "Options": (
+            Option("--data", "data", path, "PATH", "Folder for everything that is kept"),
+            Option(
+                "--database",
+                "database",
+                filled,
+                "URL",
+                f"postgresql://USER@HOST/NAME in place of SQLite in the data folder; also as {DATABASE_VARIABLE}",
+            ),
+            Option(
+                "--artifacts",
+                "artifacts",
+                filled,
+                "PATH|URL",
+                "Store of models' files in place of the data folder: another folder, s3://, gs:// or as://",
+            ),
+            Option("--host", "host", filled, "ADDRESS", "Address of the pages and the API"),
+            Option("--port", "port", integer(0, 65535), "PORT", "Their port, 0 for any free one"),
+            Option("--public-url", "public_url", filled, "URL", "Where browsers reach it, behind a proxy"),
+            Option(
+                "--ports",
+                "ports",
+                _ports,
+                "FIRST-LAST",
+                "Ports for deployments on this machine; each takes three",
+                default="9000-9999",
+            ),
+        ),
+        "Single sign-on": (
+            Option("--oidc-issuer", "oidc.issuer", filled, "URL", "Address of an OpenID Connect provider"),
+            Option("--oidc-client-id", "oidc.client_id", filled, "ID", "Name of this platform there"),
+            Option(
+                "--oidc-secret-file",
+                "oidc.client_secret",
+                _secret,
+                "PATH",
+                f"File with its secret; the secret itself may also be in {SECRET_VARIABLE}",
+            ),
+            Option(
+                "--oidc-admins",
+                "oidc.admins",
+                names,
+                "EMAILS",
+                "Who administers everything, with commas between; others get their roles from them",
+            ),
+        ),
+    },
+    record=PlatformSettings(data=DEFAULT_FOLDER),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    return carry_out(LINE, arguments, _serve)
+
+
+def _serve(settings: PlatformSettings) -> int:
+    """Run the platform until a signal ends it.
+
+    Raises:
+        ServingError: It cannot start, or the extra is not installed.
+    """
+    missing = [module for module in MODULES if find_spec(module) is None]
+    if missing:
+        raise unsupported(f"the platform needs {', '.join(missing)}", hint=extra_hint("platform"))
+    # Imported late: `--help` does not need the libraries of the extra.
+    from charonia.platform.serve import serve
+
+    serve(with_environment(settings, os.environ))
+    return 0
+
+
+def with_environment(settings: PlatformSettings, environment: Mapping[str, str]) -> PlatformSettings:
+    """Return settings with those that the environment has, where the command line says nothing."""
+    oidc = replace(settings.oidc, client_secret=settings.oidc.client_secret or environment.get(SECRET_VARIABLE, ""))
+    return replace(
+        settings,
+        data=settings.data.expanduser(),
+        database=settings.database or environment.get(DATABASE_VARIABLE, ""),
+        oidc=oidc,
+    )

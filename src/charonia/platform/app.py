@@ -1,0 +1,96 @@
+"""The composition root: the platform as one ASGI application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from charonia import __version__
+from charonia.platform.answers import ANSWERS
+from charonia.platform.artifacts.store import open_artifacts
+from charonia.platform.artifacts.uploads import UploadFolder
+from charonia.platform.database.connection import Database
+from charonia.platform.deployments import routes as deployments
+from charonia.platform.deployments.service import Deployments
+from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.environments import catalog
+from charonia.platform.environments import routes as environments
+from charonia.platform.jobs import jobs as measurements
+from charonia.platform.jobs import routes as jobs
+from charonia.platform.models import routes as models
+from charonia.platform.models.arrival import VersionTasks, version_handlers
+from charonia.platform.openapi import OPENAPI_PATH, describe
+from charonia.platform.people import login
+from charonia.platform.people import routes as people
+from charonia.platform.people.headers import SecurityHeaders
+from charonia.platform.people.oidc import Provider
+from charonia.platform.settings import PlatformSettings
+from charonia.platform.state import Platform
+from charonia.platform.targets.local import LocalTarget
+from charonia.platform.tasks import routes as tasks
+from charonia.platform.tasks.runner import TaskRunner
+
+_ROUTERS = (login, people, models, environments, deployments, jobs, tasks)
+
+
+def make_app(settings: PlatformSettings) -> FastAPI:
+    """Return the application; it migrates the database, and begins its work when it starts.
+
+    Raises:
+        ServingError: INVALID_ARG for invalid settings; UNAVAILABLE when the database cannot be reached.
+    """
+    platform = make_platform(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        platform.tasks.start()
+        platform.deployments.start()
+        yield
+        platform.deployments.close()
+        platform.tasks.close()
+        platform.database.close()
+
+    app = FastAPI(
+        title="Charonia platform",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=OPENAPI_PATH,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.platform = platform
+    for each in _ROUTERS:
+        app.include_router(each.router)
+    describe(app)
+    app.add_middleware(SecurityHeaders, is_https=settings.is_https)
+    for kind, answer in ANSWERS.items():
+        app.add_exception_handler(kind, answer)
+    return app
+
+
+def make_platform(settings: PlatformSettings) -> Platform:
+    """Return a platform with a migrated database, which does nothing yet. Raises as `make_app`."""
+    data = settings.data
+    data.mkdir(parents=True, exist_ok=True)
+    database = Database(settings.database or f"sqlite:///{data / 'platform.sqlite'}")
+    database.migrate()
+    artifacts, uploads = open_artifacts(settings.artifacts, data), UploadFolder(data / "uploads")
+    workloads = Workloads(data, artifacts)
+    local = LocalTarget(data / "deployments", settings.ports)
+    targets = {local.name: local}
+    handlers = {
+        catalog.KIND: catalog.handler(database, data / "environments"),
+        measurements.PERF: measurements.perf_handler(targets, database),
+        measurements.TUNE: measurements.tune_handler(workloads, database),
+        **version_handlers(VersionTasks(database, artifacts, uploads, data / "environments")),
+    }
+    return Platform(
+        settings,
+        database,
+        TaskRunner(database, data / "tasks", handlers),
+        artifacts,
+        uploads,
+        workloads,
+        Deployments(database, targets, workloads),
+        Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
+    )

@@ -1,0 +1,191 @@
+"""The store of all files of models: a folder, or an object store with a folder of this machine before it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+from charonia.core.errors import internal
+from charonia.platform.artifacts.blobs import BlobFolder
+from charonia.platform.artifacts.faults import disk_faults
+from charonia.platform.artifacts.manifest import Blob, Manifest, served_path, size
+from charonia.stores.location import is_store, parse_address
+from charonia.stores.remote import ObjectStore, RemoteFile
+
+UNUSED_S_MAX = 7 * 24 * 3600.0
+"""How long a file of an object store stays on this machine that no folder of a deployment has."""
+
+SWEEP_S = 24 * 3600.0
+"""Age of temporary files that nobody writes any more."""
+
+DELETED_TOGETHER = 500
+"""Files that are removed from an object store with one call."""
+
+
+def nobody_cancels() -> None:
+    """Go on."""
+
+
+class ArtifactStore:
+    """Files by their content. Any thread may call.
+
+    What is removed is decided by `collect`, which runs while nothing is added: a content that has just been added, and
+    that no version names yet, would go as well.
+
+    Args:
+        local: The folder, which for an object store is a cache.
+        remote: The object store, None for the folder alone.
+    """
+
+    def __init__(self, local: BlobFolder, remote: ObjectStore | None = None) -> None:
+        self.local = local
+        self._remote = remote
+        self._change = threading.Condition()
+        self._adding = 0
+        self._is_collecting = False
+        self.is_collection_due = False
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Hold off collections until the new files are named by a version."""
+        with self._change:
+            self._change.wait_for(lambda: not self._is_collecting)
+            self._adding += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._adding -= 1
+
+    def add(self, pieces: Iterable[bytes], *, what: str) -> Blob:
+        """Keep content. See `BlobFolder.add`.
+
+        Raises:
+            ServingError: Also UNAVAILABLE when the object store cannot be reached.
+        """
+        return self._sent(self.local.add(pieces, what=what))
+
+    def adopt(self, path: Path, *, what: str) -> Blob:
+        """Keep a file that nobody will change any more. See `add`."""
+        return self._sent(self.local.adopt(path, what=what))
+
+    def fetch(self, blob: Blob) -> Path:
+        """Return where content lies on this machine, after it was brought there.
+
+        Raises:
+            ServingError: UNAVAILABLE when the object store cannot be reached; INTERNAL when the content is gone or
+                damaged.
+        """
+        if not self.local.has(blob.sha256):
+            if self._remote is None:
+                raise internal(f"the file '{self.local.path(blob.sha256)}' of the store is missing")
+            pieces = self._remote.read(RemoteFile(_key(blob), blob.size, ""), 0, blob.size) if blob.size else iter(())
+            got = self.local.add(map(bytes, pieces), what=f"blob {blob.sha256[:12]}")
+            if got != blob:
+                self.local.remove(got.sha256)
+                raise internal(f"'{self._remote.uri}/{_key(blob)}' has been damaged: its content has another hash")
+        return self.local.path(blob.sha256)
+
+    def materialise(
+        self, files: Manifest, folder: Path, number: int = 1, check: Callable[[], None] = nobody_cancels
+    ) -> None:
+        """Make a model's folder with the files of a version, as hard links where the disk is the same.
+
+        It adds to what is there, and replaces files of the same name: a folder with several versions is made by several
+        calls. Nobody may write into the files.
+
+        Args:
+            files: The files of the version.
+            folder: The model's folder, which in a repository has the name of the model.
+            number: The number that the version is served as.
+            check: Called before each file; what it raises ends the work.
+
+        Raises:
+            StorageFullError: There is no room on the disk.
+            ServingError: As `fetch`.
+        """
+        if self._remote is not None:
+            missing = {path: blob for path, blob in files.items() if not self.local.has(blob.sha256)}
+            self.local.demand_room(size(missing), what=f"files of '{folder.name}'")
+        with disk_faults(f"files of '{folder.name}'", folder):
+            (folder / str(number)).mkdir(parents=True, exist_ok=True)
+        for path, blob in files.items():
+            check()
+            self.fetch(blob)
+            self.local.link(blob.sha256, folder / served_path(path, number))
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Yield an empty folder for files that will be adopted; it is removed afterwards."""
+        with self.local.scratch() as folder:
+            yield folder
+
+    def collect(self, used: Callable[[], Set[str]]) -> tuple[int, int] | None:
+        """Remove all content that no version names.
+
+        Args:
+            used: Returns the hashes of all that is named; called while nothing is added.
+
+        Returns:
+            The number of files and of bytes that were removed, None if something is being added: try again when
+            `is_collection_due` and that is done.
+
+        Raises:
+            ServingError: UNAVAILABLE when the object store cannot be reached.
+        """
+        with self._change:
+            self.is_collection_due = bool(self._adding or self._is_collecting)
+            if self.is_collection_due:
+                return None
+            self._is_collecting = True
+        try:
+            return self._removed(used())
+        finally:
+            with self._change:
+                self._is_collecting = False
+                self._change.notify_all()
+
+    def _removed(self, used: Set[str]) -> tuple[int, int]:
+        count = removed_bytes = 0
+        self.local.sweep(SWEEP_S)
+        before = time.time() - UNUSED_S_MAX
+        for sha256, state in list(self.local.all()):
+            is_spare = self._remote is not None and state.st_nlink == 1 and state.st_ctime < before
+            if sha256 not in used or is_spare:
+                self.local.remove(sha256)
+            if sha256 not in used:
+                count, removed_bytes = count + 1, removed_bytes + state.st_size
+        if self._remote is not None:
+            gone = [file for file in self._remote.files() if file.path.rpartition("/")[2] not in used]
+            for start in range(0, len(gone), DELETED_TOGETHER):
+                self._remote.delete([file.path for file in gone[start : start + DELETED_TOGETHER]])
+            count, removed_bytes = len(gone), sum(file.size for file in gone)
+        return count, removed_bytes
+
+    def _sent(self, blob: Blob) -> Blob:
+        if self._remote is not None:
+            found = self._remote.find(_key(blob))
+            if found is None or found.size != blob.size:
+                self._remote.put(_key(blob), self.local.path(blob.sha256))
+        return blob
+
+
+def open_artifacts(where: str, data: Path) -> ArtifactStore:
+    """Return the store of a platform.
+
+    Args:
+        where: Folder or address, "" for a folder in the data folder.
+        data: The data folder.
+
+    Raises:
+        ServingError: INVALID_ARG for an address that is none; INTERNAL for a folder that cannot be used.
+    """
+    if is_store(where):
+        remote = ObjectStore(parse_address(where), title="artifact store")
+        return ArtifactStore(BlobFolder(data / "artifacts"), remote)
+    return ArtifactStore(BlobFolder(Path(where).expanduser() if where else data / "artifacts"))
+
+
+def _key(blob: Blob) -> str:
+    return f"sha256/{blob.sha256[:2]}/{blob.sha256}"

@@ -1,0 +1,160 @@
+"""Files that are being sent: a file each, as long as what has arrived.
+
+What has arrived when a connection breaks stays, and sending goes on from there. A piece may be sent again, also while
+an earlier request with it still waits for the rest.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from charonia.core.errors import Code, ServingError, not_found
+from charonia.platform.artifacts.blobs import demand_room
+from charonia.platform.artifacts.faults import disk_faults, too_large
+
+LOOK_BYTES = 16 * 1024 * 1024
+"""After so many bytes it is looked whether there is room for more."""
+
+
+class UploadFolder:
+    """The files that are being sent. Any thread may call.
+
+    Args:
+        folder: Where they are; it is made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with disk_faults("uploads", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, key: str) -> Path:
+        """Return where a file is."""
+        return self.folder / key
+
+    def begin(self, sizes: dict[str, int]) -> None:
+        """Make empty files.
+
+        Args:
+            sizes: How long they will be, by key.
+
+        Raises:
+            StorageFullError: There is no room for them.
+        """
+        demand_room(self.folder, sum(sizes.values()), what="upload")
+        with disk_faults("upload", self.folder):
+            for key in sizes:
+                self.path(key).touch(mode=0o600)
+
+    def received(self, key: str) -> int:
+        """Return how many bytes of a file have arrived.
+
+        Raises:
+            ServingError: NOT_FOUND if it has been removed.
+        """
+        try:
+            return self.path(key).stat().st_size
+        except FileNotFoundError:
+            raise _gone(key) from None
+
+    @contextmanager
+    def writing(self, key: str, offset: int, size: int) -> Iterator["UploadWriter"]:
+        """Yield what writes into a file from `offset` on.
+
+        Raises:
+            ServingError: NOT_FOUND if the file has been removed; CANCELLED for an offset beyond what has arrived, or
+                while the file is being taken over.
+        """
+        try:
+            file = self.path(key).open("r+b", buffering=0)
+        except FileNotFoundError:
+            raise _gone(key) from None
+        with file:
+            _lock(file, self.path(key), fcntl.LOCK_SH)
+            received = os.fstat(file.fileno()).st_size
+            if not 0 <= offset <= received:
+                raise ServingError(
+                    Code.CANCELLED,
+                    f"upload {key}: expected an offset of at most {received}, which has arrived, got {offset}",
+                    hint=f"go on from {received}",
+                )
+            file.seek(offset)
+            yield UploadWriter(file, offset, size, self.folder)
+
+    @contextmanager
+    def holding(self, keys: Sequence[str]) -> Iterator[None]:
+        """Keep everybody from writing into files.
+
+        Raises:
+            ServingError: CANCELLED while somebody writes into one of them; NOT_FOUND for one that is not there.
+        """
+        with contextlib.ExitStack() as stack:
+            for key in keys:
+                try:
+                    file = stack.enter_context(self.path(key).open("rb"))
+                except FileNotFoundError:
+                    raise _gone(key) from None
+                _lock(file, self.path(key), fcntl.LOCK_EX)
+            yield
+
+    def remove(self, key: str) -> None:
+        """Remove a file, if it is there."""
+        self.path(key).unlink(missing_ok=True)
+
+    def unused(self, older_than_s: float) -> list[str]:
+        """Return the keys of files that nothing has arrived for in this time."""
+        before = time.time() - older_than_s
+        return [path.name for path in self.folder.iterdir() if path.stat().st_mtime < before]
+
+
+class UploadWriter:
+    """Writes one piece of a file. One thread may call at a time."""
+
+    def __init__(self, file: BinaryIO, offset: int, size: int, folder: Path) -> None:
+        self._file = file
+        self._position = offset
+        self._size = size
+        self._folder = folder
+        self._looked = offset - LOOK_BYTES
+
+    def write(self, piece: bytes) -> None:
+        """Write the next bytes.
+
+        Raises:
+            TooLargeError: The file would become longer than it was said to be.
+            StorageFullError: There is no room for them; what was written before stays.
+        """
+        if self._position + len(piece) > self._size:
+            raise too_large(f"upload: expected {self._size} bytes, as was said at its beginning, got more")
+        with disk_faults("upload", self._folder):
+            if self._position - self._looked >= LOOK_BYTES:
+                self._looked = self._position
+                demand_room(self._folder, 0, what="upload")
+            view = memoryview(piece)
+            while view:
+                written = self._file.write(view)
+                view = view[written:]
+                self._position += written
+
+
+def _lock(file: BinaryIO, path: Path, kind: int) -> None:
+    try:
+        fcntl.flock(file.fileno(), kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        what = "still being sent" if kind == fcntl.LOCK_EX else "complete and being taken over"
+        raise ServingError(Code.CANCELLED, f"upload {path.name}: it is {what}", hint="try again in a moment") from None
+    try:
+        is_same = os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        is_same = False
+    if not is_same:  # taken over since it was opened: its content must not change any more
+        raise _gone(path.name)
+
+
+def _gone(key: str) -> ServingError:
+    return not_found(f"there is no upload '{key}'", hint="begin again: it was taken over, or has waited for too long")

@@ -1,0 +1,70 @@
+"""The data folder, as the platform and the commands of the same user see it. Standard library only."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from charonia.core.errors import invalid, unavailable
+
+DEFAULT_FOLDER = Path("~/.local/share/charonia")
+
+KEY_FILE = "owner.key"
+"""The API key for commands of the user to whom the folder belongs."""
+
+RECORD_FILE = "running.json"
+LOCK_FILE = "lock"
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+
+
+class LocalAccess(NamedTuple):
+    """How commands reach the platform of a data folder: its address, and a key."""
+
+    url: str
+    key: str
+
+
+def claim(folder: Path) -> IO[str]:
+    """Create a data folder where there is none, and take it for this process, until the returned file is closed.
+
+    Raises:
+        ServingError: UNAVAILABLE while another platform has it; INVALID_ARG where it cannot be written.
+    """
+    try:
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        lock = (folder / LOCK_FILE).open("a")
+    except OSError as error:
+        raise invalid(f"--data: '{folder}' cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise unavailable(
+            f"another platform uses the folder '{folder}'", hint="end it, or choose another folder with --data"
+        ) from None
+    return lock
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner reads, in one step."""
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "w") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def announce(folder: Path, url: str) -> None:
+    """Write down where the platform is reached on this machine."""
+    write_private(folder / RECORD_FILE, json.dumps({"pid": os.getpid(), "url": url}))
+
+
+def local_access(folder: Path) -> LocalAccess | None:
+    """Return how to reach the platform of a folder, None where none was started or this user may not."""
+    try:
+        record = json.loads((folder / RECORD_FILE).read_text())
+        return LocalAccess(record["url"], (folder / KEY_FILE).read_text().strip())
+    except (OSError, ValueError, KeyError):
+        return None

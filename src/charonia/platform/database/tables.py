@@ -1,0 +1,302 @@
+"""The tables.
+
+Times are seconds since the epoch, UTC. A JSON column holds what is only read and written whole.
+"""
+
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+NAME_CHARS_MAX = 128
+
+
+class PlatformTable(DeclarativeBase):
+    """Base of all tables."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {dict[str, Any]: JSON, list[Any]: JSON}
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    created: Mapped[float]
+
+
+class ProjectRow(PlatformTable):
+    """Models, environments and deployments that belong together, and that roles are given for."""
+
+    __tablename__ = "projects"
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), unique=True)
+
+
+class ModelRow(PlatformTable):
+    """A model. Its name is the one that it has in a server."""
+
+    __tablename__ = "models"
+    __table_args__ = (UniqueConstraint("project_id", "name"),)
+    project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"), index=True)
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    owner: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+    description: Mapped[str] = mapped_column(Text, default="")
+    tags: Mapped[list[Any]] = mapped_column(default=list)
+    links: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Addresses by label."""
+    last_number: Mapped[int] = mapped_column(default=0)
+    """Number of the version that was added last; no number is given twice."""
+
+    project: Mapped[ProjectRow] = relationship()
+    versions: Mapped[list["VersionRow"]] = relationship(
+        back_populates="model", order_by="VersionRow.number", cascade="all, delete-orphan"
+    )
+
+
+class VersionRow(PlatformTable):
+    """A version of a model, which never changes.
+
+    `files` maps paths within the folder of the model to `{"sha256", "size"}`; `digest` is the hash of that mapping.
+    `report` is what the check found: see `models.records`.
+    """
+
+    __tablename__ = "versions"
+    __table_args__ = (UniqueConstraint("model_id", "number"),)
+    model_id: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    """`arriving`, `checking`, `ready` or `refused`."""
+    reason: Mapped[str] = mapped_column(Text, default="")
+    digest: Mapped[str] = mapped_column(String(64), default="", index=True)
+    size: Mapped[int] = mapped_column(BigInteger, default=0)
+    files: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    source: Mapped[str] = mapped_column(Text, default="")
+    """Where it came from: "upload of FILE", an address, a folder."""
+    notes: Mapped[str] = mapped_column(Text, default="")
+    backend: Mapped[str] = mapped_column(String(64), default="")
+    runs_code: Mapped[bool] = mapped_column(default=False)
+    """Whether it holds Python code or pickles, which run when it is loaded."""
+    report: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+
+    model: Mapped[ModelRow] = relationship(back_populates="versions")
+
+
+class UploadRow(PlatformTable):
+    """A file that is being sent, piece by piece. What has arrived lies in the data folder: see `artifacts.uploads`."""
+
+    __tablename__ = "uploads"
+    key: Mapped[str] = mapped_column(String(64), unique=True)
+    project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"))
+    path: Mapped[str] = mapped_column(Text)
+    """Name of the file, with its folder where one is uploaded."""
+    batch: Mapped[str] = mapped_column(String(64), index=True)
+    """What all files of one version have in common."""
+    size: Mapped[int] = mapped_column(BigInteger)
+    is_taken: Mapped[bool] = mapped_column(default=False)
+    """Whether a version is being made of it: nothing may be sent any more."""
+    author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+
+
+class EnvironmentRow(PlatformTable):
+    """A Python version with packages. Those of equal digest share a folder."""
+
+    __tablename__ = "environments"
+    __table_args__ = (UniqueConstraint("project_id", "name"),)
+    project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    python: Mapped[str] = mapped_column(String(16))
+    requirements: Mapped[str] = mapped_column(Text)
+    imports: Mapped[list[Any]] = mapped_column(default=list)
+    """Modules that a build imports to test itself."""
+    digest: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    """`waiting`, `building`, `ready` or `failed`."""
+    packages: Mapped[list[Any]] = mapped_column(default=list)
+    """What was installed: `[name, version]`."""
+    size: Mapped[int] = mapped_column(BigInteger, default=0)
+    reason: Mapped[str] = mapped_column(Text, default="")
+
+    project: Mapped[ProjectRow] = relationship()
+
+
+class DeploymentRow(PlatformTable):
+    """What is to run. `wanted` is the number of the revision that the reconciler brings about; 0 for none."""
+
+    __tablename__ = "deployments"
+    __table_args__ = (UniqueConstraint("project_id", "name"),)
+    project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    target: Mapped[str] = mapped_column(String(32))
+    latest: Mapped[int] = mapped_column(default=0)
+    """Number of the newest revision. A change names the one that it is made from, and is refused if that is another."""
+    wanted: Mapped[int] = mapped_column(default=0)
+    serving: Mapped[int] = mapped_column(default=0)
+    """Number of the revision that answers; 0 for none."""
+    state: Mapped[str] = mapped_column(String(16))
+    """`starting`, `ready`, `updating`, `degraded`, `failed`, `stopping` or `stopped`."""
+    reason: Mapped[str] = mapped_column(Text, default="")
+    observed: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """What the target saw last: addresses, processes, memory. See `targets.api.Observed`."""
+    removed: Mapped[bool] = mapped_column(default=False)
+    generation: Mapped[int] = mapped_column(default=0)
+    """How often somebody has changed what is wanted: the reconciler writes nothing about an earlier one."""
+    begun: Mapped[float] = mapped_column(default=0.0)
+    """When the wanted revision was applied. With the next three, see `deployments.reconcile.Wanted`."""
+    attempts: Mapped[int] = mapped_column(default=0)
+    ready: Mapped[float] = mapped_column(default=0.0)
+    failure: Mapped[str] = mapped_column(Text, default="")
+
+    project: Mapped[ProjectRow] = relationship()
+    revisions: Mapped[list["RevisionRow"]] = relationship(
+        back_populates="deployment", order_by="RevisionRow.number", cascade="all, delete-orphan"
+    )
+
+
+class RevisionRow(PlatformTable):
+    """A specification that a deployment had, has, or is to have. See `deployments.spec`."""
+
+    __tablename__ = "revisions"
+    __table_args__ = (UniqueConstraint("deployment_id", "number"),)
+    deployment_id: Mapped[int] = mapped_column(ForeignKey("deployments.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    spec: Mapped[dict[str, Any]]
+    note: Mapped[str] = mapped_column(Text, default="")
+    state: Mapped[str] = mapped_column(String(16))
+    """`pending`, `serving`, `failed` or `replaced`."""
+    reason: Mapped[str] = mapped_column(Text, default="")
+    author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+
+    deployment: Mapped[DeploymentRow] = relationship(back_populates="revisions")
+
+
+class ServerKeyRow(PlatformTable):
+    """An API key of the servers of a deployment. Of the key itself there is only its SHA-256."""
+
+    __tablename__ = "server_keys"
+    __table_args__ = (UniqueConstraint("deployment_id", "name"),)
+    deployment_id: Mapped[int] = mapped_column(ForeignKey("deployments.id", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    scopes: Mapped[list[Any]]
+    """Of `infer`, `read` and `admin`."""
+    digest: Mapped[str] = mapped_column(String(64))
+    author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+
+
+class TaskRow(PlatformTable):
+    """Work that takes long. See `tasks.runner`."""
+
+    __tablename__ = "tasks"
+    __table_args__ = (Index("ix_tasks_subject", "kind", "subject"),)
+    kind: Mapped[str] = mapped_column(String(32))
+    project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"), index=True)
+    subject: Mapped[str] = mapped_column(String(3 * NAME_CHARS_MAX))
+    """What it is about: "model/version", "environment", "deployment"."""
+    arguments: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    """`waiting`, `running`, `done`, `failed` or `cancelled`."""
+    progress: Mapped[float] = mapped_column(default=0.0)
+    """From 0 to 1."""
+    doing: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(Text, default="")
+    result: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    started: Mapped[float] = mapped_column(default=0.0)
+    ended: Mapped[float] = mapped_column(default=0.0)
+    is_cancelled: Mapped[bool] = mapped_column(default=False)
+    attempts: Mapped[int] = mapped_column(default=0)
+    author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+
+    project: Mapped[ProjectRow] = relationship()
+
+
+class KeyRow(PlatformTable):
+    """An API key of the platform. Of the key itself there is only its SHA-256."""
+
+    __tablename__ = "keys"
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), unique=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    expires: Mapped[float] = mapped_column(default=0.0)
+    used: Mapped[float] = mapped_column(default=0.0)
+
+    grants: Mapped[list["GrantRow"]] = relationship(cascade="all, delete-orphan", lazy="selectin")
+
+
+class UserRow(PlatformTable):
+    """Somebody who signed in through OIDC, or the owner of this machine."""
+
+    __tablename__ = "users"
+    __table_args__ = (UniqueConstraint("issuer", "subject"),)
+    issuer: Mapped[str] = mapped_column(String(255))
+    subject: Mapped[str] = mapped_column(String(255))
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    email: Mapped[str] = mapped_column(String(255), default="")
+
+    grants: Mapped[list["GrantRow"]] = relationship(cascade="all, delete-orphan", lazy="selectin")
+
+
+class GrantRow(PlatformTable):
+    """A role of a key or a user in a project, or in all projects."""
+
+    __tablename__ = "grants"
+    key_id: Mapped[int | None] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"), index=True)
+    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
+    project_id: Mapped[int | None] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
+    role: Mapped[str] = mapped_column(String(16))
+    """`viewer`, `deployer` or `admin`."""
+    may_run_code: Mapped[bool] = mapped_column(default=False)
+    """Whether a deployer may add and deploy models that hold code."""
+
+    project: Mapped[ProjectRow | None] = relationship(lazy="joined")
+
+
+class SessionRow(PlatformTable):
+    """A browser that has signed in."""
+
+    __tablename__ = "sessions"
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    csrf: Mapped[str] = mapped_column(String(64))
+    expires: Mapped[float]
+
+    user: Mapped[UserRow] = relationship()
+
+
+class LoginLinkRow(PlatformTable):
+    """A link that signs in one user, once."""
+
+    __tablename__ = "login_links"
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
+    expires: Mapped[float]
+
+
+class SignInRow(PlatformTable):
+    """A browser that was sent to the provider of single sign-on, and has not come back yet."""
+
+    __tablename__ = "sign_ins"
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    """Of the cookie that the browser got."""
+    state: Mapped[str] = mapped_column(String(64))
+    nonce: Mapped[str] = mapped_column(String(64))
+    verifier: Mapped[str] = mapped_column(String(128))
+    next: Mapped[str] = mapped_column(Text)
+    """Path of the page that it wants."""
+    expires: Mapped[float]
+
+
+class AuditRow(PlatformTable):
+    """A change: who made it, and of what."""
+
+    __tablename__ = "audit"
+    project_id: Mapped[int | None] = mapped_column(ForeignKey("projects.id"), index=True)
+    who: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    action: Mapped[str] = mapped_column(String(64))
+    """A verb and a noun: "deployment.update"."""
+    subject: Mapped[str] = mapped_column(String(3 * NAME_CHARS_MAX))
+    detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    address: Mapped[str] = mapped_column(String(64), default="")
+
+    project: Mapped[ProjectRow | None] = relationship()

@@ -1,0 +1,281 @@
+"""Changes of deployments: each makes a revision, and the reconciler brings it about. Any thread may call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
+from charonia.platform.database.connection import Database, now
+from charonia.platform.database.tables import DeploymentRow, RevisionRow
+from charonia.platform.deployments.rows import find, revision_of, row_of
+from charonia.platform.deployments.spec import DeploymentSpec
+from charonia.platform.deployments.spec_diff import changes, changes_traffic_only
+from charonia.platform.deployments.spec_form import read_spec, write_spec
+from charonia.platform.deployments.views import ChangePlan
+from charonia.platform.deployments.workloads import Named, Workloads
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.targets.api import DeploymentTarget
+
+DEPLOYMENTS_MAX = 1000
+"""Most deployments of a platform."""
+
+
+class DeploymentChanges:
+    """Changes deployments. See `Deployments`.
+
+    Args:
+        database: Where they are written down.
+        targets: Where they run, by name.
+        workloads: Makes workloads.
+        wake: Called when something has changed.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        targets: Mapping[str, DeploymentTarget],
+        workloads: Workloads,
+        wake: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._targets = targets
+        self._workloads = workloads
+        self._wake = wake
+
+    def plan(self, who: Principal, project: str, value: object) -> ChangePlan:
+        """Return what a specification would change, and why it does not fit. Nothing is changed.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: INVALID_ARG with all that is wrong with it; NOT_FOUND if there is no such project.
+        """
+        return self._planned(who, project, read_spec(value), ProjectRole.VIEWER)[0]
+
+    def create(self, who: Principal, project: str, value: object, *, note: str = "") -> ChangePlan:
+        """Create a deployment.
+
+        Raises:
+            NotPermittedError: If the caller is no deployer, or may not deploy code and a model holds some.
+            ServingError: INVALID_ARG with all that is wrong; ALREADY_EXISTS; NOT_FOUND if there is no such project.
+        """
+        return self._put(who, project, read_spec(value), note=note, revision=0)
+
+    def change(
+        self, who: Principal, project: str, value: object, *, note: str = "", revision: int | None = None
+    ) -> ChangePlan:
+        """Let a deployment be so, created if it is not there. A specification that changes nothing does nothing.
+
+        Args:
+            who: Who asks for it.
+            project: Its project.
+            value: The specification.
+            note: What they say about the change.
+            revision: Number of the newest revision that they have seen, 0 for none; None if it does not matter.
+
+        Raises:
+            NotPermittedError: As `create`.
+            ServingError: As `create`; ALREADY_EXISTS also if somebody else has made a revision meanwhile.
+        """
+        return self._put(who, project, read_spec(value), note=note, revision=revision)
+
+    def rollback(
+        self, who: Principal, project: str, name: str, *, to: int = 0, revision: int | None = None
+    ) -> ChangePlan:
+        """Make a new revision that is as an earlier one was.
+
+        Args:
+            who: Who asks for it.
+            project: The project.
+            name: The deployment.
+            to: Number of the earlier one; 0 for the one that served before the newest.
+            revision: As for `change`.
+
+        Raises:
+            NotPermittedError: As `create`.
+            ServingError: As `change`; NOT_FOUND if there is no such revision.
+        """
+        with self._database.reading() as session:
+            row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
+            of_this = RevisionRow.deployment_id == row.id
+            if to:
+                chosen = session.scalar(select(RevisionRow).where(of_this, RevisionRow.number == to))
+            else:
+                good = RevisionRow.state.in_(("replaced", "serving"))
+                query = select(RevisionRow).where(of_this, good, RevisionRow.number < row.latest)
+                chosen = session.scalar(query.order_by(RevisionRow.number.desc()).limit(1))
+        if chosen is None:
+            raise not_found(f"deployment '{name}' has no {f'revision {to}' if to else 'earlier revision that served'}")
+        spec = read_spec(chosen.spec)
+        return self._put(who, project, spec, note=f"back to revision {chosen.number}", revision=revision)
+
+    def stop(self, who: Principal, project: str, name: str) -> None:
+        """End the servers of a deployment; its revisions and its address stay.
+
+        Raises:
+            NotPermittedError: If the caller is no deployer.
+            ServingError: NOT_FOUND.
+        """
+        with self._database.transaction() as session:
+            row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
+            if row.wanted:
+                _want(row, 0, "stopping")
+                audit.note(session, who, "deployment.stop", f"{project}/{name}", project_id=row.project_id)
+        self._wake()
+
+    def start(self, who: Principal, project: str, name: str) -> None:
+        """Start a deployment that was stopped or has failed, with the newest revision that is not known to fail.
+
+        Raises:
+            NotPermittedError: If the caller is no deployer.
+            ServingError: NOT_FOUND; UNAVAILABLE while it is removed.
+        """
+        with self._database.transaction() as session:
+            row, latest = find(session, who, project, name, ProjectRole.DEPLOYER)
+            _demand_kept(row)
+            wanted = row.serving if latest.state == "failed" and row.serving else row.latest
+            if row.wanted != wanted or row.failure:
+                _want(row, wanted, "starting")
+                detail = {"revision": wanted}
+                audit.note(session, who, "deployment.start", f"{project}/{name}", detail, project_id=row.project_id)
+        self._wake()
+
+    def remove(self, who: Principal, project: str, name: str) -> None:
+        """End a deployment and remove it with its revisions; it is there until its servers have ended.
+
+        Raises:
+            NotPermittedError: If the caller is no deployer.
+            ServingError: NOT_FOUND.
+        """
+        with self._database.transaction() as session:
+            row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
+            if not row.removed:
+                row.removed = True
+                _want(row, 0, "stopping")
+                audit.note(session, who, "deployment.remove", f"{project}/{name}", project_id=row.project_id)
+        self._wake()
+
+    def _planned(
+        self, who: Principal, project: str, spec: DeploymentSpec, role: ProjectRole
+    ) -> tuple[ChangePlan, Named, int]:
+        """Return the plan of a change, what the specification names, and the id of the project.
+
+        Raises:
+            NotPermittedError, ServingError: As `plan`.
+        """
+        if spec.target not in self._targets:
+            raise invalid(f"target: expected one of {', '.join(self._targets)}, got '{spec.target}'")
+        with self._database.reading() as session:
+            found = projects.find(session, who, project, role)
+            named = self._workloads.named(session, found.id, spec)
+            row = row_of(session, found.id, spec.name)
+            latest = None if row is None else revision_of(session, row.id, row.latest)
+        before = None if latest is None else read_spec(latest.spec)
+        changed = changes(before, named.spec)
+        problems: Sequence[str] = ()
+        if before is not None and before.target != spec.target:
+            raise invalid(f"target: '{spec.name}' runs at '{before.target}' and cannot move, got '{spec.target}'")
+        if before is None or (changed and not changes_traffic_only(before, named.spec)):
+            number = row.latest + 1 if row is not None else 1
+            workload = self._workloads.workload(project, number, named)
+            problems = self._targets[spec.target].problems(workload)
+        number = row.latest if row is not None else 0
+        plan = ChangePlan(changed, problems, number, write_spec(named.spec), is_new=row is None)
+        return plan, named, found.id
+
+    def _put(
+        self, who: Principal, project: str, spec: DeploymentSpec, *, note: str, revision: int | None
+    ) -> ChangePlan:
+        plan, named, project_id = self._planned(who, project, spec, ProjectRole.DEPLOYER)
+        if named.runs_code:
+            who.demand_code(project)
+        if plan.problems:
+            raise invalid("\n".join(plan.problems), hint="a dry run shows what fits")
+        with self._database.transaction() as session:
+            row = row_of(session, project_id, spec.name, for_update=True)
+            number = row.latest if row is not None else 0
+            if number != (plan.revision if revision is None else revision):
+                raise _conflict(spec.name, number, plan.revision if revision is None else revision)
+            if row is None:
+                row = _new_row(session, project_id, spec)
+            _demand_kept(row)
+            if not plan.changes:
+                self._try_again(session, who, project, row)
+                return plan
+            _add_revision(session, row, plan, note, who)
+            detail = {"revision": row.latest, "changes": list(plan.changes), "note": note}
+            action = "deployment.create" if plan.is_new else "deployment.change"
+            audit.note(session, who, action, f"{project}/{spec.name}", detail, project_id=project_id)
+        self._wake()
+        return replace(plan, revision=row.latest)
+
+    def _try_again(self, session: Session, who: Principal, project: str, row: DeploymentRow) -> None:
+        """Want the newest revision again if it has failed: what it failed for may be different now."""
+        latest = revision_of(session, row.id, row.latest)
+        if latest is None or latest.state != "failed":
+            return
+        latest.state, latest.reason = "pending", ""
+        _want(row, row.latest, "updating" if row.serving else "starting")
+        detail = {"revision": row.latest}
+        audit.note(session, who, "deployment.retry", f"{project}/{row.name}", detail, project_id=row.project_id)
+        self._wake()
+
+
+def _new_row(session: Session, project_id: int, spec: DeploymentSpec) -> DeploymentRow:
+    count = session.scalar(select(func.count()).select_from(DeploymentRow)) or 0
+    if count >= DEPLOYMENTS_MAX:
+        raise unavailable(f"there are {count} deployments, expected fewer than {DEPLOYMENTS_MAX}", hint="remove some")
+    row = DeploymentRow(
+        project_id=project_id,
+        name=spec.name,
+        target=spec.target,
+        latest=0,
+        generation=0,
+        state="starting",
+        created=now(),
+    )
+    session.add(row)
+    session.flush()
+    return row
+
+
+def _add_revision(session: Session, row: DeploymentRow, plan: ChangePlan, note: str, who: Principal) -> None:
+    row.latest += 1
+    session.add(
+        RevisionRow(
+            deployment_id=row.id,
+            number=row.latest,
+            spec=dict(plan.spec),
+            note=note,
+            state="pending",
+            author=who.name,
+            created=now(),
+        )
+    )
+    _want(row, row.latest, "updating" if row.serving else "starting")
+
+
+def _want(row: DeploymentRow, revision: int, state: str) -> None:
+    """Let a revision be wanted from now on, 0 for none."""
+    row.wanted, row.state, row.reason = revision, state, ""
+    row.generation += 1
+    row.begun, row.attempts, row.ready, row.failure = 0.0, 0, 0.0, ""
+
+
+def _demand_kept(row: DeploymentRow) -> None:
+    if row.removed:
+        raise unavailable(f"deployment '{row.name}' is being removed", hint="wait until it is gone")
+
+
+def _conflict(name: str, number: int, seen: int) -> ServingError:
+    if not seen:
+        return ServingError(
+            Code.ALREADY_EXISTS, f"there is a deployment '{name}' already", hint="change it, or choose another name"
+        )
+    return ServingError(
+        Code.ALREADY_EXISTS,
+        f"deployment '{name}' has revision {number}, expected {seen}: somebody else has changed it",
+        hint="look at what they have changed, then make your change to that",
+    )

@@ -1,0 +1,148 @@
+"""Looks at the metrics pages of all deployments, and keeps their figures for an hour, in memory."""
+
+import contextlib
+import http.client
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from charonia.core.errors import ServingError
+from charonia.platform.database.connection import now
+from charonia.platform.deployments.figures import FiguresPoint, Sample, point, read_page
+
+_log = logging.getLogger(__name__)
+
+WATCHED_S = 5.0
+"""Pause between two looks at a deployment that somebody watches."""
+
+OTHERS_S = 20.0
+"""Pause between two looks at the others."""
+
+WATCHED_FOR_S = 120.0
+"""How long somebody watches who has asked for figures."""
+
+KEPT_S = 3600.0
+POINTS_MAX = 720
+
+ANSWER_S_MAX = 2.0
+PAGE_BYTES_MAX = 16 * 2**20
+
+_AT_ONCE = 4
+
+
+@dataclass(slots=True)
+class _Series:
+    """What is kept of a deployment."""
+
+    page: str = ""
+    points: deque[FiguresPoint] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
+    last: tuple[float, Sample] | None = None
+    next_s: float = 0.0
+    asked_s: float = -WATCHED_FOR_S
+
+
+class Collector:
+    """Collects the figures of deployments in a thread. Any thread may ask for them.
+
+    Args:
+        pages: Returns the addresses of the metrics pages by the id of the deployment.
+        fetch: Returns a page; raises OSError or ValueError.
+    """
+
+    def __init__(self, pages: Callable[[], Mapping[int, str]], fetch: Callable[[str], str] | None = None) -> None:
+        self._pages = pages
+        self._fetch = fetch or fetch_page
+        self._series: dict[int, _Series] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="figures", daemon=True)
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="figures")
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._pool.shutdown(cancel_futures=True)
+
+    def latest(self, deployment_id: int) -> FiguresPoint | None:
+        """Return the latest figures of a deployment, None if there are none."""
+        with self._lock:
+            series = self._series.get(deployment_id)
+            return series.points[-1] if series and series.points else None
+
+    def since(self, deployment_id: int, time_s: float) -> Sequence[FiguresPoint]:
+        """Return the figures after a time, and watch the deployment closely for a while."""
+        with self._lock:
+            series = self._series.setdefault(deployment_id, _Series())
+            if time.monotonic() - series.asked_s > WATCHED_FOR_S:
+                series.next_s = 0.0
+            series.asked_s = time.monotonic()
+            return [found for found in series.points if found.time > time_s]
+
+    def step(self, monotonic_s: float) -> None:
+        """Look at the pages that are due."""
+        pages = self._pages()
+        with self._lock:
+            for gone in self._series.keys() - pages.keys():
+                del self._series[gone]
+            due = []
+            for key, page in pages.items():
+                series = self._series.setdefault(key, _Series())
+                if series.page != page:
+                    series.page, series.last = page, None
+                if page and series.next_s <= monotonic_s:
+                    is_watched = monotonic_s - series.asked_s < WATCHED_FOR_S
+                    series.next_s = monotonic_s + (WATCHED_S if is_watched else OTHERS_S)
+                    due.append(series)
+        for _ in self._pool.map(self._look, due):
+            pass
+
+    def _look(self, series: _Series) -> None:
+        try:
+            sample, at_s = read_page(self._fetch(series.page)), time.monotonic()
+        except (OSError, ValueError, http.client.HTTPException):
+            series.last = None
+            return
+        before, series.last = series.last, (at_s, sample)
+        if before is not None and at_s > before[0]:
+            found = point(before[1], sample, at_s - before[0], now())
+            with self._lock:
+                series.points.append(found)
+                while series.points[0].time < found.time - KEPT_S:
+                    series.points.popleft()
+
+    def _run(self) -> None:
+        while not self._closing.wait(1.0):
+            try:
+                self.step(time.monotonic())
+            except ServingError as error:
+                _log.warning("figures: %s", error)
+            except Exception:
+                _log.exception("figures: a look has failed")
+
+
+def fetch_page(address: str) -> str:
+    """Return a metrics page.
+
+    Raises:
+        OSError, ValueError, HTTPException: It does not answer, or with something else.
+    """
+    parts = urlsplit(address)
+    assert parts.hostname is not None
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=ANSWER_S_MAX)) as connection:
+        connection.request("GET", parts.path or "/metrics")
+        response = connection.getresponse()
+        text = response.read(PAGE_BYTES_MAX)
+    if response.status != http.client.OK:
+        raise ValueError(f"{address} answers {response.status}")
+    return text.decode()

@@ -1,0 +1,222 @@
+"""Figures of a deployment from two looks at the metrics page of its server: rates, percentiles, batch sizes. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_LINE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+_SUMS = {
+    "nv_inference_request_success": "successes",
+    "nv_inference_request_failure": "failures",
+    "nv_inference_count": "inferences",
+    "nv_inference_exec_count": "executions",
+    "nv_inference_queue_duration_us": "queue_us",
+    "nv_inference_pending_request_count": "pending",
+    "charonia_instances": "instances",
+    "charonia_worker_up": "workers",
+    "charonia_model_memory_bytes": "memory_bytes",
+}
+"""Fields of `VersionSample` by metric; the values of all its lines are added."""
+
+_BUCKETS = "charonia_request_duration_seconds_bucket"
+_PROCESSES = ("charonia_process_resident_memory_bytes", "charonia_process_cpu_seconds_total", "nv_gpu_")
+_WANTED = (*_SUMS, _BUCKETS, *_PROCESSES, "charonia_worker_memory_bytes")
+
+Version = tuple[str, str]
+"""Model and version."""
+
+
+@dataclass(slots=True)
+class VersionSample:
+    """What a version of a model has counted since it was loaded, and what it has now."""
+
+    successes: float = 0.0
+    failures: float = 0.0
+    inferences: float = 0.0
+    executions: float = 0.0
+    queue_us: float = 0.0
+    pending: float = 0.0
+    instances: float = 0.0
+    workers: float = 0.0
+    memory_bytes: float = 0.0
+    buckets: dict[float, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Sample:
+    """A metrics page.
+
+    Attributes:
+        versions: What is known of each version.
+        memory_bytes: Memory of all processes.
+        cpu_s: Their CPU time.
+        gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
+        gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
+    """
+
+    versions: dict[Version, VersionSample] = field(default_factory=dict)
+    memory_bytes: float = 0.0
+    cpu_s: float = 0.0
+    gpu_utilization: float | None = None
+    gpu_memory_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was done between two looks.
+
+    Attributes:
+        requests_per_s: Requests, failed ones as well.
+        errors_per_s: Those that failed.
+        p50_ms: Median of the time from arrival to response, None without requests.
+        p99_ms: Its 99th percentile.
+        queue_ms: Mean time in the queue, None without requests.
+        batch_size: Mean size of a batch, None without batches.
+        pending: Requests that wait now.
+        instances: Instances now, 0 where the server does not say.
+        memory_bytes: Memory of the weights.
+    """
+
+    requests_per_s: float = 0.0
+    errors_per_s: float = 0.0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    queue_ms: float | None = None
+    batch_size: float | None = None
+    pending: float = 0.0
+    instances: float = 0.0
+    memory_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresPoint:
+    """The figures of a deployment at a time.
+
+    Attributes:
+        time: Seconds since the epoch.
+        all: Of all models together.
+        versions: By "MODEL/VERSION".
+        memory_bytes: Memory of all processes.
+        cpu_cores: Cores that they kept busy.
+        gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
+        gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
+    """
+
+    time: float
+    all: Figures
+    versions: Mapping[str, Figures]
+    memory_bytes: float
+    cpu_cores: float
+    gpu_utilization: float | None
+    gpu_memory_bytes: float | None
+
+
+def read_page(text: str) -> Sample:
+    """Return what is wanted of a metrics page."""
+    sample = Sample()
+    for line in text.splitlines():
+        if not line.startswith(_WANTED) or (found := _LINE.match(line)) is None:
+            continue
+        name, value = found[1], float(found[3])
+        labels = dict(_LABEL.findall(found[2] or ""))
+        if "model" in labels and "version" in labels:
+            _add(sample.versions.setdefault((labels["model"], labels["version"]), VersionSample()), name, labels, value)
+        if name in ("charonia_process_resident_memory_bytes", "charonia_worker_memory_bytes"):
+            sample.memory_bytes += value
+        elif name == "charonia_process_cpu_seconds_total":
+            sample.cpu_s += value
+        elif name == "nv_gpu_utilization":
+            sample.gpu_utilization = max(value, sample.gpu_utilization or 0.0)
+        elif name == "nv_gpu_memory_used_bytes":
+            sample.gpu_memory_bytes = value + (sample.gpu_memory_bytes or 0.0)
+    return sample
+
+
+def point(before: Sample, after: Sample, seconds: float, time: float) -> FiguresPoint:
+    """Return the figures between two looks.
+
+    Args:
+        before: The first look; what a server counts begins at 0 again when it is started again.
+        after: The second one.
+        seconds: Time between them, above 0.
+        time: When the second one was, in seconds since the epoch.
+    """
+    changes = {version: _change(before.versions.get(version), found) for version, found in after.versions.items()}
+    return FiguresPoint(
+        time=time,
+        all=_figures(_sum(list(changes.values())), seconds),
+        versions={f"{model}/{number}": _figures(change, seconds) for (model, number), change in changes.items()},
+        memory_bytes=after.memory_bytes,
+        cpu_cores=max(0.0, after.cpu_s - before.cpu_s) / seconds,
+        gpu_utilization=after.gpu_utilization,
+        gpu_memory_bytes=after.gpu_memory_bytes,
+    )
+
+
+def quantile_s(buckets: Mapping[float, float], share: float) -> float | None:
+    """Return a quantile of a cumulative histogram by its upper bounds, None if it is empty."""
+    bounds = sorted(buckets)
+    total = buckets[bounds[-1]] if bounds else 0.0
+    if total <= 0:
+        return None
+    rank, low, below = share * total, 0.0, 0.0
+    for bound in bounds:
+        count = buckets[bound]
+        if count >= rank:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * ((rank - below) / (count - below) if count > below else 1.0)
+        low, below = bound, count
+    return low
+
+
+def _add(version: VersionSample, name: str, labels: Mapping[str, str], value: float) -> None:
+    if name == _BUCKETS:
+        version.buckets[float(labels["le"])] = value
+    elif name in _SUMS:
+        field_name = _SUMS[name]
+        setattr(version, field_name, getattr(version, field_name) + value)
+
+
+_COUNTED = ("successes", "failures", "inferences", "executions", "queue_us")
+
+
+def _change(before: VersionSample | None, after: VersionSample) -> VersionSample:
+    """Return what a version did; one that counts anew has done what it has counted."""
+    is_same = before is not None and all(getattr(after, name) >= getattr(before, name) for name in _COUNTED)
+    start = before if before is not None and is_same else VersionSample()
+    return VersionSample(
+        **{name: getattr(after, name) - getattr(start, name) for name in _COUNTED},
+        pending=after.pending,
+        instances=after.instances or after.workers,
+        memory_bytes=after.memory_bytes,
+        buckets={bound: count - start.buckets.get(bound, 0.0) for bound, count in after.buckets.items()},
+    )
+
+
+def _sum(changes: Sequence[VersionSample]) -> VersionSample:
+    whole = VersionSample()
+    for change in changes:
+        for name in (*_COUNTED, "pending", "instances", "memory_bytes"):
+            setattr(whole, name, getattr(whole, name) + getattr(change, name))
+        for bound, count in change.buckets.items():
+            whole.buckets[bound] = whole.buckets.get(bound, 0.0) + count
+    return whole
+
+
+def _figures(change: VersionSample, seconds: float) -> Figures:
+    requests = change.successes + change.failures
+    p50_s, p99_s = (quantile_s(change.buckets, share) for share in (0.5, 0.99))
+    return Figures(
+        requests_per_s=requests / seconds,
+        errors_per_s=change.failures / seconds,
+        p50_ms=None if p50_s is None else p50_s * 1e3,
+        p99_ms=None if p99_s is None else p99_s * 1e3,
+        queue_ms=change.queue_us / change.successes / 1e3 if change.successes else None,
+        batch_size=change.inferences / change.executions if change.executions else None,
+        pending=change.pending,
+        instances=change.instances,
+        memory_bytes=change.memory_bytes,
+    )

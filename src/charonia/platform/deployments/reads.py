@@ -1,0 +1,117 @@
+"""What there is of deployments: lists, one of them, its revisions, its figures. Any thread may call."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+
+from charonia.core.errors import not_found
+from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import DeploymentRow, RevisionRow
+from charonia.platform.deployments.collector import Collector
+from charonia.platform.deployments.figures import FiguresPoint
+from charonia.platform.deployments.rows import find, with_latest
+from charonia.platform.deployments.spec_diff import changes
+from charonia.platform.deployments.spec_form import read_spec
+from charonia.platform.deployments.views import DeploymentView, RevisionView, deployment_view, revision_view
+from charonia.platform.people import projects
+from charonia.platform.people.access import Principal, ProjectRole
+
+
+class DeploymentReads:
+    """Looks at deployments. See `Deployments`.
+
+    Args:
+        database: Where they are written down.
+        collector: Has their figures.
+    """
+
+    def __init__(self, database: Database, collector: Collector) -> None:
+        self._database = database
+        self._collector = collector
+
+    def list(
+        self, who: Principal, project: str, *, search: str = "", limit: int = 50, offset: int = 0
+    ) -> tuple[Sequence[DeploymentView], int]:
+        """Return deployments by name, and how many there are.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND if there is no such project.
+        """
+        with self._database.reading() as session:
+            found = projects.find(session, who, project)
+            chosen = (DeploymentRow.project_id == found.id) & DeploymentRow.name.contains(search, autoescape=True)
+            count = session.scalar(select(func.count()).select_from(DeploymentRow).where(chosen)) or 0
+            query = with_latest().where(chosen).order_by(DeploymentRow.name).limit(limit).offset(offset)
+            rows = session.execute(query).all()
+        return [deployment_view(row, project, latest, self._collector.latest(row.id)) for row, latest in rows], count
+
+    def get(self, who: Principal, project: str, name: str) -> DeploymentView:
+        """Return a deployment with its latest figures.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND.
+        """
+        with self._database.reading() as session:
+            row, latest = find(session, who, project, name, ProjectRole.VIEWER)
+        return deployment_view(row, project, latest, self._collector.latest(row.id))
+
+    def revisions(
+        self, who: Principal, project: str, name: str, *, limit: int = 50, offset: int = 0
+    ) -> tuple[Sequence[RevisionView], int]:
+        """Return the revisions of a deployment, the newest first, and how many there are.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND.
+        """
+        with self._database.reading() as session:
+            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
+            query = (
+                select(RevisionRow)
+                .where(RevisionRow.deployment_id == row.id, RevisionRow.number <= row.latest - offset)
+                .order_by(RevisionRow.number.desc())
+                .limit(limit + 1)
+            )
+            found = session.scalars(query).all()
+        before = [*found[1:], None]
+        return [revision_view(one, former) for one, former in zip(found, before, strict=True)][:limit], row.latest
+
+    def revision(self, who: Principal, project: str, name: str, number: int) -> RevisionView:
+        """Return a revision of a deployment.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND.
+        """
+        with self._database.reading() as session:
+            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
+            query = select(RevisionRow).where(
+                RevisionRow.deployment_id == row.id, RevisionRow.number.in_((number, number - 1))
+            )
+            found = {one.number: one for one in session.scalars(query)}
+        if number not in found:
+            raise not_found(f"deployment '{name}' has no revision {number}")
+        return revision_view(found[number], found.get(number - 1))
+
+    def difference(self, who: Principal, project: str, name: str, before: int, after: int) -> Sequence[str]:
+        """Return what is different in a revision, in words.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND.
+        """
+        one, other = (self.revision(who, project, name, number) for number in (before, after))
+        return changes(read_spec(one.spec), read_spec(other.spec))
+
+    def figures(self, who: Principal, project: str, name: str, since_s: float = 0.0) -> Sequence[FiguresPoint]:
+        """Return the figures of a deployment after a time, at most those of an hour; they become more frequent.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND.
+        """
+        with self._database.reading() as session:
+            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
+        return self._collector.since(row.id, since_s)

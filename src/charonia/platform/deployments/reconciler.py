@@ -1,0 +1,297 @@
+"""Brings about what is wanted: looks at each deployment, decides (`reconcile.py`), acts, and writes down what is so."""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import delete, select, update
+
+from charonia.core.errors import Code, ServingError, internal, invalid
+from charonia.platform.database.connection import Database, now
+from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow
+from charonia.platform.deployments.reconcile import NextStep, Step, WantedState, decide, refused
+from charonia.platform.deployments.spec_form import read_spec
+from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
+
+_log = logging.getLogger(__name__)
+
+STEADY_S = 5.0
+"""Pause between two looks at a deployment of which nothing is to be done."""
+
+MOVING_S = 0.3
+"""Pause between two looks at one that is on its way."""
+
+ORPHANS_S = 60.0
+"""Pause between two looks for what runs and is not written down."""
+
+AT_ONCE = 8
+"""Deployments that are looked at at the same time: a target may take long to answer."""
+
+_STEADY = ("ready", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What is written down of a deployment."""
+
+    id: int
+    project_id: int
+    project: str
+    name: str
+    target: str
+    generation: int
+    state: str
+    reason: str
+    observed: Mapping[str, Any]
+    wanted: WantedState
+
+
+@dataclass(slots=True)
+class _Looks:
+    """When a deployment is looked at next, and what was wanted when it was last."""
+
+    next_s: float = 0.0
+    generation: int = field(default=-1)
+
+
+class Reconciler:
+    """Reconciles the deployments of a platform in a thread.
+
+    Args:
+        database: Where they are written down.
+        targets: Where they run, by name.
+        workloads: Makes workloads.
+    """
+
+    def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
+        self._database = database
+        self._targets = targets
+        self._workloads = workloads
+        self._looks: dict[int, _Looks] = {}
+        self._orphans_s = 0.0
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="reconciler")
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop reconciling; what runs goes on."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._pool.shutdown(cancel_futures=True)
+
+    def wake(self) -> None:
+        """Say that somebody has changed something."""
+        self._wake.set()
+
+    def step(self, now_s: float) -> float:
+        """Look at the deployments that are due, and return when to look again.
+
+        Raises:
+            ServingError: UNAVAILABLE while the database cannot be used.
+        """
+        rows = self._read()
+        for gone in self._looks.keys() - {row.id for row in rows}:
+            del self._looks[gone]
+        due = [row for row in rows if self._is_due(row, now_s)]
+        for row, pause_s in zip(due, self._pool.map(lambda row: self._look(row, now_s), due), strict=True):
+            self._looks[row.id] = _Looks(now_s + pause_s, row.generation)
+        if now_s >= self._orphans_s:
+            self._orphans_s = now_s + ORPHANS_S
+            self._remove_orphans({(row.target, f"{row.project}/{row.name}") for row in rows})
+        return min((looks.next_s for looks in self._looks.values()), default=now_s + STEADY_S)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._wake.clear()
+            again_s = now() + 1.0
+            try:
+                again_s = self.step(now())
+            except ServingError as error:
+                _log.error("reconciler: %s", error)
+            except Exception:
+                _log.exception("reconciler: a look has failed")
+            self._wake.wait(max(0.01, again_s - now()))
+
+    def _is_due(self, row: _Written, now_s: float) -> bool:
+        looks = self._looks.get(row.id)
+        return looks is None or looks.next_s <= now_s or looks.generation != row.generation
+
+    def _look(self, row: _Written, now_s: float) -> float:
+        """Look at a deployment, do the next step, and return the pause until the next look."""
+        try:
+            seen = self._target(row).observe(_key(row))
+            decision = self._do(row, seen, decide(row.wanted, seen, now_s), now_s)
+        except ServingError as error:
+            self._note(row, replace(_as_is(row), reason=str(error)), None)
+            return 1.0
+        except Exception as error:  # of a target: the others go on
+            _log.exception("deployment %s: its target has failed", _key(row))
+            self._note(row, replace(_as_is(row), reason=f"the target has failed: {error}"), None)
+            return STEADY_S
+        if decision.step is Step.REMOVE:
+            return MOVING_S
+        self._note(row, decision, seen)
+        return STEADY_S if decision.step is Step.NONE and decision.state in _STEADY else MOVING_S
+
+    def _do(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> NextStep:
+        """Do the step of a decision, and return what to write down.
+
+        Raises:
+            ServingError: It cannot be done now; it is decided again.
+        """
+        target, key = self._target(row), _key(row)
+        match decision.step:
+            case Step.APPLY:
+                try:
+                    self._apply(target, row, decision.wanted.revision)
+                except ServingError as error:
+                    if error.code is not Code.UNAVAILABLE:
+                        return refused(decision.wanted, seen, str(error), now_s)
+                    raise
+            case Step.ABANDON:
+                target.abandon(key)
+            case Step.STOP:
+                target.stop(key)
+            case Step.REMOVE:
+                target.remove(key)
+                self._forget(row)
+        return decision
+
+    def _apply(self, target: DeploymentTarget, row: _Written, number: int) -> None:
+        with self._database.reading() as session:
+            revision = session.scalar(
+                select(RevisionRow).where(RevisionRow.deployment_id == row.id, RevisionRow.number == number)
+            )
+            if revision is None:
+                raise internal(f"deployment '{row.name}' has no revision {number}")
+            named = self._workloads.named(session, row.project_id, read_spec(revision.spec))
+        workload = self._workloads.workload(row.project, number, named)
+        self._workloads.place(named)
+        target.apply(workload)
+
+    def _target(self, row: _Written) -> DeploymentTarget:
+        target = self._targets.get(row.target)
+        if target is None:
+            raise invalid(f"target: there is none called '{row.target}', expected one of {', '.join(self._targets)}")
+        return target
+
+    def _read(self) -> Sequence[_Written]:
+        query = (
+            select(DeploymentRow, ProjectRow.name, RevisionRow.spec["ready_within_s"].as_float())
+            .join(ProjectRow, ProjectRow.id == DeploymentRow.project_id)
+            .outerjoin(
+                RevisionRow,
+                (RevisionRow.deployment_id == DeploymentRow.id) & (RevisionRow.number == DeploymentRow.wanted),
+            )
+        )
+        with self._database.reading() as session:
+            return [_written(row, project, ready_s) for row, project, ready_s in session.execute(query)]
+
+    def _note(self, row: _Written, decision: NextStep, seen: Observed | None) -> None:
+        """Write down what is so now, unless it is known, or somebody has changed what is wanted meanwhile."""
+        observed = row.observed if seen is None else _plain(seen)
+        before = (row.state, row.reason, row.wanted, row.observed)
+        if before == (decision.state, decision.reason, decision.wanted, observed) and not decision.outcomes:
+            return
+        wanted = decision.wanted
+        values = {
+            "state": decision.state,
+            "reason": decision.reason,
+            "observed": observed,
+            "wanted": wanted.revision,
+            "serving": wanted.serving,
+            "begun": wanted.begun_s,
+            "attempts": wanted.attempts,
+            "ready": wanted.ready_s,
+            "failure": wanted.failure,
+        }
+        with self._database.transaction() as session:
+            of_this = (DeploymentRow.id == row.id) & (DeploymentRow.generation == row.generation)
+            found = session.execute(update(DeploymentRow).where(of_this).values(**values).returning(DeploymentRow.id))
+            if found.first() is None:
+                return
+            for number, reason in decision.outcomes.items():
+                own = RevisionRow.deployment_id == row.id
+                if not reason:
+                    others = own & (RevisionRow.number != number) & (RevisionRow.state == "serving")
+                    session.execute(update(RevisionRow).where(others).values(state="replaced"))
+                session.execute(
+                    update(RevisionRow)
+                    .where(own, RevisionRow.number == number)
+                    .values(state="failed" if reason else "serving", reason=reason)
+                )
+
+    def _forget(self, row: _Written) -> None:
+        with self._database.transaction() as session:
+            session.execute(delete(DeploymentRow).where(DeploymentRow.id == row.id, DeploymentRow.removed))
+
+    def _remove_orphans(self, known: set[tuple[str, str]]) -> None:
+        """End what runs and is not written down: of a deployment whose removal was cut off, or of a lost database."""
+        for name, target in self._targets.items():
+            try:
+                for key in target.deployments():
+                    if (name, key) not in known:
+                        _log.warning("'%s' runs at '%s' and is not written down: it is removed", key, name)
+                        is_gone = target.observe(key).phase is RevisionPhase.ABSENT
+                        (target.remove if is_gone else target.stop)(key)
+                        self._orphans_s = 0.0
+            except ServingError as error:
+                _log.error("target '%s': %s", name, error)
+
+
+def _key(row: _Written) -> str:
+    return f"{row.project}/{row.name}"
+
+
+def _as_is(row: _Written) -> NextStep:
+    return NextStep(Step.NONE, row.state, row.reason, row.wanted)
+
+
+def _plain(seen: Observed) -> dict[str, Any]:
+    """Return what is kept of what was seen: not what changes all the time."""
+    replicas = [
+        {"name": one.name, "is_ready": one.is_ready, "restarts": one.restarts, "reason": one.reason}
+        for one in seen.replicas
+    ]
+    return {
+        "http": seen.http,
+        "grpc": seen.grpc,
+        "metrics": seen.metrics,
+        "doing": seen.doing,
+        "replicas": replicas,
+    }
+
+
+def _written(row: DeploymentRow, project: str, ready_within_s: float | None) -> _Written:
+    return _Written(
+        id=row.id,
+        project_id=row.project_id,
+        project=project,
+        name=row.name,
+        target=row.target,
+        generation=row.generation,
+        state=row.state,
+        reason=row.reason,
+        observed=row.observed,
+        wanted=WantedState(
+            revision=row.wanted,
+            serving=row.serving,
+            is_removed=row.removed,
+            ready_within_s=ready_within_s or 0.0,
+            begun_s=row.begun,
+            attempts=row.attempts,
+            ready_s=row.ready,
+            failure=row.failure,
+        ),
+    )

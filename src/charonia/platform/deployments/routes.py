@@ -1,0 +1,254 @@
+"""The API of deployments."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Response
+from pydantic import BaseModel, Field
+
+from charonia.platform.deployments.figures import FiguresPoint
+from charonia.platform.deployments.views import (
+    ChangePlan,
+    DeploymentView,
+    NewServerKey,
+    RevisionView,
+    ServerKeyView,
+)
+from charonia.platform.people.calls import Caller
+from charonia.platform.state import Here
+
+LIMIT_MAX = 200
+"""Most entries of an answer."""
+
+Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many at most.")]
+Offset = Annotated[int, Query(ge=0, description="How many to skip.")]
+Spec = Annotated[dict[str, Any], Body(description="The specification, as in a file for `charonia apply`.")]
+Seen = Annotated[
+    int | None,
+    Query(
+        ge=0,
+        description="Number of the newest revision that the caller has seen, 0 for none: if there is a newer one, the "
+        "answer is 409.",
+    ),
+]
+Note = Annotated[str, Query(max_length=1000, description="What the caller says about the change.")]
+
+router = APIRouter(prefix="/api/v1/projects/{project}/deployments", tags=["deployments"])
+
+NAMED = "/{name}"
+
+
+class DeploymentList(BaseModel):
+    """Deployments."""
+
+    deployments: Sequence[DeploymentView]
+    total: int = Field(description="How many there are.")
+
+
+class RevisionList(BaseModel):
+    """Revisions, the newest first."""
+
+    revisions: Sequence[RevisionView]
+    total: int = Field(description="How many there are.")
+
+
+class RevisionDifference(BaseModel):
+    """What is different, in words."""
+
+    changes: Sequence[str]
+
+
+class RollbackRequest(BaseModel):
+    """Which revision to go back to."""
+
+    to: int = Field(default=0, ge=0, description="Its number; 0 for the one that served before the newest.")
+    revision: int | None = Field(default=None, ge=0, description="The newest one that the caller has seen.")
+
+
+class TrafficRequest(BaseModel, extra="forbid"):
+    """A change of the traffic of a model, as POST /v2/models/M/traffic takes it."""
+
+    model: str
+    weights: dict[str, float] | None = Field(None, description="Weight by version.")
+    sticky: str | None = Field(None, description="What keeps a client on its version.")
+    shadow: dict[str, Any] | None = Field(None, description="Versions that get copies.")
+    canary: dict[str, Any] | None = Field(None, description="A plan for a version that takes over step by step.")
+    action: str | None = Field(None, description="What to do with the canary plan that is under way.")
+
+
+class ServerKeyRequest(BaseModel):
+    """An API key to make."""
+
+    name: str
+    scopes: Sequence[str] = Field(("infer", "read"), description="Some of `infer`, `read` and `admin`.")
+
+
+class PointList(BaseModel):
+    """Figures over time."""
+
+    points: Sequence[FiguresPoint]
+
+
+class LogTail(BaseModel):
+    """The end of a log."""
+
+    text: str
+
+
+@router.get("")
+def list_deployments(
+    project: str, here: Here, who: Caller, search: str = "", limit: Limit = 50, offset: Offset = 0
+) -> DeploymentList:
+    """List the deployments of a project by name."""
+    found, total = here.deployments.reads.list(who, project, search=search, limit=limit, offset=offset)
+    return DeploymentList(deployments=found, total=total)
+
+
+@router.post("", status_code=201)
+def create_deployment(project: str, here: Here, who: Caller, spec: Spec, note: Note = "") -> ChangePlan:
+    """Create a deployment."""
+    return here.deployments.changes.create(who, project, spec, note=note)
+
+
+@router.get(NAMED)
+def get_deployment(project: str, name: str, here: Here, who: Caller) -> DeploymentView:
+    """Return a deployment with its latest figures."""
+    return here.deployments.reads.get(who, project, name)
+
+
+@router.put(NAMED)
+def put_deployment(
+    project: str,
+    name: str,
+    here: Here,
+    who: Caller,
+    spec: Spec,
+    dry_run: Annotated[bool, Query(description="Only say what would change.")] = False,
+    revision: Seen = None,
+    note: Note = "",
+) -> ChangePlan:
+    """Let a deployment be so: it is created, changed, or left as it is."""
+    value = {"name": name, **spec}
+    if value["name"] != name:
+        value["name"] = f"{value['name']} at the address of {name}"
+    if dry_run:
+        return here.deployments.changes.plan(who, project, value)
+    return here.deployments.changes.change(who, project, value, note=note, revision=revision)
+
+
+@router.delete(NAMED, status_code=202)
+def delete_deployment(project: str, name: str, here: Here, who: Caller) -> Response:
+    """End a deployment and remove it; it is there until its servers have ended."""
+    here.deployments.changes.remove(who, project, name)
+    return Response(status_code=202)
+
+
+@router.post(f"{NAMED}/rollback")
+def roll_back(project: str, name: str, here: Here, who: Caller, asked: RollbackRequest | None = None) -> ChangePlan:
+    """Make a new revision that is as an earlier one was."""
+    asked = asked or RollbackRequest()
+    return here.deployments.changes.rollback(who, project, name, to=asked.to, revision=asked.revision)
+
+
+@router.post(f"{NAMED}/stop", status_code=202)
+def stop_deployment(project: str, name: str, here: Here, who: Caller) -> DeploymentView:
+    """End the servers of a deployment; its revisions and its address stay."""
+    here.deployments.changes.stop(who, project, name)
+    return here.deployments.reads.get(who, project, name)
+
+
+@router.post(f"{NAMED}/start", status_code=202)
+def start_deployment(project: str, name: str, here: Here, who: Caller) -> DeploymentView:
+    """Start a deployment that was stopped or has failed."""
+    here.deployments.changes.start(who, project, name)
+    return here.deployments.reads.get(who, project, name)
+
+
+@router.get(f"{NAMED}/revisions")
+def list_revisions(
+    project: str, name: str, here: Here, who: Caller, limit: Limit = 50, offset: Offset = 0
+) -> RevisionList:
+    """List the revisions of a deployment, the newest first."""
+    found, total = here.deployments.reads.revisions(who, project, name, limit=limit, offset=offset)
+    return RevisionList(revisions=found, total=total)
+
+
+@router.get(f"{NAMED}/revisions/{{number}}")
+def get_revision(project: str, name: str, number: int, here: Here, who: Caller) -> RevisionView:
+    """Return a revision."""
+    return here.deployments.reads.revision(who, project, name, number)
+
+
+@router.get(f"{NAMED}/revisions/{{number}}/diff")
+def get_difference(
+    project: str,
+    name: str,
+    number: int,
+    here: Here,
+    who: Caller,
+    to: Annotated[int, Query(description="The other revision.")],
+) -> RevisionDifference:
+    """Return what is different in another revision."""
+    return RevisionDifference(changes=here.deployments.reads.difference(who, project, name, number, to))
+
+
+@router.get(f"{NAMED}/figures")
+def get_figures(
+    project: str,
+    name: str,
+    here: Here,
+    who: Caller,
+    since: Annotated[float, Query(description="Only those after this time, in seconds since the epoch.")] = 0.0,
+) -> PointList:
+    """Return the figures of the last hour; while somebody asks, there are some every 5 s."""
+    return PointList(points=here.deployments.reads.figures(who, project, name, since))
+
+
+@router.get(f"{NAMED}/log")
+def get_log(
+    project: str, name: str, here: Here, who: Caller, lines: Annotated[int, Query(ge=1, le=5000)] = 200
+) -> LogTail:
+    """Return the last lines of the log of the servers."""
+    return LogTail(text=here.deployments.servers.log(who, project, name, lines=lines))
+
+
+@router.get(f"{NAMED}/explain")
+def explain(project: str, name: str, model: str, here: Here, who: Caller, version: int = 0) -> dict[str, Any]:
+    """Return what the scheduler does for a model and what limits it, in the words of the server."""
+    document: dict[str, Any] = here.deployments.servers.explain(who, project, name, model, version)
+    return document
+
+
+@router.get(f"{NAMED}/traffic")
+def get_traffic(project: str, name: str, model: str, here: Here, who: Caller) -> dict[str, Any]:
+    """Return how the requests of a model are split now, in the words of the server."""
+    document: dict[str, Any] = here.deployments.servers.traffic(who, project, name, model)
+    return document
+
+
+@router.post(f"{NAMED}/traffic")
+def set_traffic(project: str, name: str, asked: TrafficRequest, here: Here, who: Caller) -> dict[str, Any]:
+    """Change how the requests of a model are split: the plan of a new revision, or the answer of the server."""
+    change = asked.model_dump(exclude_unset=True, exclude={"model"})
+    found = here.deployments.servers.set_traffic(who, project, name, asked.model, change)
+    return asdict(found) if isinstance(found, ChangePlan) else dict(found or {})
+
+
+@router.get(f"{NAMED}/keys")
+def list_keys(project: str, name: str, here: Here, who: Caller) -> Sequence[ServerKeyView]:
+    """List the API keys of the servers of a deployment."""
+    return here.deployments.keys.list(who, project, name)
+
+
+@router.post(f"{NAMED}/keys", status_code=201)
+def add_key(project: str, name: str, asked: ServerKeyRequest, here: Here, who: Caller) -> NewServerKey:
+    """Make an API key of the servers of a deployment; it works at once."""
+    return here.deployments.keys.add(who, project, name, asked.name, asked.scopes)
+
+
+@router.delete(f"{NAMED}/keys/{{key}}", status_code=204)
+def remove_key(project: str, name: str, key: str, here: Here, who: Caller) -> Response:
+    """Remove an API key; it stops working at once."""
+    here.deployments.keys.remove(who, project, name, key)
+    return Response(status_code=204)

@@ -1,0 +1,151 @@
+"""The servers of deployments: what they say, and how they split traffic. Any thread may call."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from charonia.core.errors import not_found, unavailable
+from charonia.platform.database.connection import Database
+from charonia.platform.deployments.changes import DeploymentChanges
+from charonia.platform.deployments.reads import DeploymentReads
+from charonia.platform.deployments.rows import find
+from charonia.platform.deployments.spec_form import read_spec, write_spec
+from charonia.platform.deployments.views import ChangePlan
+from charonia.platform.people import audit
+from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
+from charonia.platform.targets.server_calls import ask, model_path
+
+LOG_LINES_MAX = 5000
+
+_SETTINGS = ("weights", "sticky", "shadow")
+
+
+class DeploymentServers:
+    """Asks the servers of deployments. See `Deployments`.
+
+    Args:
+        database: Where deployments are written down.
+        targets: Where they run, by name.
+        reads: Looks at them.
+        changes: Changes them.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        targets: Mapping[str, DeploymentTarget],
+        reads: DeploymentReads,
+        changes: DeploymentChanges,
+    ) -> None:
+        self._database = database
+        self._targets = targets
+        self._reads = reads
+        self._changes = changes
+
+    def log(self, who: Principal, project: str, name: str, *, lines: int = 200) -> str:
+        """Return the last lines of the log of a deployment.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND; UNAVAILABLE when its target cannot be reached.
+        """
+        target, key = self._target(who, project, name, ProjectRole.VIEWER)
+        return target.log(key, min(lines, LOG_LINES_MAX))
+
+    def observe(self, who: Principal, project: str, name: str) -> Observed:
+        """Return what the target of a deployment sees now, with CPU time and memory.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND; UNAVAILABLE when its target cannot be reached.
+        """
+        target, key = self._target(who, project, name, ProjectRole.VIEWER)
+        return target.observe(key)
+
+    def explain(self, who: Principal, project: str, name: str, model: str, version: int = 0) -> Any:
+        """Return what the scheduler of the server does for a model, and what limits it: the server's own words.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND; UNAVAILABLE while nothing serves.
+        """
+        what = f"versions/{version}/explain" if version else "explain"
+        return self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, what))
+
+    def traffic(self, who: Principal, project: str, name: str, model: str) -> Any:
+        """Return how the requests of a model are split among its versions now, with the canary plan.
+
+        Raises:
+            NotPermittedError: If the caller has no role in the project.
+            ServingError: NOT_FOUND; UNAVAILABLE while nothing serves.
+        """
+        return self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, "traffic"))
+
+    def set_traffic(
+        self, who: Principal, project: str, name: str, model: str, change: Mapping[str, Any]
+    ) -> ChangePlan | Any:
+        """Change how the requests of a model are split.
+
+        Weights, stickiness and shadow versions make a new revision. A canary plan, and what is done with one, goes
+        to the server.
+
+        Args:
+            who: Who asks for it.
+            project: The project.
+            name: The deployment.
+            model: The model.
+            change: As the server's own API takes it.
+
+        Returns:
+            The plan of the change, or the answer of the server.
+
+        Raises:
+            NotPermittedError: If the caller is no deployer.
+            ServingError: NOT_FOUND; INVALID_ARG; UNAVAILABLE while nothing serves.
+        """
+        view = self._reads.get(who, project, name)
+        spec = read_spec(self._reads.revision(who, project, name, view.wanted or view.revision).spec)
+        if model not in [deployed.name for deployed in spec.models]:
+            raise not_found(f"deployment '{name}' has no model '{model}'")
+        if not change.keys() <= set(_SETTINGS):
+            answer = self._ask(who, project, name, ProjectRole.DEPLOYER, model_path(model, "traffic"), change)
+            with self._database.transaction() as session:
+                row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
+                detail = {"model": model, "change": dict(change)}
+                audit.note(session, who, "deployment.traffic", f"{project}/{name}", detail, project_id=row.project_id)
+            return answer
+        models = [
+            replace(deployed, traffic=_with(deployed.traffic, change)) if deployed.name == model else deployed
+            for deployed in spec.models
+        ]
+        value = write_spec(replace(spec, models=tuple(models)))
+        return self._changes.change(who, project, value, note=f"traffic of '{model}'", revision=view.revision)
+
+    def _target(self, who: Principal, project: str, name: str, role: ProjectRole) -> tuple[DeploymentTarget, str]:
+        with self._database.reading() as session:
+            row, _ = find(session, who, project, name, role)
+        target = self._targets.get(row.target)
+        if target is None:
+            raise unavailable(f"deployment '{name}' is for the target '{row.target}', which this platform has not")
+        return target, f"{project}/{name}"
+
+    def _ask(
+        self,
+        who: Principal,
+        project: str,
+        name: str,
+        role: ProjectRole,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+    ) -> Any:
+        target, key = self._target(who, project, name, role)
+        seen = target.observe(key)
+        if not seen.http or seen.phase is RevisionPhase.ABSENT:
+            raise unavailable(f"deployment '{name}' is not running", hint="start it, or wait until it is ready")
+        return ask(seen.http, path, key=seen.key, body=body)
+
+
+def _with(traffic: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return traffic settings with a change; a member that is null is taken out."""
+    return {key: value for key, value in {**traffic, **change}.items() if value is not None}

@@ -1,0 +1,63 @@
+"""The deployments of a platform, with all that works on them."""
+
+from collections.abc import Mapping
+
+from sqlalchemy import select
+
+from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import DeploymentRow
+from charonia.platform.deployments.changes import DeploymentChanges
+from charonia.platform.deployments.collector import Collector
+from charonia.platform.deployments.reads import DeploymentReads
+from charonia.platform.deployments.reconciler import Reconciler
+from charonia.platform.deployments.server_keys import ServerKeys
+from charonia.platform.deployments.servers import DeploymentServers
+from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.targets.api import DeploymentTarget
+
+
+class Deployments:
+    """The deployments of a platform.
+
+    Args:
+        database: Where they are written down.
+        targets: Where they run, by name.
+        workloads: Makes workloads.
+
+    Attributes:
+        targets: Names of the places where deployments can run.
+        reads: Looks at them.
+        changes: Changes them.
+        keys: The API keys of their servers.
+        servers: Asks their servers.
+        reconciler: Brings about what is wanted.
+        collector: Collects their figures.
+    """
+
+    def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
+        self._database = database
+        self._workloads = workloads
+        self.targets = tuple(targets)
+        self.reconciler = Reconciler(database, targets, workloads)
+        self.collector = Collector(self._metrics_pages)
+        self.reads = DeploymentReads(database, self.collector)
+        self.changes = DeploymentChanges(database, targets, workloads, self.reconciler.wake)
+        self.keys = ServerKeys(database, targets, workloads)
+        self.servers = DeploymentServers(database, targets, self.reads, self.changes)
+
+    def start(self) -> None:
+        """Begin to bring about what is wanted, and to collect figures."""
+        with self._database.reading() as session:
+            self._workloads.sweep(session)
+        self.reconciler.start()
+        self.collector.start()
+
+    def close(self) -> None:
+        """Stop; what runs goes on."""
+        self.reconciler.close()
+        self.collector.close()
+
+    def _metrics_pages(self) -> Mapping[int, str]:
+        with self._database.reading() as session:
+            query = select(DeploymentRow.id, DeploymentRow.observed["metrics"].as_string())
+            return {number: page or "" for number, page in session.execute(query)}

@@ -1,0 +1,206 @@
+"""From what a specification names to what a target runs: models with their files, the environment, API keys."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import ServingError, invalid
+from charonia.platform.artifacts.faults import disk_faults
+from charonia.platform.artifacts.manifest import from_json
+from charonia.platform.artifacts.store import ArtifactStore
+from charonia.platform.database.tables import (
+    DeploymentRow,
+    EnvironmentRow,
+    ModelRow,
+    ServerKeyRow,
+    VersionRow,
+)
+from charonia.platform.deployments.configuration import configured
+from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.targets.api import PlacedModel, Workload
+
+CONFIG = "config.pbtxt"
+
+_LISTED = 20
+"""Most versions that a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a specification names, read from the tables.
+
+    Attributes:
+        spec: The specification, with numbers in place of "latest".
+        models: For each model its versions by number.
+        python: The interpreter of its environment, None for the platform's own.
+        keys: Lines of the file of API keys.
+        runs_code: Whether a version holds code that runs when it is loaded.
+    """
+
+    spec: DeploymentSpec
+    models: tuple[tuple[DeployedModel, Mapping[int, VersionRow]], ...]
+    python: Path | None
+    keys: tuple[str, ...]
+    runs_code: bool
+
+
+class Workloads:
+    """Makes workloads.
+
+    Args:
+        data: The data folder of the platform.
+        store: The files of versions.
+    """
+
+    def __init__(self, data: Path, store: ArtifactStore) -> None:
+        self._data = data
+        self._store = store
+
+    def named(self, session: Session, project_id: int, spec: DeploymentSpec) -> Named:
+        """Return what a specification names.
+
+        Raises:
+            ServingError: INVALID_ARG with everything that there is not, a line each.
+        """
+        problems: list[str] = []
+        rows = _models(session, project_id, spec)
+        models = [_versions(model, rows.get(model.name), problems) for model in spec.models]
+        python = self._python(session, project_id, spec.environment, problems)
+        if problems:
+            raise invalid("\n".join(problems))
+        spec = replace(spec, models=tuple(model for model, _ in models))
+        runs_code = any(version.runs_code for _, versions in models for version in versions.values())
+        keys = self.key_lines(session, project_id, spec.name) if spec.keys else ()
+        return Named(spec, tuple(models), python, keys, runs_code)
+
+    def key_lines(self, session: Session, project_id: int, name: str) -> tuple[str, ...]:
+        """Return the lines of the file of API keys of a deployment's servers."""
+        query = (
+            select(ServerKeyRow)
+            .join(DeploymentRow, DeploymentRow.id == ServerKeyRow.deployment_id)
+            .where(DeploymentRow.project_id == project_id, DeploymentRow.name == name)
+            .order_by(ServerKeyRow.id)
+        )
+        return tuple(f"{key.name} {','.join(key.scopes)} sha256:{key.digest}" for key in session.scalars(query))
+
+    def workload(self, project: str, revision: int, named: Named) -> Workload:
+        """Return a workload, whose files are not placed yet. Reads configurations from the store.
+
+        Raises:
+            ServingError: INVALID_ARG if a configuration cannot be changed as the specification says; UNAVAILABLE when
+                the store cannot be reached.
+        """
+        return Workload(
+            deployment=f"{project}/{named.spec.name}",
+            revision=revision,
+            spec=named.spec,
+            models=tuple(self._placed(model, versions) for model, versions in named.models),
+            python=named.python,
+            keys=named.keys,
+        )
+
+    def place(self, named: Named) -> None:
+        """Put the files of all versions into folders of this machine, where they are not there already.
+
+        Raises:
+            ServingError: UNAVAILABLE when the store cannot be reached, or the disk is full.
+        """
+        for _, versions in named.models:
+            for version in versions.values():
+                self._place(version)
+
+    def sweep(self, session: Session) -> None:
+        """Remove the folders of versions that there are no longer."""
+        folder = self._data / "versions"
+        known = set(session.scalars(select(VersionRow.digest)))
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _placed(self, model: DeployedModel, versions: Mapping[int, VersionRow]) -> PlacedModel:
+        config = from_json(versions[max(versions)].files).get(CONFIG)
+        text = "" if config is None else self._store.fetch(config).read_text(encoding="utf-8")
+        try:
+            changed = configured(text, model, sorted(versions))
+        except ServingError as error:
+            raise invalid(f"model '{model.name}': {error.message}", hint=error.hint) from error
+        return PlacedModel(
+            name=model.name,
+            versions={number: self._folder(version) for number, version in versions.items()},
+            config=changed,
+            size=sum(version.size for version in versions.values()),
+            digests={number: version.digest for number, version in versions.items()},
+        )
+
+    def _folder(self, version: VersionRow) -> Path:
+        return self._data / "versions" / version.digest
+
+    def _place(self, version: VersionRow) -> None:
+        folder = self._folder(version)
+        if folder.exists():
+            return
+        with disk_faults(f"files of version {version.number}", folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+        try:
+            self._store.materialise(from_json(version.files), made)
+            with disk_faults(f"files of version {version.number}", folder):
+                made.rename(folder)
+        except ServingError:
+            if not folder.exists():  # another thread was faster
+                raise
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+    def _python(self, session: Session, project_id: int, name: str, problems: list[str]) -> Path | None:
+        if not name:
+            return None
+        row = session.scalar(
+            select(EnvironmentRow).where(EnvironmentRow.project_id == project_id, EnvironmentRow.name == name)
+        )
+        if row is None:
+            problems.append(f"environment: there is none called '{name}'")
+        elif row.state != "ready":
+            problems.append(f"environment: '{name}' is {row.state}, expected one that is ready")
+        return self._data / "environments" / row.digest / "bin" / "python" if row is not None else None
+
+
+def _models(session: Session, project_id: int, spec: DeploymentSpec) -> Mapping[str, Mapping[int, VersionRow]]:
+    names = [model.name for model in spec.models]
+    found: dict[str, dict[int, VersionRow]] = {}
+    query = (
+        select(ModelRow.name, VersionRow)
+        .outerjoin(VersionRow, VersionRow.model_id == ModelRow.id)
+        .where(ModelRow.project_id == project_id, ModelRow.name.in_(names))
+        .order_by(VersionRow.number)
+    )
+    for name, version in session.execute(query):
+        versions = found.setdefault(name, {})
+        if version is not None:
+            versions[version.number] = version
+    return found
+
+
+def _versions(
+    model: DeployedModel, rows: Mapping[int, VersionRow] | None, problems: list[str]
+) -> tuple[DeployedModel, Mapping[int, VersionRow]]:
+    """Return a model with numbers in place of "latest", and its versions."""
+    if rows is None:
+        problems.append(f"models: there is no model '{model.name}'")
+        return model, {}
+    ready = [number for number, row in rows.items() if row.state == "ready"]
+    numbers = model.versions or tuple(ready[-1:])
+    if not numbers:
+        problems.append(f"models: '{model.name}' has no version that is ready")
+    for number in numbers:
+        if number not in rows:
+            known = ", ".join(map(str, list(rows)[-_LISTED:])) or "none"
+            problems.append(f"models: '{model.name}' has no version {number}, expected one of {known}")
+        elif number not in ready:
+            problems.append(f"models: version {number} of '{model.name}' is {rows[number].state}, expected ready")
+    return replace(model, versions=numbers), {number: rows[number] for number in numbers if number in rows}

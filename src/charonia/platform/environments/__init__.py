@@ -1,0 +1,1 @@
+"""Python versions with packages, built once."""

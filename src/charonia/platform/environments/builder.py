@@ -1,0 +1,111 @@
+"""Builds environments: a folder for each digest, made by uv, tested by importing what it has."""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from charonia.core.errors import invalid
+from charonia.platform.environments.requirements import OWN, Requirements
+from charonia.platform.tasks.runner import TaskRun
+
+PYTHONS = ("3.11", "3.12", "3.13")
+"""What servers run on."""
+
+BUILD_S_MAX = 1800.0
+IMPORT_S_MAX = 300.0
+READY = "ready.json"
+
+_TRIAL = Path(__file__).parent / "import_trial.py"
+
+
+def pythons() -> tuple[str, ...]:
+    """Return the versions to choose from, that of the platform first."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return (own, *(version for version in PYTHONS if version != own))
+
+
+def own_requirement(extras: Sequence[str] = ()) -> str:
+    """Return the requirement that stands for this release, from where it was installed."""
+    named = f"{OWN}[{','.join(extras)}]" if extras else OWN
+    installed = importlib.metadata.distribution(OWN)
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    address = str(origin.get("url", ""))
+    if address.startswith("file:") and Path(unquote(urlsplit(address).path)).exists():
+        return f"{named} @ {address}"
+    return f"{named}=={installed.version}"
+
+
+def python_of(folder: Path) -> Path:
+    """Return the interpreter of an environment."""
+    return folder / "bin" / "python"
+
+
+def is_built(folder: Path) -> bool:
+    """Whether there is an environment that was tested."""
+    return (folder / READY).exists() and python_of(folder).exists()
+
+
+def build(run: TaskRun, folder: Path, python: str, wanted: Requirements, imports: Sequence[str]) -> Mapping[str, Any]:
+    """Make an environment, unless it is there, and return its packages and its size.
+
+    Raises:
+        ServingError: INVALID_ARG with the reason when it cannot be made, or what it has cannot be imported.
+    """
+    with _alone(folder):
+        if not is_built(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                _make(run, folder, python, wanted, imports)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        return dict(json.loads((folder / READY).read_text(encoding="utf-8")))
+
+
+def _make(run: TaskRun, folder: Path, python: str, wanted: Requirements, imports: Sequence[str]) -> None:
+    uv = _uv()
+    run.progress(0.05, f"Python {python}")
+    if run.run([uv, "venv", "--python", python, "--quiet", str(folder)], timeout_s=BUILD_S_MAX):
+        raise invalid(f"Python {python} was not found", hint="the log has the reason")
+    file = folder / "requirements.txt"
+    file.write_text("\n".join([*wanted.lines, own_requirement(wanted.extras)]) + "\n", encoding="utf-8")
+    run.progress(0.1, "packages are installed")
+    interpreter = str(python_of(folder))
+    command = [uv, "pip", "install", "--refresh-package", OWN, "--python", interpreter, "-r", str(file)]
+    if run.run(command, timeout_s=BUILD_S_MAX):
+        raise invalid("the packages cannot be installed", hint="the log has the reason")
+    run.progress(0.8, "what was installed is imported")
+    trial = json.dumps({"packages": wanted.names, "modules": [*imports, OWN]})
+    if run.run([interpreter, "-I", str(_TRIAL), trial], timeout_s=IMPORT_S_MAX):
+        raise invalid("a package cannot be imported", hint="the log has the reason")
+    run.progress(0.95, "its packages are listed")
+    lines = list[str]()
+    run.run([uv, "pip", "list", "--python", interpreter, "--format", "freeze"], timeout_s=60, on_line=lines.append)
+    content = {
+        "packages": [line.split("==", 1) for line in lines if "==" in line],
+        "size": sum(path.lstat().st_size for path in folder.rglob("*")),
+    }
+    (folder / READY).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _uv() -> str:
+    found = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    if found is None:
+        raise invalid("environments are built by uv, which was not found", hint="pip install uv")
+    return found
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until nobody else builds the same environment."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,192 @@
+"""The environments of a project: added, built, listed, removed."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import Code, ServingError, not_found, unavailable
+from charonia.platform.database.connection import Database, now
+from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
+from charonia.platform.environments import builder
+from charonia.platform.environments.requirements import Requirements, check_python, read_requirements
+from charonia.platform.names import check_name
+from charonia.platform.tasks import queue
+from charonia.platform.tasks.runner import Handler, TaskRun
+
+KIND = "environment"
+"""Kind of the task that builds one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewEnvironment:
+    """An environment to make.
+
+    Attributes:
+        name: Its name.
+        requirements: Its packages, a line each.
+        python: Version of Python, "" for the platform's.
+        imports: Modules that it is tested with, beside those of its packages.
+    """
+
+    name: str
+    requirements: str = ""
+    python: str = ""
+    imports: Sequence[str] = ()
+
+
+def add(session: Session, project: ProjectRow, wanted: NewEnvironment, author: str) -> tuple[EnvironmentRow, TaskRow]:
+    """Add an environment, and the task that builds it.
+
+    Raises:
+        ServingError: INVALID_ARG for a name, a version of Python or requirements that cannot be; ALREADY_EXISTS where
+            the name is taken.
+    """
+    name = check_name("environment", wanted.name)
+    python = check_python(wanted.python, builder.pythons())
+    digest = _digest(read_requirements(wanted.requirements), python)
+    if find(session, project, name) is not None:
+        raise ServingError(Code.ALREADY_EXISTS, f"environment '{name}' exists already", hint="choose another name")
+    row = EnvironmentRow(
+        project_id=project.id,
+        name=name,
+        python=python,
+        requirements=wanted.requirements,
+        imports=list(wanted.imports),
+        digest=digest,
+        state="waiting",
+        created=now(),
+    )
+    session.add(row)
+    return row, _build_again(session, row, author)
+
+
+def rebuild(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
+    """Build an environment again that has failed, or was made by another release of the platform.
+
+    Raises:
+        ServingError: UNAVAILABLE while it is being built.
+    """
+    if row.state in ("waiting", "building"):
+        raise unavailable(f"environment '{row.name}' is being built", hint="wait, or cancel its job")
+    row.digest = _digest(read_requirements(row.requirements), row.python)
+    row.state, row.reason = "waiting", ""
+    return _build_again(session, row, author)
+
+
+def find(session: Session, project: ProjectRow, name: str) -> EnvironmentRow | None:
+    """Return an environment, None if there is none of that name."""
+    return session.scalar(
+        select(EnvironmentRow).where(EnvironmentRow.project_id == project.id, EnvironmentRow.name == name)
+    )
+
+
+def get(session: Session, project: ProjectRow, name: str) -> EnvironmentRow:
+    """Return an environment.
+
+    Raises:
+        ServingError: NOT_FOUND if there is none of that name.
+    """
+    row = find(session, project, name)
+    if row is None:
+        raise not_found(f"there is no environment '{name}' in project '{project.name}'")
+    return row
+
+
+def page(session: Session, project: ProjectRow, *, limit: int, offset: int = 0) -> Sequence[EnvironmentRow]:
+    """Return environments by name."""
+    query = select(EnvironmentRow).where(EnvironmentRow.project_id == project.id).order_by(EnvironmentRow.name)
+    return session.scalars(query.limit(limit).offset(offset)).all()
+
+
+def newest_task(session: Session, row: EnvironmentRow) -> TaskRow | None:
+    """Return the task that has built it last."""
+    query = select(TaskRow).where(
+        TaskRow.kind == KIND, TaskRow.project_id == row.project_id, TaskRow.subject == row.name
+    )
+    return session.scalar(query.order_by(TaskRow.id.desc()).limit(1))
+
+
+def remove(session: Session, row: EnvironmentRow) -> None:
+    """Remove an environment; its folder goes with `sweep`.
+
+    Raises:
+        ServingError: ALREADY_EXISTS while a deployment uses it.
+    """
+    specs = session.execute(
+        select(DeploymentRow.name, RevisionRow.spec)
+        .join(RevisionRow.deployment)
+        .where(DeploymentRow.project_id == row.project_id, ~DeploymentRow.removed)
+        .where(RevisionRow.number.in_([DeploymentRow.wanted, DeploymentRow.serving]))
+    )
+    users = sorted({name for name, spec in specs if spec.get("environment") == row.name})
+    if users:
+        raise ServingError(
+            Code.ALREADY_EXISTS,
+            f"environment '{row.name}' is used by {', '.join(users)}",
+            hint="give these deployments another one first",
+        )
+    session.delete(row)
+
+
+def python(session: Session, folder: Path, project: ProjectRow, name: str) -> Path:
+    """Return the interpreter of an environment that is ready.
+
+    Raises:
+        ServingError: NOT_FOUND if there is none of that name; UNAVAILABLE if it is not ready.
+    """
+    row = get(session, project, name)
+    path = folder / row.digest
+    if row.state != "ready" or not builder.is_built(path):
+        reason = f": {row.reason}" if row.reason else ""
+        raise unavailable(f"environment '{name}' is {row.state}{reason}", hint="build it first")
+    return builder.python_of(path)
+
+
+def sweep(session: Session, folder: Path) -> None:
+    """Remove the folders that no environment has."""
+    kept = set(session.scalars(select(EnvironmentRow.digest)))
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.is_dir() and path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def handler(database: Database, folder: Path) -> Handler:
+    """Return what does the tasks that build environments."""
+
+    def change(environment_id: int, **values: Any) -> None:
+        with database.transaction() as session:
+            row = session.get(EnvironmentRow, environment_id)
+            for key, value in values.items() if row is not None else ():
+                setattr(row, key, value)
+
+    def handle(run: TaskRun) -> Mapping[str, Any]:
+        number = int(run.arguments["environment"])
+        with database.reading() as session:
+            row = session.get(EnvironmentRow, number)
+        if row is None:
+            raise not_found("the environment was removed")
+        change(number, state="building", reason="")
+        wanted = read_requirements(row.requirements)
+        try:
+            made = builder.build(run, folder / row.digest, row.python, wanted, row.imports)
+        except BaseException as error:
+            change(number, state="failed", reason=str(error) or "it was cancelled")
+            raise
+        change(number, state="ready", packages=made["packages"], size=made["size"])
+        return {"packages": len(made["packages"]), "size": made["size"]}
+
+    return handle
+
+
+def _digest(wanted: Requirements, python: str) -> str:
+    return wanted.digest(python, builder.own_requirement())
+
+
+def _build_again(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
+    session.flush()
+    return queue.add(session, KIND, row.project_id, row.name, {"environment": row.id}, author)

@@ -1,0 +1,135 @@
+"""What an environment is to have: its lines, checked, and the hash of what comes of them. Pure.
+
+A line is a requirement as pip takes it ("pillow>=10"), or an option that says where packages are found. `charonia` may
+have extras ("charonia[torch]"); its release is always that of the platform, because servers of deployments run in the
+environment.
+"""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from charonia.core.errors import invalid
+
+CHARS_MAX = 65536
+LINES_MAX = 1000
+OWN = "charonia"
+
+_OPTIONS = ("--index-url", "--extra-index-url", "--find-links", "--pre", "--only-binary", "--no-binary")
+_SCRIPT = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+_PYTHON = re.compile(r"3\.[0-9]{1,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """Lines, read.
+
+    Attributes:
+        lines: Those of packages and options, without `charonia`.
+        names: Names of the packages.
+        extras: The extras of `charonia`.
+    """
+
+    lines: tuple[str, ...]
+    names: tuple[str, ...]
+    extras: tuple[str, ...] = ()
+
+    def digest(self, python: str, own: str) -> str:
+        """Return what distinguishes environments: equal ones share a folder.
+
+        Args:
+            python: Version of Python.
+            own: The requirement that stands for the platform's release.
+        """
+        content = json.dumps([python, own, sorted(self.lines), sorted(self.extras)])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+def read_requirements(text: str) -> Requirements:
+    """Return the requirements of a text.
+
+    Raises:
+        ServingError: INVALID_ARG with a line for every problem.
+    """
+    if len(text) > CHARS_MAX or text.count("\n") >= LINES_MAX:
+        raise invalid(f"requirements: expected at most {LINES_MAX} lines and {CHARS_MAX} characters")
+    lines, names, extras, problems = list[str](), list[str](), set[str](), list[str]()
+    for number, whole in enumerate(text.splitlines(), 1):
+        line = re.sub(r"(^|\s)#.*", "", whole).strip()
+        if not line:
+            continue
+        if line.startswith("-"):
+            if line.partition(" ")[0].partition("=")[0] in _OPTIONS:
+                lines.append(line)
+            else:
+                problems.append(
+                    f"line {number}: '{line}' is refused: expected a package, or one of {', '.join(_OPTIONS)}"
+                )
+            continue
+        try:
+            found = Requirement(line)
+        except InvalidRequirement:
+            problems.append(f"line {number}: '{line}' is no requirement: expected a package such as 'pillow>=10'")
+            continue
+        if canonicalize_name(found.name) == OWN:
+            extras |= found.extras
+        else:
+            lines.append(line)
+            names.append(found.name)
+    if problems:
+        raise invalid("\n".join(problems))
+    return Requirements(tuple(lines), tuple(names), tuple(sorted(extras)))
+
+
+def read_script(text: str) -> tuple[str, str]:
+    """Return version of Python, "" for any, and requirements that a Python file states itself (PEP 723).
+
+    Raises:
+        ServingError: INVALID_ARG if it states none, or not in TOML.
+    """
+    match = _SCRIPT.search(text.replace("\r\n", "\n"))
+    if match is None:
+        raise invalid("the file states no dependencies", hint="expected a comment '# /// script', as PEP 723 has it")
+    content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in match["content"].splitlines(True))
+    try:
+        stated = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise invalid(f"the dependencies of the file are not TOML: {error}") from None
+    lines = stated.get("dependencies", [])
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise invalid("dependencies: expected a list of strings")
+    return _least(str(stated.get("requires-python", ""))), "\n".join(lines)
+
+
+def check_python(version: str, known: Sequence[str]) -> str:
+    """Return a version of Python; the first that is known for "".
+
+    Raises:
+        ServingError: INVALID_ARG for one that servers do not run on.
+    """
+    if not version:
+        return known[0]
+    if not _PYTHON.fullmatch(version) or version not in known:
+        raise invalid(f"python: expected one of {', '.join(known)}, got '{version}'")
+    return version
+
+
+def _least(requires: str) -> str:
+    """Return the oldest version that fits, "" if any does."""
+    if not requires:
+        return ""
+    try:
+        fitting = SpecifierSet(requires)
+    except InvalidSpecifier:
+        raise invalid(f"requires-python: '{requires}' is no range of versions") from None
+    for minor in range(11, 30):
+        if f"3.{minor}.99" in fitting:
+            return f"3.{minor}"
+    raise invalid(f"requires-python: expected a range with 3.11 or newer, got '{requires}'")

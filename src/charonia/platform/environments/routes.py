@@ -1,0 +1,142 @@
+"""The API of environments."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from charonia.platform.database.tables import EnvironmentRow, TaskRow
+from charonia.platform.environments import builder, catalog
+from charonia.platform.environments.catalog import NewEnvironment
+from charonia.platform.environments.presets import PRESETS
+from charonia.platform.environments.requirements import read_script
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import ProjectRole
+from charonia.platform.people.calls import Caller
+from charonia.platform.people.paging import Limit, Offset
+from charonia.platform.state import Here
+
+router = APIRouter(prefix="/api/v1", tags=["environments"])
+
+
+class PresetBody(BaseModel):
+    """An environment that is ready to choose."""
+
+    name: str
+    title: str
+    about: str
+    requirements: str
+    imports: list[str]
+
+
+class ChoicesBody(BaseModel):
+    """What a new environment can be made of."""
+
+    presets: list[PresetBody]
+    pythons: list[str] = Field(description="Versions of Python; the first is the default.")
+
+
+class EnvironmentRequest(BaseModel):
+    """An environment to build."""
+
+    name: str
+    requirements: str = Field("", description="Packages, a line each, as pip takes them.")
+    script: str = Field("", description="A Python file that states its dependencies (PEP 723), instead of them.")
+    python: str = Field("", description="Version of Python, empty for the platform's own.")
+    imports: list[str] = Field([], description="Modules that it is tested with, beside those of its packages.")
+
+
+class EnvironmentBody(BaseModel):
+    """An environment."""
+
+    name: str
+    python: str
+    requirements: str
+    imports: list[str]
+    state: str = Field(description="`waiting`, `building`, `ready` or `failed`.")
+    reason: str = Field(description="Why it has failed.")
+    packages: list[tuple[str, str]] = Field(description="Name and version of all that was installed.")
+    size: int = Field(description="Bytes on the disk.")
+    created: float
+    task: int = Field(description="The task that has built it last; 0 for none.")
+
+    @classmethod
+    def of(cls, row: EnvironmentRow, task: TaskRow | None = None) -> "EnvironmentBody":
+        """Return a row as it is shown."""
+        values: dict[str, Any] = {name: getattr(row, name) for name in cls.model_fields if name != "task"}
+        return cls(task=task.id if task else 0, **values)
+
+
+@router.get("/environments/choices")
+def list_choices(who: Caller) -> ChoicesBody:
+    """List what a new environment can be made of."""
+    presets = [
+        PresetBody(
+            name=each.name,
+            title=each.title,
+            about=each.about,
+            requirements=each.requirements,
+            imports=list(each.imports),
+        )
+        for each in PRESETS
+    ]
+    return ChoicesBody(presets=presets, pythons=list(builder.pythons()))
+
+
+@router.get("/projects/{project}/environments")
+def list_environments(
+    platform: Here, who: Caller, project: str, limit: Limit = 100, offset: Offset = 0
+) -> list[EnvironmentBody]:
+    """List the environments of a project, by name; `packages` and `task` only come with a single one."""
+    with platform.database.reading() as session:
+        found = catalog.page(session, projects.find(session, who, project), limit=limit, offset=offset)
+        return [EnvironmentBody.of(row).model_copy(update={"packages": []}) for row in found]
+
+
+@router.post("/projects/{project}/environments", status_code=202)
+def create_environment(platform: Here, who: Caller, project: str, body: EnvironmentRequest) -> EnvironmentBody:
+    """Build an environment. Its packages are code that runs, so that needs the permission for code."""
+    who.demand_code(project)
+    python, requirements = body.python, body.requirements
+    if body.script:
+        stated, requirements = read_script(body.script)
+        python = python or stated
+    wanted = NewEnvironment(body.name, requirements, python, body.imports)
+    with platform.database.transaction() as session:
+        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
+        row, task = catalog.add(session, owner, wanted, who.name)
+        audit.note(session, who, "environment.create", f"{project}/{row.name}", project_id=owner.id)
+    platform.tasks.wake()
+    return EnvironmentBody.of(row, task)
+
+
+@router.get("/projects/{project}/environments/{name}")
+def get_environment(platform: Here, who: Caller, project: str, name: str) -> EnvironmentBody:
+    """Return an environment."""
+    with platform.database.reading() as session:
+        row = catalog.get(session, projects.find(session, who, project), name)
+        return EnvironmentBody.of(row, catalog.newest_task(session, row))
+
+
+@router.post("/projects/{project}/environments/{name}/rebuild", status_code=202)
+def rebuild_environment(platform: Here, who: Caller, project: str, name: str) -> EnvironmentBody:
+    """Build an environment again that has failed, or was made by another release of the platform."""
+    who.demand_code(project)
+    with platform.database.transaction() as session:
+        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
+        row = catalog.get(session, owner, name)
+        task = catalog.rebuild(session, row, who.name)
+        audit.note(session, who, "environment.rebuild", f"{project}/{name}", project_id=owner.id)
+    platform.tasks.wake()
+    return EnvironmentBody.of(row, task)
+
+
+@router.delete("/projects/{project}/environments/{name}", status_code=204)
+def remove_environment(platform: Here, who: Caller, project: str, name: str) -> None:
+    """Remove an environment that no deployment uses."""
+    with platform.database.transaction() as session:
+        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
+        catalog.remove(session, catalog.get(session, owner, name))
+        audit.note(session, who, "environment.remove", f"{project}/{name}", project_id=owner.id)
+    with platform.database.reading() as session:
+        catalog.sweep(session, platform.settings.data / "environments")

@@ -1,0 +1,169 @@
+"""The command lines of measurements, and what is read from their results. Pure."""
+
+import csv
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.config.pbtxt import parse
+from charonia.core.errors import invalid
+
+CSV_FILE = "measurements.csv"
+REPORT_FILE = "report.html"
+TUNE_FILE = "tune.json"
+
+MINUTES_MAX = 240.0
+CONCURRENCY_MAX = 1024
+LEVELS_MAX = 32
+
+_RANGE = re.compile(r"(\d{1,4})(?::(\d{1,4})(?::(\d{1,4}))?)?")
+_PROGRESS = re.compile(r", (\d+) s left$")
+
+
+@dataclass(frozen=True, slots=True)
+class PerfJob:
+    """A measurement of a model of a deployment.
+
+    Attributes:
+        model: The model.
+        concurrency: Requests in flight: a number, or START:END[:STEP], a level each.
+        protocol: `http` or `grpc`.
+        batch_size: Items of a request.
+        is_language_model: Whether times to tokens are measured.
+    """
+
+    model: str
+    concurrency: str = "1:16:5"
+    protocol: str = "http"
+    batch_size: int = 1
+    is_language_model: bool = False
+
+    def __post_init__(self) -> None:
+        """Check it.
+
+        Raises:
+            ServingError: INVALID_ARG with a line for every problem.
+        """
+        problems = []
+        found = _RANGE.fullmatch(self.concurrency)
+        if found is None:
+            problems.append(f"concurrency: expected N or START:END[:STEP], got '{self.concurrency}'")
+        else:
+            start = int(found[1])
+            end, step = int(found[2] or start), int(found[3] or 1)
+            if not (1 <= start <= end <= CONCURRENCY_MAX and step):
+                problems.append(f"concurrency: expected 1 to {CONCURRENCY_MAX}, ascending, got '{self.concurrency}'")
+            elif (end - start) // step >= LEVELS_MAX:
+                problems.append(f"concurrency: expected at most {LEVELS_MAX} levels, got '{self.concurrency}'")
+        if self.protocol not in ("http", "grpc"):
+            problems.append(f"protocol: expected http or grpc, got '{self.protocol}'")
+        if self.batch_size < 1:
+            problems.append(f"batch_size: expected 1 or more, got {self.batch_size}")
+        if problems:
+            raise invalid("\n".join(problems))
+
+    def command(self, url: str, folder: str, key: str = "") -> list[str]:
+        """Return the arguments of `charonia`.
+
+        Args:
+            url: The endpoint of the protocol: "http://127.0.0.1:9000".
+            folder: Where it writes.
+            key: An API key of the server, "" for none.
+        """
+        return [
+            *("perf", "-m", self.model, "-u", url.removeprefix("http://").removeprefix("grpc://")),
+            *("-i", self.protocol, "-b", str(self.batch_size)),
+            *("--concurrency-range", self.concurrency, "--measurement-mode", "adaptive", "--no-progress", "-v"),
+            *("--csv", f"{folder}/{CSV_FILE}", "--html", f"{folder}/{REPORT_FILE}"),
+            *(["--llm"] if self.is_language_model else []),
+            *(["-H", f"x-api-key:{key}"] if key else []),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class TuneJob:
+    """A search for the best configuration of a version of a model.
+
+    Attributes:
+        model: The model.
+        version: Its version in the registry.
+        minutes: Most time for it.
+        latency_budget_ms: Largest p99 latency in milliseconds, 0 for none.
+        environment: Environment to serve it in, "" for the platform's own Python.
+    """
+
+    model: str
+    version: int
+    minutes: float = 5.0
+    latency_budget_ms: float = 0.0
+    environment: str = ""
+
+    def __post_init__(self) -> None:
+        """Check it.
+
+        Raises:
+            ServingError: INVALID_ARG with a line for every problem.
+        """
+        problems = []
+        if not 0 < self.minutes <= MINUTES_MAX:
+            problems.append(f"minutes: expected at most {MINUTES_MAX:.0f}, got {self.minutes:g}")
+        if self.latency_budget_ms < 0:
+            problems.append(f"latency_budget_ms: expected 0 or more, got {self.latency_budget_ms:g}")
+        if problems:
+            raise invalid("\n".join(problems))
+
+    def command(self, folder: str) -> list[str]:
+        """Return the arguments of `charonia`; the model lies in `repository` of a folder, and results go there."""
+        return [
+            *("tune", "-m", f"{folder}/repository", "--profile-models", self.model),
+            *("--time-budget", f"{self.minutes * 60:.0f}s", "-v"),
+            *(["--latency-budget", f"{self.latency_budget_ms:g}"] if self.latency_budget_ms else []),
+            *("-e", f"{folder}/tables", "-s", f"{folder}/checkpoints"),
+            *("--output-model-repository-path", f"{folder}/variants", "--override-output-model-repository"),
+            *("--json", f"{folder}/{TUNE_FILE}", "--html", f"{folder}/{REPORT_FILE}"),
+        ]
+
+
+def levels(text: str) -> list[dict[str, float]]:
+    """Return the levels of a measurement from its CSV: load, inferences a second, latencies in milliseconds."""
+    found = []
+    for row in csv.DictReader(text.splitlines()):
+        load = row.get("Concurrency") or row.get("Request Rate") or "0"
+        level = {"load": float(load), "throughput": float(row["Inferences/Second"])}
+        level |= {p: float(row[f"{p} latency"]) / 1000 for p in ("p50", "p99") if row.get(f"{p} latency")}
+        found.append(level)
+    return sorted(found, key=lambda level: level["load"])
+
+
+def seconds_left(line: str) -> float | None:
+    """Return how long a search still takes at most, from a line of its output; None if the line does not say."""
+    found = _PROGRESS.search(line)
+    return float(found[1]) if found is not None else None
+
+
+def recommendation(text: str) -> dict[str, Any]:
+    """Return what a search found, from its JSON.
+
+    Returns:
+        `conclusion`; `gain`, of throughput over the default as a factor; `sentences`; and, of the best
+        configuration, `config`, the text of its config.pbtxt, `instances`, `max_batch_size` and
+        `max_queue_delay_us`. Without a best configuration, just the first and the sentences.
+    """
+    group = json.loads(text)["groups"][0]
+    decision = group["decision"]
+    found: dict[str, Any] = {"conclusion": decision["conclusion"], "sentences": decision.get("sentences", [])}
+    best = decision.get("best")
+    record = best and next((each for each in group["variants"] if each["variant"] == best["variant"]), None)
+    if not record:
+        return found
+    written = record["configs"][0]["text"]
+    config = parse(written)
+    return {
+        **found,
+        "gain": best["gain"]["value"] if best.get("gain") else 0.0,
+        "config": written,
+        "instances": sum(group.count for group in config.instance_group) or 1,
+        "max_batch_size": config.max_batch_size,
+        "max_queue_delay_us": config.dynamic_batching.max_queue_delay_microseconds if config.dynamic_batching else 0,
+    }

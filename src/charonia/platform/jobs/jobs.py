@@ -1,0 +1,155 @@
+"""Starts measurements as tasks, and does them."""
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import internal, invalid, not_found, unavailable
+from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow, TaskRow
+from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.jobs.commands import (
+    CSV_FILE,
+    TUNE_FILE,
+    PerfJob,
+    TuneJob,
+    levels,
+    recommendation,
+    seconds_left,
+)
+from charonia.platform.targets.api import DeploymentTarget
+from charonia.platform.tasks import queue
+from charonia.platform.tasks.runner import Handler, TaskRun
+
+PERF, TUNE = "perf", "tune"
+"""Kinds of tasks."""
+
+PERF_S_MAX = 3600.0
+SPARE_S = 600.0
+"""How much longer than its budget a search may take: it starts servers, and writes its reports."""
+
+_MEASURED = (0, 1, 2, 4)
+"""Exit statuses of `charonia perf` that come with a result."""
+
+_FOUND = (0, 2)
+"""Those of `charonia tune`."""
+
+
+def start_perf(session: Session, project: ProjectRow, deployment: str, job: PerfJob, author: str) -> TaskRow:
+    """Add the task that measures a model of a deployment.
+
+    Raises:
+        ServingError: NOT_FOUND if there is no such deployment, or it has no such model.
+    """
+    row = session.scalar(
+        select(DeploymentRow).where(
+            DeploymentRow.project_id == project.id, DeploymentRow.name == deployment, ~DeploymentRow.removed
+        )
+    )
+    if row is None:
+        raise not_found(f"there is no deployment '{deployment}' in project '{project.name}'")
+    spec = session.scalar(
+        select(RevisionRow.spec).where(RevisionRow.deployment_id == row.id, RevisionRow.number == row.wanted)
+    )
+    names = [model["name"] for model in (spec or {}).get("models", [])]
+    if job.model not in names:
+        raise not_found(f"deployment '{deployment}' has no model '{job.model}'", hint=f"it has {', '.join(names)}")
+    arguments = {"deployment": deployment, "target": row.target, "job": asdict(job)}
+    return queue.add(session, PERF, project.id, f"{deployment}/{job.model}", arguments, author)
+
+
+def start_tune(session: Session, project: ProjectRow, workloads: Workloads, job: TuneJob, author: str) -> TaskRow:
+    """Add the task that searches the best configuration of a version of a model.
+
+    Raises:
+        ServingError: INVALID_ARG if there is no such version, or no such environment that is ready.
+    """
+    workloads.named(session, project.id, _trial(job))
+    return queue.add(session, TUNE, project.id, f"{job.model}/{job.version}", {"job": asdict(job)}, author)
+
+
+def found(session: Session, project_id: int, model: str, version: int = 0) -> TaskRow | None:
+    """Return the last search that came to its end, of a version of a model, or of any for 0."""
+    subject = TaskRow.subject == f"{model}/{version}" if version else TaskRow.subject.startswith(f"{model}/")
+    query = select(TaskRow).where(
+        TaskRow.kind == TUNE, TaskRow.project_id == project_id, TaskRow.state == "done", subject
+    )
+    return session.scalar(query.order_by(TaskRow.id.desc()).limit(1))
+
+
+def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database) -> Handler:
+    """Return what does the tasks that measure a deployment."""
+
+    def handle(run: TaskRun) -> Mapping[str, Any]:
+        job = PerfJob(**run.arguments["job"])
+        with database.reading() as session:
+            project = session.get_one(ProjectRow, run.project_id).name
+        seen = targets[run.arguments["target"]].observe(f"{project}/{run.arguments['deployment']}")
+        address = seen.grpc if job.protocol == "grpc" else seen.http
+        if not address:
+            raise unavailable(f"deployment '{run.arguments['deployment']}' does not serve", hint="start it first")
+        run.progress(0.1, f"{job.model} is measured")
+        status = run.run([*_CHARONIA, *job.command(address, str(run.folder), seen.key)], timeout_s=PERF_S_MAX)
+        table = run.folder / CSV_FILE
+        if status not in _MEASURED or not table.exists():
+            raise internal(f"it could not be measured: charonia perf ended with status {status}", hint=_LOG)
+        return {"levels": levels(table.read_text(encoding="utf-8"))}
+
+    return handle
+
+
+def tune_handler(workloads: Workloads, database: Database) -> Handler:
+    """Return what does the tasks that search configurations."""
+
+    def handle(run: TaskRun) -> Mapping[str, Any]:
+        job = TuneJob(**run.arguments["job"])
+        with database.reading() as session:
+            named = workloads.named(session, run.project_id, _trial(job))
+        run.progress(0.02, "the files of the model are fetched")
+        workloads.place(named)
+        workload = workloads.workload("tune", 0, named)
+        for model in workload.models:
+            _lay_out(run.folder / "repository" / model.name, model.versions, model.config)
+
+        def report(line: str) -> None:
+            left = seconds_left(line)
+            if left is not None:
+                run.progress(max(0.05, min(0.95, 1 - left / (job.minutes * 60))), f"{left:.0f} s left at most")
+
+        python = [str(workload.python), "-m", "charonia"] if workload.python else _CHARONIA
+        limit_s = job.minutes * 60 + SPARE_S
+        status = run.run([*python, *job.command(str(run.folder))], timeout_s=limit_s, on_line=report)
+        for name in ("repository", "variants", "checkpoints", "tables"):
+            shutil.rmtree(run.folder / name, ignore_errors=True)
+        if status not in _FOUND:
+            raise internal(f"nothing was found: charonia tune ended with status {status}", hint=_LOG)
+        return recommendation((run.folder / TUNE_FILE).read_text(encoding="utf-8"))
+
+    return handle
+
+
+_CHARONIA: Sequence[str] = (sys.executable, "-m", "charonia")
+_LOG = "the log has the reason"
+
+
+def _trial(job: TuneJob) -> DeploymentSpec:
+    if job.version < 1:
+        raise invalid(f"version: expected the number of a version, got {job.version}")
+    model = DeployedModel(job.model, versions=(job.version,))
+    return DeploymentSpec(name="tune", models=(model,), environment=job.environment)
+
+
+def _lay_out(folder: Path, versions: Mapping[int, Path], config: str) -> None:
+    """Write a model's folder, whose versions are links."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for number, path in versions.items():
+        (folder / str(number)).symlink_to(path, target_is_directory=True)
+    (folder / "config.pbtxt").write_text(config, encoding="utf-8")

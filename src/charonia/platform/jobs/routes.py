@@ -1,0 +1,86 @@
+"""The API of measurements."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from charonia.platform.jobs import jobs
+from charonia.platform.jobs.commands import PerfJob, TuneJob
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import ProjectRole
+from charonia.platform.people.calls import Caller
+from charonia.platform.state import Here
+from charonia.platform.tasks.routes import TaskBody
+
+router = APIRouter(prefix="/api/v1", tags=["jobs"])
+
+
+class MeasureRequest(BaseModel):
+    """A measurement of a model of a deployment."""
+
+    deployment: str
+    model: str
+    concurrency: str = Field("1:16:5", description="Requests in flight: a number, or START:END[:STEP], a level each.")
+    protocol: str = Field("http", description="`http` or `grpc`.")
+    batch_size: int = Field(1, description="Items of a request.")
+    is_language_model: bool = Field(False, description="Whether times to tokens are measured.")
+
+
+class SearchRequest(BaseModel):
+    """A search for the best configuration of a version of a model."""
+
+    model: str
+    version: int
+    minutes: float = Field(5.0, description="Most time for it.")
+    latency_budget_ms: float = Field(0.0, description="Largest p99 latency in milliseconds, 0 for none.")
+    environment: str = Field("", description="Environment to serve it in, empty for the platform's own Python.")
+
+
+class FoundBody(BaseModel):
+    """What a search has found."""
+
+    task: int = Field(description="The task, 0 where nothing was searched yet.")
+    version: int = Field(description="The version that was measured.")
+    result: dict[str, Any] = Field(
+        description="`conclusion`, `sentences`, `gain`, `config`, `instances`, `max_batch_size`, `max_queue_delay_us`."
+    )
+
+
+@router.post("/projects/{project}/jobs/perf", status_code=202)
+def measure(platform: Here, who: Caller, project: str, body: MeasureRequest) -> TaskBody:
+    """Measure a model of a deployment, with load on it."""
+    values = body.model_dump()
+    deployment = values.pop("deployment")
+    job = PerfJob(**values)
+    with platform.database.transaction() as session:
+        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
+        task = jobs.start_perf(session, owner, deployment, job, who.name)
+        audit.note(session, who, "job.perf", f"{project}/{task.subject}", project_id=owner.id)
+        shown = TaskBody.of(task)
+    platform.tasks.wake()
+    return shown
+
+
+@router.post("/projects/{project}/jobs/tune", status_code=202)
+def search(platform: Here, who: Caller, project: str, body: SearchRequest) -> TaskBody:
+    """Search the best configuration of a version of a model, on a server of its own on the platform's machine."""
+    job = TuneJob(**body.model_dump())
+    with platform.database.transaction() as session:
+        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
+        task = jobs.start_tune(session, owner, platform.workloads, job, who.name)
+        audit.note(session, who, "job.tune", f"{project}/{task.subject}", project_id=owner.id)
+        shown = TaskBody.of(task)
+    platform.tasks.wake()
+    return shown
+
+
+@router.get("/projects/{project}/models/{model}/found")
+def get_found(platform: Here, who: Caller, project: str, model: str, version: int = 0) -> FoundBody:
+    """Return what the last search for a model has found, of a version, or of any."""
+    with platform.database.reading() as session:
+        owner = projects.find(session, who, project)
+        task = jobs.found(session, owner.id, model, version)
+    if task is None:
+        return FoundBody(task=0, version=0, result={})
+    return FoundBody(task=task.id, version=int(task.arguments["job"]["version"]), result=task.result)

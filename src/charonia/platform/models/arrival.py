@@ -1,0 +1,352 @@
+"""Adds versions: the task that brings the files of one, and checks it."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from charonia.config.model import ModelConfig
+from charonia.config.pbtxt import render
+from charonia.core.errors import ServingError, internal, invalid
+from charonia.platform.artifacts import manifest
+from charonia.platform.artifacts.manifest import Blob
+from charonia.platform.artifacts.store import ArtifactStore
+from charonia.platform.artifacts.uploads import UploadFolder
+from charonia.platform.database.connection import Database, now
+from charonia.platform.database.tables import EnvironmentRow, ModelRow, TaskRow, UploadRow, VersionRow
+from charonia.platform.models import uploads as upload_rows
+from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
+from charonia.platform.models.check import CheckingPython, first_look, full_check
+from charonia.platform.models.code import is_pickled_estimator
+from charonia.platform.models.kinds import ADD, CHECK, COLLECT
+from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root
+from charonia.platform.models.records import ARRIVING, CHECKING, READY, REFUSED, AddedVersion, VersionReport
+from charonia.platform.models.registry import ModelDetails, collect_later, create
+from charonia.platform.models.sources import VersionSource, open_source
+from charonia.platform.names import check_name
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import NotPermittedError, Principal, ProjectRole
+from charonia.platform.tasks import queue
+from charonia.platform.tasks.runner import CancelledTaskError, Handler, TaskRun
+
+LOOK_S = 0.5
+"""Pause between two reports of progress."""
+
+LEFT_OUT_LISTED_MAX = 100
+"""Files that were left out and that a report lists."""
+
+MLMODEL_BYTES_MAX = 1024 * 1024
+
+ARRIVED = 0.8
+"""Progress of a task when the files have arrived; the rest is the check."""
+
+
+def add(
+    session: Session,
+    uploads: UploadFolder,
+    who: Principal,
+    project: str,
+    name: str,
+    source: VersionSource,
+    notes: str = "",
+) -> AddedVersion:
+    """Add a version of a model, which is made if there is none. Wake the tasks after the transaction.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer; for a folder of the machine, no administrator of all projects.
+        ServingError: INVALID_ARG for a name or source that cannot be; NOT_FOUND; UNAVAILABLE while too much waits.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    check_name("model", name)
+    source.check()
+    if source.kind == "folder":
+        who.demand(ProjectRole.ADMIN)
+    if source.kind == "upload":
+        upload_rows.take(session, uploads, found, source.place)
+    query = select(ModelRow).where(ModelRow.project_id == found.id, ModelRow.name == name).with_for_update()
+    owner = session.scalar(query) or create(session, who, project, name, ModelDetails())
+    owner.last_number += 1
+    row = VersionRow(
+        model_id=owner.id,
+        number=owner.last_number,
+        state=ARRIVING,
+        source=source.place if source.kind != "upload" else "upload",
+        notes=notes,
+        author=who.name,
+        created=now(),
+    )
+    session.add(row)
+    session.flush()
+    subject = f"{name}/{row.number}"
+    arguments = {
+        "version": row.id,
+        "source": source.to_json(),
+        "may_run_code": _may(who.demand_code, project),
+        "may_read_folders": _may(who.demand, ProjectRole.ADMIN),
+    }
+    task = queue.add(session, ADD, found.id, subject, arguments, who.name)
+    audit.note(session, who, "version.add", f"{project}/{subject}", source.to_json(), project_id=found.id)
+    return AddedVersion(name, row.number, task.id)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionTasks:
+    """Carries out the tasks of the registry.
+
+    Attributes:
+        database: The tables.
+        store: The files of versions.
+        uploads: Files that are being sent.
+        environments: Folder of the environments, a folder by digest each.
+    """
+
+    database: Database
+    store: ArtifactStore
+    uploads: UploadFolder
+    environments: Path
+
+    def add(self, run: TaskRun) -> Mapping[str, Any]:
+        """Bring the files of a version, and check it. It may run again after the platform ended in the middle.
+
+        Raises:
+            CancelledTaskError: If somebody has cancelled it.
+            ServingError: If the files cannot be had, or the version is refused.
+        """
+        with self._settling(run):
+            version, name = self._version(run)
+            if version.state == ARRIVING:
+                with self.store.adding():
+                    self._bring(run, version, name)
+                if self.store.is_collection_due:
+                    with self.database.transaction() as session:
+                        collect_later(session, run.project_id)
+            self._drop_uploads(run)
+            return self._check(run)
+
+    def check(self, run: TaskRun) -> Mapping[str, Any]:
+        """Check a version again.
+
+        Raises:
+            CancelledTaskError: If somebody has cancelled it.
+            ServingError: If the version is refused.
+        """
+        with self._settling(run):
+            return self._check(run)
+
+    def collect(self, run: TaskRun) -> Mapping[str, Any]:
+        """Remove files that no version has, and uploads that nobody has finished.
+
+        Raises:
+            ServingError: UNAVAILABLE when the store cannot be reached.
+        """
+        with self.database.transaction() as session:
+            given_up = upload_rows.give_up(session, self.uploads)
+        removed = self.store.collect(self._used)
+        if removed is None:
+            return {"postponed": True, "uploads": given_up}
+        return {"files": removed[0], "bytes": removed[1], "uploads": given_up}
+
+    def _bring(self, run: TaskRun, version: VersionRow, name: str) -> None:
+        source = VersionSource(**run.arguments["source"])
+        pace = _Pace(run)
+        with self.database.reading() as session:
+            query = select(UploadRow).where(UploadRow.batch == source.place, UploadRow.project_id == run.project_id)
+            sent = {row.path: row.key for row in session.scalars(query)} if source.kind == "upload" else {}
+        if source.kind == "upload" and not sent:
+            raise internal("the uploaded files are gone", hint="send them again")
+        with self.uploads.holding(list(sent.values())):
+            files, title = open_source(
+                source, self.uploads, sent, may_read_folders=bool(run.arguments["may_read_folders"])
+            )
+            with unpacked(files, self.store, pace.seen) as inner:
+                sizes = inner.sizes()
+                found = _arranged(inner, list(sizes), source.take)
+                pace.total = sum(sizes[path] for path in found.files.values())
+                self.store.local.demand_room(pace.total, what=f"model '{name}'")
+                run.log(f"{len(found.files)} files, {pace.total} bytes, from {title}")
+                blobs = {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(found.files.items())}
+        self._arrived(run, version.id, name, blobs, found, title)
+
+    def _arrived(
+        self, run: TaskRun, version_id: int, name: str, blobs: dict[str, Blob], found: Arrangement, title: str
+    ) -> None:
+        """Write down which files a version has; before this, it has none."""
+        may_run_code = bool(run.arguments["may_run_code"])
+        if CONFIG not in blobs and may_run_code and is_pickled_estimator(blobs):
+            text = render(ModelConfig(backend="sklearn", parameters={"TRUSTED": "true"}))
+            blobs[CONFIG] = self.store.add([text.encode()], what=CONFIG)
+        report = replace(first_look(name, blobs, self.store), left_out=list(found.left_out[:LEFT_OUT_LISTED_MAX]))
+        if report.code and not may_run_code:
+            self._change(version_id, report=report.to_json(), runs_code=True)
+            raise invalid(
+                f"it runs code: {'; '.join(report.code[:10])}",
+                hint="who adds it needs the permission to use models that run code",
+            )
+        digest = manifest.digest(blobs)
+        with self.database.transaction() as session:
+            row = session.get_one(VersionRow, version_id)
+            same = select(VersionRow.number).where(VersionRow.model_id == row.model_id, VersionRow.digest == digest)
+            number = session.scalar(same.where(VersionRow.state != REFUSED).limit(1))
+            if number is not None:
+                raise invalid(f"version {number} has the same files", hint="use that one")
+            row.state, row.digest, row.files = CHECKING, digest, manifest.to_json(blobs)
+            row.size, row.source = manifest.size(blobs), title
+            row.backend, row.runs_code, row.report = report.backend, bool(report.code), report.to_json()
+
+    def _check(self, run: TaskRun) -> Mapping[str, Any]:
+        version, name = self._version(run)
+        if version.state != CHECKING:
+            return {"version": version.number, "state": version.state}
+        run.progress(ARRIVED, "checking")
+        files = manifest.from_json(version.files)
+        earlier = VersionReport.from_json(version.report)
+        report = replace(first_look(name, files, self.store), left_out=earlier.left_out)
+        python = self._python(run, report)
+        if python is None:
+            missing = ", ".join(need.name for need in report.needs)
+            warning = f"it needs {missing}, which neither the platform nor an environment has: it is not checked"
+            report = replace(report, warnings=[warning])
+        else:
+            report = replace(report, **full_check(run, name, files, self.store, python))
+        self._change(
+            version.id,
+            state=READY,
+            backend=report.backend,
+            report=report.to_json(),
+            reason="",
+        )
+        return {"version": version.number, "state": READY}
+
+    def _python(self, run: TaskRun, report: VersionReport) -> CheckingPython | None:
+        """Return an interpreter that has what a version needs, None for none."""
+        if all(need.is_here for need in report.needs):
+            return CheckingPython()
+        wanted = {need.name for need in report.needs}
+        with self.database.reading() as session:
+            query = select(EnvironmentRow).where(
+                EnvironmentRow.project_id == run.project_id, EnvironmentRow.state == "ready"
+            )
+            rows = session.scalars(query.order_by(EnvironmentRow.id.desc())).all()
+        for row in rows:
+            python = self.environments / row.digest / "bin" / "python"
+            if wanted <= {str(package[0]).lower().replace("_", "-") for package in row.packages} and python.exists():
+                return CheckingPython(row.name, python)
+        return None
+
+    def _version(self, run: TaskRun) -> tuple[VersionRow, str]:
+        with self.database.reading() as session:
+            row = session.get(VersionRow, int(run.arguments["version"]))
+            if row is None:
+                raise internal("the version was removed")
+            return row, row.model.name
+
+    def _change(self, version_id: int, **values: Any) -> None:
+        with self.database.transaction() as session:
+            row = session.get_one(VersionRow, version_id)
+            for key, value in values.items():
+                setattr(row, key, value)
+
+    def _drop_uploads(self, run: TaskRun) -> None:
+        """Remove uploaded files that now are in the store."""
+        source = VersionSource(**run.arguments["source"])
+        if source.kind == "upload":
+            with self.database.transaction() as session:
+                query = select(UploadRow).where(UploadRow.batch == source.place)
+                upload_rows.remove(session, self.uploads, session.scalars(query).all())
+
+    @contextmanager
+    def _settling(self, run: TaskRun) -> Iterator[None]:
+        """Write down why a version is not ready, unless the platform ends and the task will run again."""
+        try:
+            yield
+        except ServingError as error:
+            self._refuse(run, error.message, error.hint)
+            raise
+        except CancelledTaskError:
+            with self.database.reading() as session:
+                is_cancelled = session.scalar(select(TaskRow.is_cancelled).where(TaskRow.id == run.id))
+            if is_cancelled:
+                self._refuse(run, "it was cancelled", "")
+            raise
+
+    def _refuse(self, run: TaskRun, problem: str, hint: str) -> None:
+        with self.database.transaction() as session:
+            row = session.get(VersionRow, int(run.arguments["version"]))
+            if row is None:
+                return
+            row.state, row.reason = REFUSED, problem
+            row.report = {**row.report, "problem": problem, "hint": hint}
+            source = run.arguments.get("source", {})
+            if source.get("kind") == "upload":  # what was sent is still there: a new attempt can use it
+                for upload in session.scalars(select(UploadRow).where(UploadRow.batch == source["place"])):
+                    upload.is_taken = False
+            with contextlib.suppress(ServingError):  # too many tasks wait: a later one does it
+                collect_later(session, run.project_id)
+
+    def _used(self) -> set[str]:
+        with self.database.reading() as session:
+            return {
+                entry["sha256"]
+                for files in session.scalars(select(VersionRow.files)).yield_per(100)
+                for entry in files.values()
+            }
+
+
+def version_handlers(work: VersionTasks) -> dict[str, Handler]:
+    """Return who does which kind of task."""
+    return {ADD: work.add, CHECK: work.check, COLLECT: work.collect}
+
+
+class _Pace:
+    """Reports progress, and notices a cancellation, from time to time.
+
+    Attributes:
+        total: Bytes that are expected, 0 while that is unknown.
+    """
+
+    def __init__(self, run: TaskRun) -> None:
+        self.total = 0
+        self._run = run
+        self._got = 0
+        self._looked = time.monotonic()
+
+    def seen(self, count: int) -> None:
+        """Take note of bytes that have arrived.
+
+        Raises:
+            CancelledTaskError: If somebody has cancelled the task.
+        """
+        self._got += count
+        if time.monotonic() - self._looked > LOOK_S:
+            self._looked = time.monotonic()
+            share = min(1.0, self._got / self.total) if self.total else 0.0
+            self._run.progress(ARRIVED * share, f"{self._got} of {self.total or 'unknown'} bytes")
+
+
+def _arranged(files: ArrivingFiles, paths: list[str], take: int) -> Arrangement:
+    mlmodel = f"{model_root(paths)}{MLMODEL}"
+    flavours = None
+    if mlmodel in paths:
+        try:
+            document = yaml.safe_load(files.read(mlmodel, MLMODEL_BYTES_MAX))
+        except yaml.YAMLError as error:
+            raise invalid(f"{mlmodel} is not YAML: {error}") from None
+        flavours = document.get("flavors") if isinstance(document, dict) else None
+        if not isinstance(flavours, dict):
+            raise invalid(f"{mlmodel}: expected flavors, there are none")
+    return arrange(paths, lambda path: files.read(path, START_BYTES), take=take, flavours=flavours)
+
+
+def _may(demand: Callable[..., None], *arguments: object) -> bool:
+    try:
+        demand(*arguments)
+    except NotPermittedError:
+        return False
+    return True

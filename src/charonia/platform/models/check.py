@@ -1,0 +1,193 @@
+"""Checks a version as `charonia config` and `charonia doctor` do.
+
+They run in processes of their own, because a file that crashes its reader must not end the platform.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from charonia.config.json_form import to_json
+from charonia.config.model import ModelConfig
+from charonia.config.pbtxt import parse
+from charonia.core.errors import ServingError, invalid
+from charonia.platform.artifacts.manifest import Manifest
+from charonia.platform.artifacts.store import ArtifactStore
+from charonia.platform.models.code import backend_of, code_in, dependencies, needed_package
+from charonia.platform.models.layout import CONFIG
+from charonia.platform.models.records import NeededPackageRecord, TensorRecord, VersionReport
+from charonia.platform.tasks.runner import TaskRun
+
+CHECK_S_MAX = 600.0
+"""Time that a check may take."""
+
+TEXT_BYTES_MAX = 16 * 1024 * 1024
+"""Longest file that is read as text: a configuration, requirements, a model in Python."""
+
+OUTPUT_LINES_MAX = 100_000
+"""Lines of a command's output that are looked at."""
+
+PROBLEM_CHARS_MAX = 4000
+
+_PASSED_ON = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "UV_CACHE_DIR"})
+"""Environment variables of the platform that a model may see. The others may hold credentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckingPython:
+    """An interpreter that checks.
+
+    Attributes:
+        name: Name of its environment, "" for the platform's own.
+        path: The interpreter.
+    """
+
+    name: str = ""
+    path: Path = Path(sys.executable)
+
+
+def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionReport:
+    """Return what the names of files and the configuration tell, without running anything.
+
+    Raises:
+        ServingError: INVALID_ARG for a configuration that cannot be read, or of another model.
+    """
+
+    def read(path: str) -> str:
+        blob = files[path]
+        if blob.size > TEXT_BYTES_MAX:
+            raise invalid(f"{path}: expected at most {TEXT_BYTES_MAX} bytes, got {blob.size}")
+        return store.fetch(blob).read_text(encoding="utf-8", errors="surrogateescape")
+
+    config = parse(read(CONFIG)) if CONFIG in files else ModelConfig()
+    if config.name not in ("", name):
+        raise invalid(
+            f"{CONFIG}: name: expected '{name}', which the model is called, got '{config.name}'",
+            hint="leave `name` out of the configuration",
+        )
+    backend = backend_of(files, config)
+    package = needed_package(backend)
+    needs = []
+    if package is not None:
+        is_here = importlib.util.find_spec(package.module) is not None
+        needs.append(NeededPackageRecord(package.name, package.extra, is_here))
+    return VersionReport(
+        backend=backend,
+        config=to_json(config) if CONFIG in files else {},
+        needs=needs,
+        requirements=dependencies(read, files),
+        code=code_in(files, config),
+    )
+
+
+def full_check(
+    run: TaskRun, name: str, files: Manifest, store: ArtifactStore, python: CheckingPython
+) -> dict[str, Any]:
+    """Return the fields of a `VersionReport` that a check finds.
+
+    Raises:
+        CancelledTaskError: If somebody has cancelled the task.
+        ServingError: INVALID_ARG with all problems of the configuration, or why the model cannot be read.
+    """
+    with store.scratch() as repository:
+        store.materialise(files, repository / name, check=run.check)
+        lines = _run(run, python, ["config", "--json", str(repository / name)])
+        config, notes = read_config(lines.output, str(repository / name))
+        if config is None:
+            raise _refusal(lines, name, str(repository / name))
+        doctor = _run(run, python, ["doctor", "--json", "--model-repository", str(repository)])
+        warnings = read_warnings(doctor.output)
+    return {
+        "is_checked": True,
+        "checked_with": python.name,
+        "backend": config.get("backend") or config.get("platform", ""),
+        "config": config,
+        "inferred": list(notes),
+        "inputs": _tensors(config.get("input", [])),
+        "outputs": _tensors(config.get("output", [])),
+        "max_batch_size": config.get("max_batch_size", 0),
+        "warnings": warnings,
+    }
+
+
+def read_config(lines: Sequence[str], folder: str) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the configuration that `charonia config --json` has printed, and what it says was inferred.
+
+    Standard output and standard error come together: the configuration begins with a line "{" and ends with "}".
+
+    Args:
+        lines: The output.
+        folder: Path of the model, which is taken out of the notes.
+    """
+    if "{" not in lines or "}" not in lines:
+        return None, []
+    first = lines.index("{")
+    last = first + lines[first:].index("}")
+    notes = lines[lines.index("Inferred:") + 1 : first] if "Inferred:" in lines[:first] else []
+    found = json.loads("\n".join(lines[first : last + 1]))
+    return found, [note.strip().replace(f"{folder}/", "") for note in notes if note.startswith("  ")]
+
+
+def read_warnings(lines: Sequence[str]) -> list[str]:
+    """Return what `charonia doctor --json` has to say against a model."""
+    text = "\n".join(lines)
+    start = text.find("{\n")
+    if start < 0:
+        return []
+    found, _ = json.JSONDecoder().raw_decode(text[start:])
+    checks = [check for title in ("Models", "All models together") for check in found.get(title, [])]
+    return [
+        f"{check['problem']} (hint: {check['hint']})" if check.get("hint") else check["problem"]
+        for check in checks
+        if check.get("problem")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What a command has done."""
+
+    status: int
+    output: list[str]
+
+
+def _run(run: TaskRun, python: CheckingPython, arguments: Sequence[str]) -> _Ran:
+    output: list[str] = []
+
+    def keep(line: str) -> None:
+        if len(output) < OUTPUT_LINES_MAX:
+            output.append(line)
+
+    environment = {key: value for key, value in os.environ.items() if key in _PASSED_ON}
+    command = [str(python.path), "-m", "charonia", *arguments]
+    run.log(f"$ charonia {' '.join(arguments)}")
+    status = run.run(command, timeout_s=CHECK_S_MAX, environment=environment, on_line=keep)
+    return _Ran(status, output)
+
+
+def _refusal(ran: _Ran, name: str, folder: str) -> ServingError:
+    if ran.status < 0:
+        return invalid(f"the process that read '{name}' was ended by signal {-ran.status}", hint="its file is damaged")
+    text = [line.replace(f"{folder}/", "").replace(folder, name) for line in ran.output]
+    start = max((number for number, line in enumerate(text) if line.startswith("charonia config:")), default=-1)
+    problems = [line.removeprefix("  ") for line in text[start + 1 :] if line.strip()]
+    hints = [line.removeprefix("hint: ") for line in problems if line.startswith("hint: ")]
+    message = "\n".join(line for line in problems if not line.startswith("hint: "))
+    return invalid(message[:PROBLEM_CHARS_MAX] or f"'{name}' cannot be read", hint="\n".join(hints))
+
+
+def _tensors(entries: Sequence[Mapping[str, Any]]) -> list[TensorRecord]:
+    return [
+        TensorRecord(
+            name=entry["name"],
+            data_type=str(entry["data_type"]).removeprefix("TYPE_"),
+            shape=list(entry.get("dims", [])),
+            is_optional=bool(entry.get("optional", False)),
+        )
+        for entry in entries
+    ]

@@ -1,0 +1,142 @@
+"""Which models run code of their own when they are loaded, and what they need. Pure."""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from charonia.config.forms import SERVED
+from charonia.config.model import ModelConfig
+from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE, FORMATS
+
+_SUFFIXES = {
+    ".py": "Python code",
+    ".pyc": "Python code",
+    ".pkl": "a pickle",
+    ".pickle": "a pickle",
+    ".joblib": "a pickle",
+    ".cloudpickle": "a pickle",
+    ".pt2": "a program of PyTorch, which may hold machine code",
+    ".so": "machine code",
+    ".dll": "machine code",
+    ".dylib": "machine code",
+    ".whl": "a Python package",
+}
+
+_DATA_BACKENDS = frozenset(
+    {"fil", "identity", "image", "llama_cpp", "onnxruntime", "openvino", "tensorflow", "tensorrt", "tflite"}
+    | {"armnn_tflite", "pytorch", "sklearn"}
+)
+"""Backends that read data; of the last two, what their parameters do not make to code."""
+
+_CODE_PARAMETERS = {
+    "ALLOW_UNPICKLING": "files are unpickled",
+    "BATCHING_STRATEGY": "it brings a batching strategy",
+    "CPU_EXTENSION_PATH": "it brings a library",
+    "EXECUTION_ENV_PATH": "it brings an environment of its own",
+    "TRITON_BATCH_STRATEGY_PATH": "it brings a batching strategy",
+    "TRUSTED": "its pickles are read",
+    "TRUSTED_TYPES": "types of its file are made",
+}
+
+_DEPENDENCIES = re.compile(r"^# /// script\n((?:#(?: .*)?\n)*)# ///$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class NeededPackage:
+    """A package without which a model cannot be loaded.
+
+    Attributes:
+        name: As package indexes have it.
+        module: What is imported.
+        extra: Extra of Charonia that installs it.
+    """
+
+    name: str
+    module: str
+    extra: str
+
+
+_NEEDS = {
+    "fil": NeededPackage("treelite", "treelite", "fil"),
+    "image": NeededPackage("pillow", "PIL", "image"),
+    "llama_cpp": NeededPackage("xllamacpp", "xllamacpp", "llama"),
+    "openvino": NeededPackage("openvino", "openvino", "openvino"),
+    "pytorch": NeededPackage("torch", "torch", "torch"),
+    "sklearn": NeededPackage("scikit-learn", "sklearn", "sklearn"),
+    "tensorflow": NeededPackage("tensorflow", "tensorflow", "tensorflow"),
+    "tensorrt": NeededPackage("tensorrt", "tensorrt", "tensorrt"),
+    "tflite": NeededPackage("ai-edge-litert", "ai_edge_litert", "tflite"),
+    "vllm": NeededPackage("vllm", "vllm", "vllm"),
+}
+
+
+def backend_of(paths: Iterable[str], config: ModelConfig) -> str:
+    """Return the backend of a model, "" where nothing tells.
+
+    Args:
+        paths: Files of the model's folder.
+        config: Its configuration as written.
+    """
+    if config.platform == ENSEMBLE or config.ensemble_scheduling is not None:
+        return ENSEMBLE
+    if config.backend or config.platform:
+        return config.backend or BACKEND_OF_PLATFORM.get(config.platform, config.platform)
+    names = {path.split("/")[1] for path in paths if path.startswith("1/")}
+    return next((entry.backend for entry in FORMATS if entry.filename in names), "")
+
+
+def code_in(paths: Iterable[str], config: ModelConfig) -> list[str]:
+    """Return why loading a model runs code that it brings, a phrase each; none for a model that is data.
+
+    Args:
+        paths: Files of the model's folder.
+        config: Its configuration, as written or completed.
+    """
+    listed = list(paths)
+    found = [
+        f"{path}: {_SUFFIXES[PurePosixPath(path).suffix.lower()]}"
+        for path in sorted(listed)
+        if PurePosixPath(path).suffix.lower() in _SUFFIXES
+    ]
+    backend = backend_of(listed, config)
+    if backend not in _DATA_BACKENDS | {ENSEMBLE, ""} and not found:
+        found.append(f"backend {backend}: its models are code")
+    found += [f"parameter {name}: {why}" for name, why in _CODE_PARAMETERS.items() if config.parameters.get(name)]
+    if config.model_operations is not None and config.model_operations.op_library_filename:
+        found.append("model_operations: it brings a library")
+    return found
+
+
+def needed_package(backend: str) -> NeededPackage | None:
+    """Return the package that a backend needs, None for none."""
+    return _NEEDS.get(backend)
+
+
+def is_pickled_estimator(paths: Iterable[str]) -> bool:
+    """Return whether a model is an estimator in a pickle, which is read only if its configuration says so."""
+    pickles = {form.filename for form in SERVED if form.title == "an estimator" and ".skops" not in form.suffixes}
+    return any(path.removeprefix("1/") in pickles for path in paths if path.startswith("1/"))
+
+
+def dependencies(read: Callable[[str], str], paths: Iterable[str]) -> str:
+    """Return the Python packages that a model says it needs, a requirement a line; "" for none.
+
+    Args:
+        read: Returns the text of a file.
+        paths: Files of the model's folder: requirements.txt of MLflow, 1/model.py with a header as in PEP 723.
+    """
+    listed = set(paths)
+    if "requirements.txt" in listed:
+        return read("requirements.txt").strip()
+    header = _DEPENDENCIES.search(read("1/model.py")) if "1/model.py" in listed else None
+    if header is None:
+        return ""
+    try:
+        listed_there = tomllib.loads("".join(line[2:] + "\n" for line in header[1].splitlines())).get(
+            "dependencies", []
+        )
+    except tomllib.TOMLDecodeError:
+        return ""  # the check says so
+    return "\n".join(map(str, listed_there)) if isinstance(listed_there, list) else ""

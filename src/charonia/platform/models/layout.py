@@ -1,0 +1,215 @@
+"""Finds the model in what was sent: which file belongs where in the model's folder. Pure.
+
+What is understood, with or without folders around it:
+
+- the folder of a model in a repository: config.pbtxt and folders of versions, of which one is taken
+- the content of a version: files under the names that backends look for, such as model.onnx
+- one file of a known form, such as resnet.onnx, with what lies beside it
+- a SavedModel
+- a model that MLflow has written, where one of its flavours is served
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from charonia.config.forms import RECOGNISED, SERVED, Form, advice, form_of, suffixes
+from charonia.config.platforms import FORMATS
+from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.platform.artifacts.paths import FILES_MAX, check_together, is_content
+
+CONFIG = "config.pbtxt"
+MLMODEL = "MLmodel"
+REQUIREMENTS = "requirements.txt"
+
+_WEIGHTS = {"model.xml": ".bin", "model.pdmodel": ".pdiparams"}
+"""Suffix of the weights that lie beside a model under the same name."""
+
+_FLAVOURS = (
+    ("onnx", "data"),
+    ("tensorflow", "data"),
+    ("tensorflow", "saved_model_dir"),
+    ("keras", "data"),
+    ("pytorch", "model_data"),
+    ("xgboost", "data"),
+    ("lightgbm", "data"),
+    ("sklearn", "pickled_model"),
+)
+"""Flavours of MLflow that are served, in the order in which they are looked for, and the field with their path."""
+
+_LIGHTGBM_SUFFIX = ".lgb"
+
+NAMES_IN_MESSAGE_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """A model's folder, made of what was sent.
+
+    Attributes:
+        files: Path of what was sent, by path in the model's folder.
+        left_out: What was sent and is not kept.
+    """
+
+    files: Mapping[str, str]
+    left_out: tuple[str, ...] = ()
+
+
+def model_root(paths: Sequence[str]) -> str:
+    """Return the folder, with "/" at its end, that all content lies in; "" for none.
+
+    The folder of a version is none: what lies around it would be missed.
+    """
+    kept = [path for path in paths if is_content(path)]
+    root = ""
+    while kept:
+        first = kept[0].removeprefix(root).split("/")
+        if len(first) == 1 or _is_version(first[0]) or not all(p.startswith(f"{root}{first[0]}/") for p in kept):
+            break
+        root += f"{first[0]}/"
+    return root
+
+
+def arrange(
+    paths: Sequence[str],
+    start: Callable[[str], bytes],
+    *,
+    take: int = 0,
+    flavours: Mapping[str, Any] | None = None,
+) -> Arrangement:
+    """Find the model.
+
+    Args:
+        paths: What was sent.
+        start: Returns the first bytes of a file.
+        take: Which of several versions to take, 0 for the highest.
+        flavours: The flavours of the MLmodel in `model_root`, None where there is none.
+
+    Raises:
+        ServingError: INVALID_ARG where there is no model, or several; UNSUPPORTED for one of a form that is not served.
+    """
+    kept = [path for path in paths if is_content(path)]
+    check_together(kept)
+    root = model_root(kept)
+    inner = {path.removeprefix(root): path for path in kept}
+    tops = sorted({path.split("/")[0] for path in inner})
+    if not inner:
+        raise invalid("there is no file", hint="hidden files do not count")
+    if flavours is not None:
+        files = _of_mlflow(inner, flavours, start)
+    elif CONFIG in inner or any(_is_version(top) for top in tops):
+        files = _of_folder(inner, take)
+    else:
+        files = _version_content(root.rstrip("/").rpartition("/")[2], inner, start)
+    if len(files) > FILES_MAX:
+        raise invalid(f"expected at most {FILES_MAX} files, got {len(files)}")
+    used = set(files.values())
+    return Arrangement(files, tuple(path for path in paths if path not in used))
+
+
+def _of_folder(inner: Mapping[str, str], take: int) -> dict[str, str]:
+    """Return the files of a model's folder, with one of its versions."""
+    numbers = sorted({int(path.split("/")[0]) for path in inner if _is_version(path.split("/")[0]) and "/" in path})
+    if take and take not in numbers:
+        found = ", ".join(str(number) for number in numbers[:NAMES_IN_MESSAGE_MAX]) or "none"
+        raise invalid(f"there is no version {take}", hint=f"there is {found}")
+    number = take or (numbers[-1] if numbers else 1)
+    files = {path: source for path, source in inner.items() if not _is_version(path.split("/")[0])}
+    return files | {
+        f"1/{path.partition('/')[2]}": source for path, source in inner.items() if path.startswith(f"{number}/")
+    }
+
+
+def _version_content(name: str, inner: Mapping[str, str], start: Callable[[str], bytes]) -> dict[str, str]:
+    """Return the files of a model that is no folder of a repository."""
+    entries = sorted({path.split("/")[0] for path in inner})
+    if {entry.filename for entry in FORMATS} & set(entries):
+        return {f"1/{path}": source for path, source in inner.items()}
+    form = form_of(name or "model", entries)
+    if form is not None:
+        if not form.filename:
+            raise _not_served(form, name or "the folder")
+        return {f"1/{form.filename}/{path}": source for path, source in inner.items()}
+    found = {entry: form_of(entry, None, start(inner[entry])) for entry in entries if entry in inner}
+    served = {entry: form for entry, form in found.items() if form in SERVED}
+    if len(served) == 1:
+        (main, form), *_ = served.items()
+        assert form is not None
+        return _beside(main, form.filename, inner)
+    if served:
+        raise invalid(
+            f"expected one model, got {_names(served)}",
+            hint="send one of them; if one belongs to another, name the main file as its backend expects: model.py",
+        )
+    recognised = [(entry, form) for entry, form in found.items() if form in RECOGNISED]
+    if recognised and recognised[0][1] is not None:
+        raise _not_served(recognised[0][1], recognised[0][0])
+    folders = [entry for entry in entries if entry not in inner]
+    if any(path.split("/")[1:2] and _is_version(path.split("/")[1]) for path in inner):
+        raise invalid(f"expected one model, got a repository with {_names(folders)}", hint="add each by itself")
+    raise invalid(
+        f"{_names(entries)}: no model that is known here; expected the folder of a model, or a file that ends with one "
+        f"of {suffixes()}"
+    )
+
+
+def _beside(main: str, filename: str, inner: Mapping[str, str]) -> dict[str, str]:
+    """Return a file under the name that its backend looks for, with its weights, and all others as they are."""
+    files = {f"1/{path}": source for path, source in inner.items() if path != main}
+    weights = str(PurePosixPath(main).with_suffix(_WEIGHTS[filename])) if filename in _WEIGHTS else ""
+    if weights in inner:
+        del files[f"1/{weights}"]
+        files[f"1/{PurePosixPath(filename).with_suffix(_WEIGHTS[filename])}"] = inner[weights]
+    return {**files, f"1/{filename}": inner[main]}
+
+
+def _of_mlflow(inner: Mapping[str, str], flavours: Mapping[str, Any], start: Callable[[str], bytes]) -> dict[str, str]:
+    """Return the files of one flavour of a model of MLflow."""
+    for flavour, field in _FLAVOURS:
+        entry = flavours.get(flavour)
+        place = str(entry.get(field, "")) if isinstance(entry, Mapping) else ""
+        if not place:
+            continue
+        below = {path.removeprefix(f"{place}/"): at for path, at in inner.items() if path.startswith(f"{place}/")}
+        if place in inner:
+            form = form_of(place, None, start(inner[place]))
+            is_lightgbm = PurePosixPath(place).suffix == _LIGHTGBM_SUFFIX
+            filename = "model.txt" if is_lightgbm else form.filename if form in SERVED and form is not None else ""
+            if not filename:
+                continue
+            own = {MLMODEL, REQUIREMENTS, "conda.yaml", "python_env.yaml", "input_example.json"}
+            data = {path: at for path, at in inner.items() if "/" not in path and path not in own}
+            files = _beside(place, filename, data | {place: inner[place]})
+        elif below:
+            root = model_root(list(below))
+            found = {path.removeprefix(root): at for path, at in below.items()}
+            files = _version_content("", _without_records(found), start)
+        else:
+            continue
+        return files | ({REQUIREMENTS: inner[REQUIREMENTS]} if REQUIREMENTS in inner else {})
+    form = next(form for form in RECOGNISED if form.members == (MLMODEL,))
+    raise unsupported(
+        f"the model of MLflow has the flavours {_names(flavours)}, of which no backend serves one as it is",
+        hint=f"as a Python model: {advice(form, 'FOLDER')}",
+    )
+
+
+def _without_records(found: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a flavour without what MLflow writes beside them: how pickles are read, Keras's module."""
+    notes = {"keras_module.txt", "save_format.txt", "pickle_module_info.txt", "global_custom_objects.cloudpickle"}
+    return {path: source for path, source in found.items() if path not in notes}
+
+
+def _not_served(form: Form, name: str) -> ServingError:
+    return unsupported(f"'{name}' is {form.title}, which no backend serves as it is", hint=advice(form, name))
+
+
+def _is_version(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and not name.startswith("0") and len(name) < 19
+
+
+def _names(names: Sequence[str] | Mapping[str, Any]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - NAMES_IN_MESSAGE_MAX} more" if len(listed) > NAMES_IN_MESSAGE_MAX else ""
+    return ", ".join(f"'{name}'" for name in listed[:NAMES_IN_MESSAGE_MAX]) + more

@@ -1,0 +1,278 @@
+"""What the registry tells of models and versions: the one place for the shapes of records and reports.
+
+The database keeps a `VersionReport` as JSON; the API sends these records as they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+ARRIVING = "arriving"
+CHECKING = "checking"
+READY = "ready"
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """An input or output.
+
+    Attributes:
+        name: Its name.
+        data_type: Its type: "FP32".
+        shape: Its dimensions without the batch, -1 for those that vary.
+        is_optional: Whether an input may be left out.
+    """
+
+    name: str
+    data_type: str
+    shape: list[int]
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NeededPackageRecord:
+    """A package without which a version cannot be loaded.
+
+    Attributes:
+        name: As package indexes have it: "torch".
+        extra: Extra of Charonia that installs it.
+        is_here: Whether the platform's own Python had it when the version was checked.
+    """
+
+    name: str
+    extra: str
+    is_here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReport:
+    """What the check of a version found.
+
+    Attributes:
+        is_checked: Whether the configuration was completed from the model. If not, a package was missing.
+        checked_with: Name of the environment in which it was, "" for the platform's own Python.
+        backend: What loads it: "onnxruntime".
+        config: The complete configuration in the form of its JSON; as it was sent where it is not checked.
+        inferred: What was inferred, a sentence each.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        max_batch_size: The largest batch, 0 for a model without batches.
+        needs: Packages of frameworks.
+        requirements: Python packages that it says it needs, a line each.
+        code: Why loading it runs code that it brings, a phrase each; none for data.
+        warnings: What `charonia doctor` and the check found, a sentence each.
+        left_out: Files that were sent and are not part of it.
+        problem: Why it was refused, "" if it was not.
+        hint: What to do about it.
+    """
+
+    is_checked: bool = False
+    checked_with: str = ""
+    backend: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    inferred: list[str] = field(default_factory=list)
+    inputs: list[TensorRecord] = field(default_factory=list)
+    outputs: list[TensorRecord] = field(default_factory=list)
+    max_batch_size: int = 0
+    needs: list[NeededPackageRecord] = field(default_factory=list)
+    requirements: str = ""
+    code: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    problem: str = ""
+    hint: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that the database keeps."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "VersionReport":
+        """Return the report that the database has; fields that an earlier release did not write have their defaults."""
+        known = {each.name for each in fields(cls)}
+        values = {key: value for key, value in record.items() if key in known}
+        for key in ("inputs", "outputs"):
+            values[key] = [TensorRecord(**each) for each in values.get(key, [])]
+        values["needs"] = [NeededPackageRecord(**each) for each in values.get("needs", [])]
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFile:
+    """A file of a version.
+
+    Attributes:
+        path: Where it lies in the folder of the model; files of the version itself begin with "1/".
+        size: Bytes.
+        sha256: Hash of its content.
+    """
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSummary:
+    """A version, in lists.
+
+    Attributes:
+        number: Its number.
+        state: "arriving", "checking", "ready" or "refused".
+        created: Seconds since the epoch.
+        author: Who added it.
+        size: Bytes of all files.
+        backend: What loads it, "" if that is not known yet.
+        runs_code: Whether it holds Python code or pickles.
+        problem: Why it was refused, "" if it was not.
+    """
+
+    number: int
+    state: str
+    created: float
+    author: str
+    size: int
+    backend: str
+    runs_code: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """A model, in lists.
+
+    Attributes:
+        name: Its name, which it has in servers, too.
+        project: Its project.
+        owner: Who cares for it.
+        description: What it is.
+        tags: Words to find it by.
+        created: Seconds since the epoch.
+        version_count: How many versions it has.
+        latest: The one with the highest number, None for none.
+    """
+
+    name: str
+    project: str
+    owner: str
+    description: str
+    tags: list[str]
+    created: float
+    version_count: int
+    latest: VersionSummary | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPage:
+    """A part of a list of models.
+
+    Attributes:
+        models: The models, by name.
+        total: How many there are in all.
+        tags: All tags of the project with the number of their models.
+    """
+
+    models: list[ModelSummary]
+    total: int
+    tags: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A model with its versions.
+
+    Attributes:
+        name: Its name.
+        project: Its project.
+        owner: Who cares for it.
+        description: What it is.
+        tags: Words to find it by.
+        links: Addresses by label.
+        created: Seconds since the epoch.
+        versions: Its versions, the newest first.
+        deployments: Names of the deployments that have it.
+    """
+
+    name: str
+    project: str
+    owner: str
+    description: str
+    tags: list[str]
+    links: dict[str, str]
+    created: float
+    versions: list[VersionSummary]
+    deployments: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """A version.
+
+    Attributes:
+        model: Name of its model.
+        project: Its project.
+        number: Its number.
+        state: "arriving", "checking", "ready" or "refused".
+        digest: Hash of all its files, "" until they have arrived.
+        size: Bytes of all files.
+        source: Where it came from.
+        notes: What people have written about it.
+        runs_code: Whether it holds Python code or pickles, which run when it is loaded.
+        author: Who added it.
+        created: Seconds since the epoch.
+        report: What the check found.
+        files: Its files.
+        task: The newest task about it, 0 for none: its progress and log.
+        deployments: Names of the deployments that have it.
+    """
+
+    model: str
+    project: str
+    number: int
+    state: str
+    digest: str
+    size: int
+    source: str
+    notes: str
+    runs_code: bool
+    author: str
+    created: float
+    report: VersionReport
+    files: list[VersionFile]
+    task: int
+    deployments: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AddedVersion:
+    """A version that is on its way.
+
+    Attributes:
+        model: Name of its model.
+        number: Its number.
+        task: The task that brings its files and checks it.
+    """
+
+    model: str
+    number: int
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRecord:
+    """A file that is being sent.
+
+    Attributes:
+        key: Names it in calls.
+        batch: What all files of one version have in common.
+        path: Its name, with its folders.
+        size: How long it will be.
+        received: How many bytes have arrived: sending goes on from there.
+    """
+
+    key: str
+    batch: str
+    path: str
+    size: int
+    received: int

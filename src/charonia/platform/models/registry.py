@@ -1,0 +1,451 @@
+"""Models and their versions: listed, added, changed, removed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Select, String, cast, func, or_, select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.platform.artifacts.manifest import from_json
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, VersionRow
+from charonia.platform.models import usage
+from charonia.platform.models.difference import VersionDifference, changed_values, compare_files
+from charonia.platform.models.kinds import ADD, CHECK, COLLECT
+from charonia.platform.models.records import (
+    ARRIVING,
+    CHECKING,
+    READY,
+    REFUSED,
+    AddedVersion,
+    ModelPage,
+    ModelRecord,
+    ModelSummary,
+    VersionFile,
+    VersionRecord,
+    VersionReport,
+    VersionSummary,
+)
+from charonia.platform.models.tags import check_details, tag_counts, tag_text
+from charonia.platform.names import check_name
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.tasks import queue
+
+VERSIONS_LISTED_MAX = 200
+"""Versions of a model that are listed, the newest."""
+
+_SUMMARY = (
+    VersionRow.model_id,
+    VersionRow.number,
+    VersionRow.state,
+    VersionRow.created,
+    VersionRow.author,
+    VersionRow.size,
+    VersionRow.backend,
+    VersionRow.runs_code,
+    VersionRow.reason,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDetails:
+    """What people write about a model. None leaves what is there.
+
+    Attributes:
+        owner: Who cares for it.
+        description: What it is.
+        tags: Words to find it by.
+        links: Addresses by label.
+    """
+
+    owner: str | None = None
+    description: str | None = None
+    tags: Sequence[str] | None = None
+    links: Mapping[str, str] | None = None
+
+
+def models(
+    session: Session,
+    who: Principal,
+    project: str,
+    *,
+    search: str = "",
+    tag: str = "",
+    limit: int = 50,
+    offset: int = 0,
+) -> ModelPage:
+    """Return the models of a project by name.
+
+    Args:
+        session: A session.
+        who: Who asks.
+        project: Name of the project.
+        search: Part of the name, the owner, the description or a tag; "" for all.
+        tag: A tag that they have, "" for any.
+        limit: How many at most.
+        offset: How many to skip.
+
+    Raises:
+        NotPermittedError: If the caller is no viewer.
+        ServingError: NOT_FOUND without such a project.
+    """
+    found = projects.find(session, who, project)
+    query = select(ModelRow).where(ModelRow.project_id == found.id)
+    if search:
+        places = (ModelRow.name, ModelRow.owner, ModelRow.description)
+        query = query.where(
+            or_(
+                *(func.lower(place).contains(search.lower(), autoescape=True) for place in places),
+                func.lower(cast(ModelRow.tags, String)).contains(tag_text(search.lower()), autoescape=True),
+            )
+        )
+    if tag:
+        query = query.where(cast(ModelRow.tags, String).contains(f'"{tag_text(tag)}"', autoescape=True))
+    total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
+    rows = session.scalars(query.order_by(ModelRow.name).limit(limit).offset(offset)).all()
+    every = session.scalars(select(ModelRow.tags).where(ModelRow.project_id == found.id))
+    return ModelPage(_summaries(session, project, rows), total, tag_counts(every))
+
+
+def model(session: Session, who: Principal, project: str, name: str) -> ModelRecord:
+    """Return a model with its versions.
+
+    Raises:
+        NotPermittedError: If the caller is no viewer.
+        ServingError: NOT_FOUND.
+    """
+    row = find(session, projects.find(session, who, project), name)
+    numbers = select(*_SUMMARY).where(VersionRow.model_id == row.id).order_by(VersionRow.number.desc())
+    versions = [_summary(each) for each in session.execute(numbers.limit(VERSIONS_LISTED_MAX))]
+    return ModelRecord(
+        name=row.name,
+        project=project,
+        owner=row.owner,
+        description=row.description,
+        tags=row.tags,
+        links=row.links,
+        created=row.created,
+        versions=_settled(session, row, versions),
+        deployments=usage.names(usage.uses(session, row.project_id, name)),
+    )
+
+
+def version(session: Session, who: Principal, project: str, name: str, number: int) -> VersionRecord:
+    """Return a version of a model.
+
+    Raises:
+        NotPermittedError: If the caller is no viewer.
+        ServingError: NOT_FOUND.
+    """
+    owner = find(session, projects.find(session, who, project), name)
+    row = find_version(session, owner, number)
+    task = newest_task(session, owner, number)
+    (state,) = _settled(session, owner, [_summary(row)])
+    report = VersionReport.from_json(row.report | ({"problem": state.problem} if state.problem else {}))
+    newest = _newest_ready(session, owner)
+    return VersionRecord(
+        model=name,
+        project=project,
+        number=number,
+        state=state.state,
+        digest=row.digest,
+        size=row.size,
+        source=row.source,
+        notes=row.notes,
+        runs_code=row.runs_code,
+        author=row.author,
+        created=row.created,
+        report=report,
+        files=[VersionFile(path, blob.size, blob.sha256) for path, blob in from_json(row.files).items()],
+        task=task.id if task is not None else 0,
+        deployments=usage.names(u for u in usage.uses(session, owner.project_id, name) if u.has(number, newest)),
+    )
+
+
+def compare(session: Session, who: Principal, project: str, name: str, before: int, after: int) -> VersionDifference:
+    """Return what differs between two versions of a model.
+
+    Raises:
+        NotPermittedError: If the caller is no viewer.
+        ServingError: NOT_FOUND.
+    """
+    owner = find(session, projects.find(session, who, project), name)
+    first, second = find_version(session, owner, before), find_version(session, owner, after)
+    config, other = (VersionReport.from_json(row.report).config for row in (first, second))
+    added, removed, changed = compare_files(from_json(first.files), from_json(second.files))
+    return VersionDifference(before, after, list(changed_values(config, other)), added, removed, changed)
+
+
+def create(session: Session, who: Principal, project: str, name: str, details: ModelDetails) -> ModelRow:
+    """Add a model without versions.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer.
+        ServingError: ALREADY_EXISTS; INVALID_ARG for a name or details that cannot be.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    check_name("model", name)
+    check_details(details.tags, details.links)
+    if _find(session, found, name) is not None:
+        raise ServingError(Code.ALREADY_EXISTS, f"there is a model '{name}' already", hint="add a version to it")
+    row = ModelRow(project_id=found.id, name=name, owner=who.name, created=now(), tags=[], links={})
+    _apply(row, details)
+    session.add(row)
+    session.flush()
+    audit.note(session, who, "model.create", f"{project}/{name}", project_id=found.id)
+    return row
+
+
+def change(session: Session, who: Principal, project: str, name: str, details: ModelDetails) -> None:
+    """Change what people write about a model.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer.
+        ServingError: NOT_FOUND; INVALID_ARG for details that cannot be.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    row = find(session, found, name)
+    check_details(details.tags, details.links)
+    _apply(row, details)
+    changed = [key for key in ("owner", "description", "tags", "links") if getattr(details, key) is not None]
+    audit.note(session, who, "model.change", f"{project}/{name}", {"changed": changed}, project_id=found.id)
+
+
+def delete(session: Session, who: Principal, project: str, name: str) -> None:
+    """Remove a model with all its versions. Wake the tasks afterwards.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer.
+        ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment has it, or a version is on its way.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    row = find(session, found, name)
+    users = usage.names(usage.uses(session, found.id, name))
+    if users:
+        raise ServingError(
+            Code.ALREADY_EXISTS, f"model '{name}' is deployed by {', '.join(users)}", hint="remove it there first"
+        )
+    busy = session.scalar(_tasks(row, "%").where(TaskRow.state.in_(("waiting", "running"))).limit(1))
+    if busy is not None:
+        raise _on_its_way(busy)
+    session.delete(row)
+    collect_later(session, found.id)
+    audit.note(session, who, "model.delete", f"{project}/{name}", project_id=found.id)
+
+
+def annotate(session: Session, who: Principal, project: str, name: str, number: int, notes: str) -> None:
+    """Write notes about a version.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer.
+        ServingError: NOT_FOUND.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    find_version(session, find(session, found, name), number).notes = notes
+    audit.note(session, who, "version.annotate", f"{project}/{name}/{number}", project_id=found.id)
+
+
+def delete_version(session: Session, who: Principal, project: str, name: str, number: int) -> None:
+    """Remove a version; its number is not given again. Wake the tasks afterwards.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer.
+        ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment has it, or it is on its way.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    owner = find(session, found, name)
+    row = find_version(session, owner, number)
+    newest = _newest_ready(session, owner)
+    users = usage.names(use for use in usage.uses(session, found.id, name) if use.has(number, newest))
+    if users:
+        raise ServingError(
+            Code.ALREADY_EXISTS,
+            f"version {number} of '{name}' is deployed by {', '.join(users)}",
+            hint="give these deployments another version first",
+        )
+    task = newest_task(session, owner, number)
+    if task is not None and task.state in ("waiting", "running"):
+        raise _on_its_way(task)
+    session.delete(row)
+    collect_later(session, found.id)
+    audit.note(session, who, "version.delete", f"{project}/{name}/{number}", project_id=found.id)
+
+
+def check_again(session: Session, who: Principal, project: str, name: str, number: int) -> AddedVersion:
+    """Check a version once more, with the environments that there are now. Wake the tasks afterwards.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer, or may not run code and the version holds some.
+        ServingError: NOT_FOUND; ALREADY_EXISTS while it is on its way; INVALID_ARG for one whose files never arrived.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    owner = find(session, found, name)
+    row = find_version(session, owner, number)
+    if row.runs_code:
+        who.demand_code(project)
+    task = newest_task(session, owner, number)
+    if task is not None and task.state in ("waiting", "running"):
+        raise _on_its_way(task)
+    if not row.digest:
+        raise invalid(f"version {number} of '{name}' has no files: they have not arrived", hint="add it again")
+    row.state, row.reason = CHECKING, ""
+    added = queue.add(session, CHECK, found.id, f"{name}/{number}", {"version": row.id}, who.name)
+    audit.note(session, who, "version.check", f"{project}/{name}/{number}", project_id=found.id)
+    return AddedVersion(name, number, added.id)
+
+
+def find(session: Session, project: ProjectRow, name: str) -> ModelRow:
+    """Return a model.
+
+    Raises:
+        ServingError: NOT_FOUND.
+    """
+    row = _find(session, project, name)
+    if row is None:
+        raise not_found(f"there is no model '{name}' in project '{project.name}'")
+    return row
+
+
+def find_version(session: Session, owner: ModelRow, number: int) -> VersionRow:
+    """Return a version of a model.
+
+    Raises:
+        ServingError: NOT_FOUND.
+    """
+    row = session.scalar(select(VersionRow).where(VersionRow.model_id == owner.id, VersionRow.number == number))
+    if row is None:
+        raise not_found(f"there is no version {number} of model '{owner.name}'")
+    return row
+
+
+def ready_versions(session: Session, project: ProjectRow, name: str, numbers: Sequence[int] = ()) -> list[VersionRow]:
+    """Return versions of a model that can be deployed, by number; the latest where none is named.
+
+    Raises:
+        ServingError: NOT_FOUND; UNAVAILABLE for a version that is not ready.
+    """
+    owner = find(session, project, name)
+    if not numbers:
+        newest = _newest_ready(session, owner)
+        if not newest:
+            raise not_found(f"model '{name}' has no version that is ready")
+        numbers = [newest]
+    rows = [find_version(session, owner, number) for number in sorted(set(numbers))]
+    for row in rows:
+        if row.state != READY:
+            raise ServingError(
+                Code.UNAVAILABLE, f"version {row.number} of '{name}' is {row.state}, expected {READY}", hint=row.reason
+            )
+    return rows
+
+
+def newest_task(session: Session, owner: ModelRow, number: int) -> TaskRow | None:
+    """Return the newest task about a version, None for none."""
+    return session.scalar(_tasks(owner, str(number)).order_by(TaskRow.id.desc()).limit(1))
+
+
+def collect_later(session: Session, project_id: int) -> None:
+    """Add the task that removes the files that no version has, unless one waits.
+
+    Raises:
+        ServingError: UNAVAILABLE when too many tasks wait.
+    """
+    waiting = select(TaskRow.id).where(TaskRow.kind == COLLECT, TaskRow.state == "waiting")
+    if session.scalar(waiting.limit(1)) is None:
+        queue.add(session, COLLECT, project_id, "files that no version has", {})
+
+
+def _tasks(owner: ModelRow, number: str) -> Select[TaskRow]:
+    query = select(TaskRow).where(TaskRow.project_id == owner.project_id, TaskRow.kind.in_((ADD, CHECK)))
+    subject = f"{owner.name}/{number}"
+    if number == "%":
+        return query.where(TaskRow.subject.startswith(f"{owner.name}/", autoescape=True))
+    return query.where(TaskRow.subject == subject)
+
+
+def _find(session: Session, project: ProjectRow, name: str) -> ModelRow | None:
+    return session.scalar(select(ModelRow).where(ModelRow.project_id == project.id, ModelRow.name == name))
+
+
+def _newest_ready(session: Session, owner: ModelRow) -> int:
+    query = select(func.max(VersionRow.number)).where(VersionRow.model_id == owner.id, VersionRow.state == READY)
+    return session.scalar(query) or 0
+
+
+def _summaries(session: Session, project: str, rows: Sequence[ModelRow]) -> list[ModelSummary]:
+    """Return models with their newest versions, in two queries."""
+    ids = [row.id for row in rows]
+    counts = (
+        select(
+            VersionRow.model_id.label("id"),
+            func.count().label("version_count"),
+            func.max(VersionRow.number).label("newest"),
+        )
+        .where(VersionRow.model_id.in_(ids))
+        .group_by(VersionRow.model_id)
+        .subquery()
+    )
+    query = select(counts.c.version_count, *_SUMMARY).join(
+        counts, (VersionRow.model_id == counts.c.id) & (VersionRow.number == counts.c.newest)
+    )
+    latest = {row.model_id: row for row in session.execute(query)}
+    return [
+        ModelSummary(
+            name=row.name,
+            project=project,
+            owner=row.owner,
+            description=row.description,
+            tags=row.tags,
+            created=row.created,
+            version_count=latest[row.id].version_count if row.id in latest else 0,
+            latest=_summary(latest[row.id]) if row.id in latest else None,
+        )
+        for row in rows
+    ]
+
+
+def _summary(row: Any) -> VersionSummary:
+    return VersionSummary(
+        number=row.number,
+        state=row.state,
+        created=row.created,
+        author=row.author,
+        size=row.size,
+        backend=row.backend,
+        runs_code=row.runs_code,
+        problem=row.reason,
+    )
+
+
+def _settled(session: Session, owner: ModelRow, versions: Sequence[VersionSummary]) -> list[VersionSummary]:
+    """Return versions as they are: one whose task was cancelled before it began will never be ready."""
+    found = []
+    for each in versions:
+        if each.state in (ARRIVING, CHECKING):
+            task = newest_task(session, owner, each.number)
+            if task is None or task.state in ("failed", "cancelled"):
+                reason = task.reason if task is not None else "its task was removed"
+                found.append(replace(each, state=REFUSED, problem=reason))
+                continue
+        found.append(each)
+    return found
+
+
+def _apply(row: ModelRow, details: ModelDetails) -> None:
+    if details.owner is not None:
+        row.owner = details.owner
+    if details.description is not None:
+        row.description = details.description
+    if details.tags is not None:
+        row.tags = sorted(set(details.tags))
+    if details.links is not None:
+        row.links = dict(details.links)
+
+
+def _on_its_way(task: TaskRow) -> ServingError:
+    return ServingError(
+        Code.ALREADY_EXISTS, f"'{task.subject}' is on its way", hint=f"wait for task {task.id}, or cancel it"
+    )

@@ -1,0 +1,273 @@
+"""The API of the registry."""
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+
+from charonia.core.errors import not_found
+from charonia.platform.artifacts.manifest import from_json
+from charonia.platform.models import arrival, registry, uploads
+from charonia.platform.models.difference import VersionDifference
+from charonia.platform.models.records import (
+    AddedVersion,
+    ModelPage,
+    ModelRecord,
+    UploadRecord,
+    VersionRecord,
+)
+from charonia.platform.models.sources import PLACE_CHARS_MAX, SourceKind, VersionSource
+from charonia.platform.people import projects
+from charonia.platform.people.calls import Caller
+from charonia.platform.people.paging import Limit, Offset
+from charonia.platform.state import Here
+
+NOTES_CHARS_MAX = 20_000
+
+PIECE_BYTES = 1024 * 1024
+"""What is collected of a body before it is written."""
+
+router = APIRouter(prefix="/api/v1/projects/{project}", tags=["models"])
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class DetailsBody(_Body):
+    """What people write about a model; what is left out stays as it is."""
+
+    owner: str | None = Field(None, max_length=128)
+    description: str | None = Field(None, max_length=NOTES_CHARS_MAX)
+    tags: list[str] | None = None
+    links: dict[str, str] | None = Field(None, description="Addresses by label.")
+
+    def details(self) -> registry.ModelDetails:
+        """Return it as a record."""
+        return registry.ModelDetails(self.owner, self.description, self.tags, self.links)
+
+
+class ModelBody(DetailsBody):
+    """A model to make."""
+
+    name: str
+
+
+class SourceBody(_Body):
+    """Where a version comes from."""
+
+    kind: SourceKind
+    place: str = Field(
+        max_length=PLACE_CHARS_MAX,
+        description="The batch of an upload; s3://bucket/path; /path/of/a/folder; models:/NAME/VERSION of MLflow.",
+    )
+    take: int = Field(0, ge=0, description="Which version of a model's folder with several, 0 for the highest.")
+    server: str = Field("", description="Address of MLflow's server, empty for the one that the platform knows.")
+
+
+class VersionBody(_Body):
+    """A version to add."""
+
+    source: SourceBody
+    notes: str = Field("", max_length=NOTES_CHARS_MAX)
+
+
+class NotesBody(_Body):
+    """Notes about a version."""
+
+    notes: str = Field(max_length=NOTES_CHARS_MAX)
+
+
+class FileBody(_Body):
+    """A file that will be sent."""
+
+    path: str
+    size: int
+
+
+class UploadBody(_Body):
+    """Files that will be sent."""
+
+    files: list[FileBody]
+    batch: str = Field("", description="A batch that they are added to, empty for a new one.")
+
+
+@router.get("/models")
+def list_models(
+    project: str,
+    who: Caller,
+    here: Here,
+    search: str = "",
+    tag: str = "",
+    limit: Limit = 50,
+    offset: Offset = 0,
+) -> ModelPage:
+    """Return the models of a project by name; `search` is a part of name, owner, description or a tag."""
+    with here.database.reading() as session:
+        return registry.models(session, who, project, search=search, tag=tag, limit=limit, offset=offset)
+
+
+@router.post("/models", status_code=201)
+def make_model(project: str, body: ModelBody, who: Caller, here: Here) -> ModelRecord:
+    """Make a model without versions."""
+    with here.database.transaction() as session:
+        registry.create(session, who, project, body.name, body.details())
+        return registry.model(session, who, project, body.name)
+
+
+@router.get("/models/{model}")
+def get_model(project: str, model: str, who: Caller, here: Here) -> ModelRecord:
+    """Return a model with its versions."""
+    with here.database.reading() as session:
+        return registry.model(session, who, project, model)
+
+
+@router.patch("/models/{model}")
+def change_model(project: str, model: str, body: DetailsBody, who: Caller, here: Here) -> ModelRecord:
+    """Change what people write about a model."""
+    with here.database.transaction() as session:
+        registry.change(session, who, project, model, body.details())
+        return registry.model(session, who, project, model)
+
+
+@router.delete("/models/{model}", status_code=204)
+def delete_model(project: str, model: str, who: Caller, here: Here) -> None:
+    """Remove a model with all versions, unless a deployment has it."""
+    with here.database.transaction() as session:
+        registry.delete(session, who, project, model)
+    here.tasks.wake()
+
+
+@router.post("/models/{model}/versions", status_code=202)
+def add_version(project: str, model: str, body: VersionBody, who: Caller, here: Here) -> AddedVersion:
+    """Add a version, and the model if there is none. The task brings the files and checks them."""
+    source = VersionSource(**body.source.model_dump())
+    with here.database.transaction() as session:
+        added = arrival.add(session, here.uploads, who, project, model, source, body.notes)
+    here.tasks.wake()
+    return added
+
+
+@router.get("/models/{model}/versions/{number}")
+def get_version(project: str, model: str, number: int, who: Caller, here: Here) -> VersionRecord:
+    """Return a version: its signature, its files, what the check found."""
+    with here.database.reading() as session:
+        return registry.version(session, who, project, model, number)
+
+
+@router.patch("/models/{model}/versions/{number}")
+def annotate_version(project: str, model: str, number: int, body: NotesBody, who: Caller, here: Here) -> VersionRecord:
+    """Write notes about a version."""
+    with here.database.transaction() as session:
+        registry.annotate(session, who, project, model, number, body.notes)
+        return registry.version(session, who, project, model, number)
+
+
+@router.delete("/models/{model}/versions/{number}", status_code=204)
+def delete_version(project: str, model: str, number: int, who: Caller, here: Here) -> None:
+    """Remove a version, unless a deployment has it."""
+    with here.database.transaction() as session:
+        registry.delete_version(session, who, project, model, number)
+    here.tasks.wake()
+
+
+@router.post("/models/{model}/versions/{number}/check", status_code=202)
+def check_version(project: str, model: str, number: int, who: Caller, here: Here) -> AddedVersion:
+    """Check a version again, with the environments that there are now."""
+    with here.database.transaction() as session:
+        added = registry.check_again(session, who, project, model, number)
+    here.tasks.wake()
+    return added
+
+
+@router.get("/models/{model}/versions/{number}/difference")
+def compare_versions(
+    project: str, model: str, number: int, who: Caller, here: Here, before: Annotated[int, Query(alias="from")]
+) -> VersionDifference:
+    """Return what differs from another version, `from`: the configuration, the files."""
+    with here.database.reading() as session:
+        return registry.compare(session, who, project, model, before, number)
+
+
+@router.get("/models/{model}/versions/{number}/files/{path:path}", response_class=FileResponse)
+def get_file(project: str, model: str, number: int, path: str, who: Caller, here: Here) -> FileResponse:
+    """Return a file of a version."""
+    with here.database.reading() as session:
+        owner = registry.find(session, projects.find(session, who, project), model)
+        files = from_json(registry.find_version(session, owner, number).files)
+    if path not in files:
+        raise not_found(f"version {number} of '{model}' has no file '{path}'")
+    headers = {"ETag": f'"{files[path].sha256}"', "X-Content-Type-Options": "nosniff"}
+    local = here.artifacts.fetch(files[path])
+    return FileResponse(local, headers=headers, media_type="application/octet-stream", filename=Path(path).name)
+
+
+@router.post("/uploads", status_code=201)
+def begin_uploads(project: str, body: UploadBody, who: Caller, here: Here) -> list[UploadRecord]:
+    """Begin to send files. Their batch is the place of a version's source when all of them have arrived."""
+    files = [(file.path, file.size) for file in body.files]
+    with here.database.transaction() as session:
+        return uploads.begin(session, here.uploads, who, project, files, body.batch)
+
+
+@router.get("/uploads")
+def list_uploads(project: str, batch: str, who: Caller, here: Here) -> list[UploadRecord]:
+    """Return the files of a batch, and how much of each has arrived."""
+    with here.database.reading() as session:
+        return uploads.records(session, here.uploads, who, project, batch)
+
+
+@router.delete("/uploads", status_code=204)
+def drop_uploads(project: str, batch: str, who: Caller, here: Here) -> None:
+    """Give the files of a batch up."""
+    with here.database.transaction() as session:
+        uploads.drop(session, here.uploads, who, project, batch)
+
+
+@router.get("/uploads/{key}")
+def get_upload(project: str, key: str, who: Caller, here: Here) -> UploadRecord:
+    """Return how much of a file has arrived: sending goes on from there."""
+    with here.database.reading() as session:
+        return uploads.record(here.uploads, uploads.find(session, who, project, key))
+
+
+@router.put(
+    "/uploads/{key}",
+    openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
+)
+async def send_piece(
+    project: str,
+    key: str,
+    request: Request,
+    who: Caller,
+    here: Here,
+    offset: Annotated[int, Query(ge=0, description="Where in the file the body begins.")] = 0,
+) -> UploadRecord:
+    """Write a piece of a file, or all the rest of it. What has arrived stays when the connection breaks."""
+
+    def find() -> tuple[int, str, str]:
+        with here.database.reading() as session:
+            row = uploads.find(session, who, project, key)
+            return row.size, row.batch, row.path
+
+    size, batch, path = await run_in_threadpool(find)
+    writing = here.uploads.writing(key, offset, size)
+    writer = await run_in_threadpool(writing.__enter__)
+    try:
+        waiting = bytearray()
+        async for piece in request.stream():
+            waiting += piece
+            if len(waiting) >= PIECE_BYTES:
+                await run_in_threadpool(writer.write, bytes(waiting))
+                waiting.clear()
+        await run_in_threadpool(writer.write, bytes(waiting))
+    except ClientDisconnect:
+        await run_in_threadpool(writer.write, bytes(waiting))
+        raise
+    finally:
+        writing.__exit__(None, None, None)
+    return UploadRecord(key, batch, path, size, await run_in_threadpool(here.uploads.received, key))

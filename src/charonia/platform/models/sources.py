@@ -1,0 +1,106 @@
+"""Where a version may come from: an upload, an address, a folder of the platform's machine, MLflow's registry."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from charonia.core.errors import invalid, unsupported
+from charonia.platform.artifacts.uploads import UploadFolder
+from charonia.platform.models.arriving import ArrivingFiles, FolderFiles, OwnFiles, RemoteFiles
+from charonia.platform.models.mlflow import PROXIED, MlflowServer, ProxiedArtifacts
+from charonia.stores.location import is_store, parse_address
+from charonia.stores.remote import open_store
+
+PLACE_CHARS_MAX = 2000
+
+SourceKind = Literal["upload", "address", "folder", "mlflow"]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSource:
+    """Where a version comes from.
+
+    Attributes:
+        kind: What the place is.
+        place: The batch of an upload; "s3://bucket/path"; "/path/of/a/folder"; "models:/NAME/VERSION".
+        take: Which version of a model's folder with several is taken, 0 for the highest.
+        server: Address of MLflow's server, "" for the one that the platform's environment names.
+    """
+
+    kind: SourceKind
+    place: str
+    take: int = 0
+    server: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that a task keeps."""
+        return asdict(self)
+
+    def check(self) -> None:
+        """Check what can be checked before anything is read.
+
+        Raises:
+            ServingError: INVALID_ARG for a place that cannot be.
+        """
+        if not self.place or len(self.place) > PLACE_CHARS_MAX or "\0" in self.place:
+            raise invalid(f"source: expected a place of 1 to {PLACE_CHARS_MAX} characters")
+        if self.kind == "address":
+            parse_address(self.place)
+        if self.kind == "folder" and not Path(self.place).is_absolute():
+            raise invalid(f"folder: expected an absolute path on the platform's machine, got '{self.place}'")
+
+
+def open_source(
+    source: VersionSource, uploads: UploadFolder, sent: Mapping[str, str], *, may_read_folders: bool
+) -> tuple[ArrivingFiles, str]:
+    """Return the files, and where they come from in words. Blocks.
+
+    Args:
+        source: The source.
+        uploads: Files that were sent.
+        sent: Their keys by path, for an upload.
+        may_read_folders: Whether the caller may read any folder of this machine.
+
+    Raises:
+        ServingError: INVALID_ARG for a place that cannot be; NOT_FOUND; UNAVAILABLE when it cannot be reached.
+    """
+    match source.kind:
+        case "upload":
+            paths = list(sent)
+            title = paths[0] if len(paths) == 1 else f"{paths[0].split('/')[0]} and others ({len(paths)} files)"
+            return OwnFiles({path: uploads.path(key) for path, key in sent.items()}), f"upload of {title}"
+        case "address":
+            return _at(source.place), source.place
+        case "folder":
+            return FolderFiles(Path(source.place)), f"folder {source.place}"
+        case "mlflow":
+            server = MlflowServer(source.server)
+            uri, name = server.artifacts(source.place)
+            return _of_mlflow(server, uri, may_read_folders=may_read_folders), f"{name} of {server.address}"
+
+
+def _of_mlflow(server: MlflowServer, uri: str, *, may_read_folders: bool) -> ArrivingFiles:
+    scheme = uri.partition(":")[0]
+    if scheme == PROXIED:
+        return RemoteFiles(ProxiedArtifacts(server, uri))
+    if is_store(uri) and scheme != "file":
+        return _at(uri)
+    path = uri.removeprefix("file://") if scheme == "file" else uri
+    if path.startswith("/") and may_read_folders:
+        return FolderFiles(Path(path))
+    raise unsupported(
+        f"the files of the model are at '{uri}', which the platform does not read",
+        hint="start MLflow with --serve-artifacts, or let an administrator import the folder",
+    )
+
+
+def _at(address: str) -> ArrivingFiles:
+    """Return the files below an address, or the one file at it."""
+    place = parse_address(address)
+    store = open_store(place)
+    if place.prefix and next(iter(store.files()), None) is None:
+        above, _, name = place.uri.rpartition("/")
+        around = open_store(parse_address(above))
+        return RemoteFiles(around, only=around.find(name))
+    return RemoteFiles(store)

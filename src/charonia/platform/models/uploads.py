@@ -1,0 +1,184 @@
+"""Files that are being sent by somebody: begun, found, removed."""
+
+import secrets
+from collections.abc import Sequence
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
+from charonia.platform.artifacts.paths import FILES_MAX, check_together, safe_path
+from charonia.platform.artifacts.uploads import UploadFolder
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import ProjectRow, UploadRow
+from charonia.platform.models.records import UploadRecord
+from charonia.platform.people import projects
+from charonia.platform.people.access import Principal, ProjectRole
+
+FILE_BYTES_MAX = 2**40
+"""Size of a file."""
+
+UPLOADS_MAX = 5 * FILES_MAX
+"""Files of a project that are being sent at a time."""
+
+UNUSED_S_MAX = 24 * 3600.0
+"""After this time in which nothing has arrived, an upload is given up."""
+
+
+def begin(
+    session: Session,
+    folder: UploadFolder,
+    who: Principal,
+    project: str,
+    files: Sequence[tuple[str, int]],
+    batch: str = "",
+) -> list[UploadRecord]:
+    """Begin to send files.
+
+    Args:
+        session: A transaction.
+        folder: Where they will be.
+        who: Who sends them.
+        project: Name of the project.
+        files: Path and size of each.
+        batch: Batch of files that these are added to, "" for a new one.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer.
+        ServingError: INVALID_ARG for paths and sizes that cannot be; NOT_FOUND for a batch that is not there;
+            UNAVAILABLE while too many files are being sent.
+        StorageFullError: There is no room for them.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    give_up(session, folder)
+    earlier = list_batch(session, found, batch) if batch else []
+    if not files or len(files) + len(earlier) > FILES_MAX:
+        raise invalid(f"expected 1 to {FILES_MAX} files, got {len(files) + len(earlier)}", hint="send an archive")
+    paths = [safe_path(path) for path, _ in files]
+    check_together([*paths, *(row.path for row in earlier)])
+    for path, size in files:
+        if not 0 <= size <= FILE_BYTES_MAX:
+            raise invalid(f"file '{path}': expected a size of 0 to {FILE_BYTES_MAX} bytes, got {size}")
+    count = session.scalar(select(func.count()).select_from(UploadRow).where(UploadRow.project_id == found.id)) or 0
+    if count + len(files) > UPLOADS_MAX:
+        raise unavailable(f"{count} files are being sent to '{project}', expected at most {UPLOADS_MAX}")
+    batch = batch or secrets.token_hex(16)
+    rows = [
+        UploadRow(
+            key=secrets.token_hex(16),
+            project_id=found.id,
+            path=path,
+            batch=batch,
+            size=size,
+            author=who.name,
+            created=now(),
+        )
+        for path, (_, size) in zip(paths, files, strict=True)
+    ]
+    folder.begin({row.key: row.size for row in rows})
+    session.add_all(rows)
+    return [UploadRecord(row.key, batch, row.path, row.size, 0) for row in rows]
+
+
+def find(session: Session, who: Principal, project: str, key: str) -> UploadRow:
+    """Return a file that is being sent.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer.
+        ServingError: NOT_FOUND; CANCELLED for one that is complete and belongs to a version.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    row = session.scalar(select(UploadRow).where(UploadRow.project_id == found.id, UploadRow.key == key))
+    if row is None:
+        raise not_found(
+            f"there is no upload '{key}'", hint="begin again: it was taken over, or has waited for too long"
+        )
+    if row.is_taken:
+        raise ServingError(Code.CANCELLED, f"upload '{key}' is complete and being taken over")
+    return row
+
+
+def records(session: Session, folder: UploadFolder, who: Principal, project: str, batch: str) -> list[UploadRecord]:
+    """Return the files of a batch, and how much of each has arrived.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer.
+        ServingError: NOT_FOUND.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    return [record(folder, row) for row in list_batch(session, found, batch)]
+
+
+def record(folder: UploadFolder, row: UploadRow) -> UploadRecord:
+    """Return a file that is being sent.
+
+    Raises:
+        ServingError: NOT_FOUND if it was given up.
+    """
+    return UploadRecord(row.key, row.batch, row.path, row.size, folder.received(row.key))
+
+
+def list_batch(session: Session, project: ProjectRow, batch: str) -> Sequence[UploadRow]:
+    """Return the files of a batch.
+
+    Raises:
+        ServingError: NOT_FOUND if there are none.
+    """
+    query = select(UploadRow).where(UploadRow.project_id == project.id, UploadRow.batch == batch)
+    rows = session.scalars(query.order_by(UploadRow.id)).all()
+    if not rows:
+        raise not_found(f"there are no uploads '{batch}'", hint="begin again: they were taken over, or given up")
+    return rows
+
+
+def take(session: Session, folder: UploadFolder, project: ProjectRow, batch: str) -> Sequence[UploadRow]:
+    """Take the files of a batch for a version: nothing more may be sent.
+
+    Raises:
+        ServingError: NOT_FOUND; INVALID_ARG while something is missing; ALREADY_EXISTS if it is taken already.
+    """
+    rows = list_batch(session, project, batch)
+    if any(row.is_taken for row in rows):
+        raise ServingError(Code.ALREADY_EXISTS, f"a version is being made of the uploads '{batch}' already")
+    for row in rows:
+        received = folder.received(row.key)
+        if received != row.size:
+            raise invalid(
+                f"file '{row.path}': expected {row.size} bytes, {received} have arrived", hint="send the rest first"
+            )
+    for row in rows:
+        row.is_taken = True
+    return rows
+
+
+def drop(session: Session, folder: UploadFolder, who: Principal, project: str, batch: str) -> None:
+    """Give the files of a batch up.
+
+    Raises:
+        NotPermittedError: If the caller is no deployer.
+        ServingError: NOT_FOUND; ALREADY_EXISTS for those that a version is being made of.
+    """
+    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+    rows = list_batch(session, found, batch)
+    if any(row.is_taken for row in rows):
+        raise ServingError(Code.ALREADY_EXISTS, f"a version is being made of the uploads '{batch}'")
+    remove(session, folder, rows)
+
+
+def remove(session: Session, folder: UploadFolder, rows: Sequence[UploadRow]) -> None:
+    """Remove files and what has arrived of them."""
+    session.execute(delete(UploadRow).where(UploadRow.id.in_([row.id for row in rows])))
+    for row in rows:
+        folder.remove(row.key)
+
+
+def give_up(session: Session, folder: UploadFolder, older_than_s: float = UNUSED_S_MAX) -> int:
+    """Remove the files that nothing has arrived for in this time, and what belongs to none; return their number."""
+    keys = folder.unused(older_than_s)
+    taken = set(session.scalars(select(UploadRow.key).where(UploadRow.is_taken)))
+    gone = [key for key in keys if key not in taken]
+    for start in range(0, len(gone), 500):
+        session.execute(delete(UploadRow).where(UploadRow.key.in_(gone[start : start + 500])))
+    for key in gone:
+        folder.remove(key)
+    return len(gone)

@@ -1,0 +1,125 @@
+"""Who calls, and what they may do. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Self
+
+from charonia.core.errors import RefusalKind
+
+
+class ProjectRole(IntEnum):
+    """What somebody may do in a project. Each may do what those before it may."""
+
+    VIEWER = 1
+    DEPLOYER = 2
+    ADMIN = 3
+
+
+class NotPermittedError(Exception):
+    """A call that may not be made.
+
+    Attributes:
+        kind: Whether nobody was named, or somebody who may not.
+        message: One sentence.
+    """
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A role that somebody has.
+
+    Attributes:
+        role: The role.
+        project: Name of the project, "" for all.
+        may_run_code: Whether a deployer may use models that hold code.
+    """
+
+    role: ProjectRole
+    project: str = ""
+    may_run_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody who is known.
+
+    Attributes:
+        name: As the audit log has it: "key ci", "Ada Lovelace <ada@example.org>".
+        everywhere: The role in all projects, None for none.
+        roles: Roles by name of the project.
+        may_run_code: Names of the projects in which a deployer may use models that hold code; "*" for all.
+        address: Where the call came from.
+    """
+
+    name: str
+    everywhere: ProjectRole | None = None
+    roles: Mapping[str, ProjectRole] = field(default_factory=dict)
+    may_run_code: frozenset[str] = frozenset()
+    address: str = ""
+
+    @classmethod
+    def of(cls, name: str, grants: Iterable[Grant], address: str = "") -> Self:
+        """Return somebody with these roles."""
+        grants = list(grants)
+        return cls(
+            name,
+            max((grant.role for grant in grants if not grant.project), default=None),
+            {grant.project: grant.role for grant in sorted(grants, key=lambda g: g.role) if grant.project},
+            frozenset(grant.project or "*" for grant in grants if grant.may_run_code),
+            address,
+        )
+
+    def grants(self) -> list[Grant]:
+        """Return the roles, that in all projects first."""
+        code = self.may_run_code
+        everywhere = [] if self.everywhere is None else [Grant(self.everywhere, "", "*" in code)]
+        return everywhere + [Grant(role, project, project in code) for project, role in sorted(self.roles.items())]
+
+    def role(self, project: str) -> ProjectRole | None:
+        """Return the role in a project, None for none."""
+        found = [role for role in (self.everywhere, self.roles.get(project)) if role is not None]
+        return max(found, default=None)
+
+    def demand(self, role: ProjectRole, project: str = "") -> None:
+        """Check that the caller has a role, in a project or everywhere.
+
+        Raises:
+            NotPermittedError: If not.
+        """
+        has = self.role(project) if project else self.everywhere
+        if has is None or has < role:
+            where = f"in project '{project}'" if project else "in all projects"
+            raise NotPermittedError(
+                RefusalKind.FORBIDDEN, f"{self.name}: expected the role {role.name.lower()} {where}"
+            )
+
+    def administered(self) -> frozenset[str] | None:
+        """Return the projects that the caller administers, None for all.
+
+        Raises:
+            NotPermittedError: If there is none.
+        """
+        if self.everywhere is ProjectRole.ADMIN:
+            return None
+        found = frozenset(name for name, role in self.roles.items() if role is ProjectRole.ADMIN)
+        if not found:
+            raise NotPermittedError(RefusalKind.FORBIDDEN, f"{self.name}: expected the role admin in a project")
+        return found
+
+    def demand_code(self, project: str) -> None:
+        """Check that the caller may add and deploy models that hold code.
+
+        Raises:
+            NotPermittedError: If not.
+        """
+        self.demand(ProjectRole.DEPLOYER, project)
+        if self.role(project) is not ProjectRole.ADMIN and not self.may_run_code & {project, "*"}:
+            raise NotPermittedError(
+                RefusalKind.FORBIDDEN, f"{self.name}: may not use models that run code in '{project}'"
+            )

@@ -1,0 +1,91 @@
+"""API keys, for programs."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import NAME_CHARS_MAX, GrantRow, KeyRow, ProjectRow
+from charonia.platform.people import audit
+from charonia.platform.people.access import Grant, Principal
+from charonia.platform.people.grants import demand_all, kept, new_rows
+from charonia.platform.people.secrets import digest_of, new_secret
+
+PREFIX = "charonia_"
+"""What keys begin with, so that programs that look for leaked secrets know them."""
+
+USED_S = 60.0
+"""How exactly the time of last use is kept, in seconds."""
+
+
+def create(
+    session: Session, who: Principal, name: str, grants: Sequence[Grant], *, expires: float = 0.0
+) -> tuple[KeyRow, str]:
+    """Make a key, and return it with the secret, which is not kept.
+
+    Args:
+        session: A transaction.
+        who: Who makes it; they administer every project that it has a role in.
+        name: What it is for.
+        grants: Its roles.
+        expires: When it stops, in seconds since the epoch; 0 for never.
+
+    Raises:
+        NotPermittedError: If the caller may not give these roles.
+        ServingError: INVALID_ARG, NOT_FOUND for a project, ALREADY_EXISTS.
+    """
+    if not 0 < len(name) <= NAME_CHARS_MAX or not name.isprintable():
+        raise invalid(f"name of a key: expected 1 to {NAME_CHARS_MAX} printable characters, got '{name}'")
+    if not grants:
+        raise invalid(f"key '{name}': expected at least one role, got none")
+    if session.scalar(select(KeyRow.id).where(KeyRow.name == name)) is not None:
+        raise ServingError(
+            Code.ALREADY_EXISTS, f"there is a key '{name}' already", hint="revoke it, or choose another name"
+        )
+    secret = new_secret(PREFIX)
+    key = KeyRow(
+        name=name, digest=digest_of(secret), expires=expires, grants=new_rows(session, who, grants), created=now()
+    )
+    session.add(key)
+    session.flush()
+    audit.note(session, who, "key.create", name, {"roles": [audit.role_text(grant) for grant in grants]})
+    return key, secret
+
+
+def visible(session: Session, who: Principal, *, offset: int = 0, limit: int = 100) -> Sequence[KeyRow]:
+    """Return keys by name: those with a role in a project that the caller administers.
+
+    Raises:
+        NotPermittedError: If they administer none.
+    """
+    query = select(KeyRow).order_by(KeyRow.name).offset(offset).limit(limit)
+    projects = who.administered()
+    if projects is not None:
+        query = query.where(KeyRow.grants.any(GrantRow.project.has(ProjectRow.name.in_(projects))))
+    return session.scalars(query).all()
+
+
+def revoke(session: Session, who: Principal, name: str) -> None:
+    """Remove a key; calls with it are refused from now on.
+
+    Raises:
+        NotPermittedError: If the caller does not administer every project that it has a role in.
+        ServingError: NOT_FOUND.
+    """
+    key = session.scalar(select(KeyRow).where(KeyRow.name == name))
+    if key is None:
+        who.administered()
+        raise not_found(f"there is no key '{name}'")
+    demand_all(who, kept(key.grants))
+    session.delete(key)
+    audit.note(session, who, "key.revoke", name)
+
+
+def holder(session: Session, secret: str, address: str) -> tuple[Principal, KeyRow] | None:
+    """Return who has a key, None for one that is unknown or has expired."""
+    key = session.scalar(
+        select(KeyRow).where(KeyRow.digest == digest_of(secret), or_(KeyRow.expires == 0, KeyRow.expires > now()))
+    )
+    return None if key is None else (Principal.of(f"key {key.name}", kept(key.grants), address), key)

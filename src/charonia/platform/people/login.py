@@ -1,0 +1,162 @@
+"""The addresses by which browsers sign in and out."""
+
+import hmac
+import logging
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import SignInRow
+from charonia.platform.people import sessions, users
+from charonia.platform.people.calls import Caller
+from charonia.platform.people.oidc import CALLBACK_PATH, Provider, SentBrowser
+from charonia.platform.people.secrets import digest_of, new_secret
+from charonia.platform.settings import PlatformSettings
+from charonia.platform.state import Here, Platform
+
+LOGIN_PAGE = "/login"
+LINK_PATH = "/login/link"
+SIGN_ON_PATH = "/login/sso"
+
+SIGN_IN_COOKIE = "charonia_sign_in"
+
+SIGN_IN_S = 600.0
+"""Time that somebody has at the provider."""
+
+SIGN_INS_MAX = 1000
+"""Browsers that may be at the provider at the same time."""
+
+_log = logging.getLogger(__name__)
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get(LINK_PATH)
+def use_link(request: Request, platform: Here, token: str = "") -> Response:
+    """Sign in with a link, which works once."""
+    with platform.database.transaction() as session:
+        cookie = sessions.use_link(session, token, _address(request))
+    return _not_signed_in("link") if cookie is None else _signed_in(platform.settings, cookie, "/")
+
+
+@router.get(SIGN_ON_PATH)
+def go_to_provider(platform: Here, next: str = "/") -> Response:
+    """Send a browser to the provider of single sign-on."""
+    sent = SentBrowser(new_secret(), new_secret(), new_secret())
+    try:
+        address = _provider(platform).address(sent)
+        with platform.database.transaction() as session:
+            cookie = _remember(session, sent, local_path(next))
+    except ServingError as error:
+        return _explained(error)
+    response = RedirectResponse(address, 303)
+    response.set_cookie(
+        SIGN_IN_COOKIE,
+        cookie,
+        max_age=int(SIGN_IN_S),
+        path=LOGIN_PAGE,
+        httponly=True,
+        samesite="lax",
+        secure=platform.settings.is_https,
+    )
+    return response
+
+
+@router.get(CALLBACK_PATH)
+def come_back(request: Request, platform: Here, code: str = "", state: str = "") -> Response:
+    """Sign in somebody who comes back from the provider."""
+    try:
+        with platform.database.transaction() as session:
+            row = _recall(session, request.cookies.get(SIGN_IN_COOKIE, ""))
+        if row is None or not hmac.compare_digest(row.state.encode(), state.encode()) or not code:
+            raise invalid("single sign-on: a browser came back that was not sent, or without a code")
+        who = _provider(platform).identity(code, SentBrowser(row.state, row.nonce, row.verifier))
+        with platform.database.transaction() as session:
+            is_admin = bool(who.email) and who.email.lower() in (a.lower() for a in platform.settings.oidc.admins)
+            user = users.signed_in(session, who, is_admin=is_admin)
+            cookie = sessions.begin(session, user, _address(request))
+    except ServingError as error:
+        return _explained(error)
+    response = _signed_in(platform.settings, cookie, row.next)
+    response.delete_cookie(SIGN_IN_COOKIE, path=LOGIN_PAGE)
+    return response
+
+
+@router.post("/logout")
+def sign_out(request: Request, platform: Here, who: Caller) -> Response:
+    """End the session of the browser."""
+    with platform.database.transaction() as session:
+        sessions.end(session, request.cookies.get(sessions.COOKIE, ""))
+    response = RedirectResponse(LOGIN_PAGE, 303)
+    response.delete_cookie(sessions.COOKIE)
+    return response
+
+
+def link(settings: PlatformSettings, secret: str) -> str:
+    """Return the address that signs somebody in."""
+    return f"{settings.url}{LINK_PATH}?token={secret}"
+
+
+def local_path(path: str) -> str:
+    """Return a path on this site, "/" for anything else."""
+    is_local = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
+    return path if is_local else "/"
+
+
+def _remember(session: Session, sent: SentBrowser, next: str) -> str:
+    """Keep with what a browser was sent to the provider, and return its cookie."""
+    session.execute(delete(SignInRow).where(SignInRow.expires <= now()))
+    count = session.scalar(select(func.count()).select_from(SignInRow)) or 0
+    if count >= SIGN_INS_MAX:
+        raise unavailable(f"{count} browsers are signing in, expected fewer than {SIGN_INS_MAX}", hint="try again")
+    cookie = new_secret()
+    session.add(
+        SignInRow(digest=digest_of(cookie), next=next, expires=now() + SIGN_IN_S, created=now(), **sent._asdict())
+    )
+    return cookie
+
+
+def _recall(session: Session, cookie: str) -> SignInRow | None:
+    """Return with what a browser was sent, once, and in time."""
+    row = session.scalar(select(SignInRow).where(SignInRow.digest == digest_of(cookie), SignInRow.expires > now()))
+    if row is not None:
+        session.delete(row)
+    return row
+
+
+def _provider(platform: Platform) -> Provider:
+    if platform.provider is None:
+        raise not_found("this platform has no single sign-on", hint="charonia platform --oidc-issuer sets it up")
+    return platform.provider
+
+
+def _signed_in(settings: PlatformSettings, cookie: str, path: str) -> Response:
+    """Return the response that gives a browser its session, and leads it to a page."""
+    response = RedirectResponse(path, 303)
+    response.set_cookie(
+        sessions.COOKIE,
+        cookie,
+        max_age=int(sessions.SESSION_S),
+        httponly=True,
+        samesite="lax",
+        secure=settings.is_https,
+    )
+    return response
+
+
+def _explained(error: ServingError) -> Response:
+    _log.warning("%s", error)
+    return _not_signed_in("provider" if error.code in (Code.UNAVAILABLE, Code.NOT_FOUND) else "refused")
+
+
+def _not_signed_in(problem: str) -> Response:
+    """Lead a browser to the login page, with a word for what was wrong: `link`, `provider` or `refused`."""
+    return RedirectResponse(f"{LOGIN_PAGE}?problem={problem}", 303)
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""

@@ -1,0 +1,71 @@
+"""Projects: what belongs together, and what roles are given for."""
+
+import re
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import ProjectRow
+from charonia.platform.people import audit
+from charonia.platform.people.access import Principal, ProjectRole
+
+DEFAULT = "default"
+"""The project that exists from the start."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def create(session: Session, who: Principal, name: str) -> ProjectRow:
+    """Add a project.
+
+    Raises:
+        NotPermittedError: If the caller is not an administrator of all projects.
+        ServingError: INVALID_ARG for a name that addresses cannot have; ALREADY_EXISTS.
+    """
+    who.demand(ProjectRole.ADMIN)
+    if not _NAME.fullmatch(name):
+        raise invalid(
+            f"name of a project: expected up to 63 of a-z, 0-9, - and _, with a letter or digit first, got '{name}'"
+        )
+    if _find(session, name) is not None:
+        raise ServingError(Code.ALREADY_EXISTS, f"there is a project '{name}' already")
+    project = ProjectRow(name=name, created=now())
+    session.add(project)
+    session.flush()
+    audit.note(session, who, "project.create", name, project_id=project.id)
+    return project
+
+
+def visible(session: Session, who: Principal, *, offset: int = 0, limit: int = 100) -> Sequence[ProjectRow]:
+    """Return the projects in which the caller has a role, by name."""
+    query = select(ProjectRow).order_by(ProjectRow.name).offset(offset).limit(limit)
+    if who.everywhere is None:
+        query = query.where(ProjectRow.name.in_(who.roles))
+    return session.scalars(query).all()
+
+
+def find(session: Session, who: Principal, name: str, role: ProjectRole = ProjectRole.VIEWER) -> ProjectRow:
+    """Return a project in which the caller has a role.
+
+    Raises:
+        NotPermittedError: If they have not; also where there is no such project, unless they see all.
+        ServingError: NOT_FOUND.
+    """
+    who.demand(role, name)
+    project = _find(session, name)
+    if project is None:
+        raise not_found(f"there is no project '{name}'")
+    return project
+
+
+def ensure_default(session: Session) -> None:
+    """Add the default project if it is missing."""
+    if _find(session, DEFAULT) is None:
+        session.add(ProjectRow(name=DEFAULT, created=now()))
+
+
+def _find(session: Session, name: str) -> ProjectRow | None:
+    return session.scalar(select(ProjectRow).where(ProjectRow.name == name))

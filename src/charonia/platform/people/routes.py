@@ -1,0 +1,237 @@
+"""The API of people: projects, keys, users, the audit log."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from charonia.platform.database.tables import AuditRow, KeyRow, UserRow
+from charonia.platform.people import audit, keys, login, projects, users
+from charonia.platform.people.access import Grant, ProjectRole
+from charonia.platform.people.calls import Caller
+from charonia.platform.people.grants import kept
+from charonia.platform.people.paging import Limit, Offset
+from charonia.platform.state import Here
+
+router = APIRouter(prefix="/api/v1", tags=["people"])
+
+
+class RoleBody(BaseModel):
+    """A role."""
+
+    role: Literal["viewer", "deployer", "admin"]
+    project: str = Field("", description="Name of the project, empty for all.")
+    may_run_code: bool = Field(False, description="Whether a deployer may use models that hold code.")
+
+    def grant(self) -> Grant:
+        """Return it as a record."""
+        return Grant(ProjectRole[self.role.upper()], self.project, self.may_run_code)
+
+    @classmethod
+    def of(cls, grant: Grant) -> "RoleBody":
+        """Return a record as it is shown."""
+        return cls.model_validate(
+            {"role": grant.role.name.lower(), "project": grant.project, "may_run_code": grant.may_run_code}
+        )
+
+
+class ProjectBody(BaseModel):
+    """A project."""
+
+    name: str
+
+
+class KeyRequest(BaseModel):
+    """A key to make."""
+
+    name: str
+    roles: list[RoleBody]
+    expires: float = Field(0.0, description="Seconds since the epoch, 0 for never.")
+
+
+class KeyBody(BaseModel):
+    """A key, without the key itself."""
+
+    name: str
+    roles: list[RoleBody]
+    created: float
+    expires: float
+    used: float = Field(description="About when it was used last; 0 for never.")
+
+    @classmethod
+    def of(cls, key: KeyRow) -> "KeyBody":
+        """Return a row as it is shown."""
+        roles = [RoleBody.of(grant) for grant in kept(key.grants)]
+        return cls(name=key.name, roles=roles, created=key.created, expires=key.expires, used=key.used)
+
+
+class NewKeyBody(KeyBody):
+    """A key that was made."""
+
+    key: str = Field(description="The key. It is shown this once.")
+
+
+class UserRequest(BaseModel):
+    """Somebody who will sign in with links."""
+
+    name: str
+    email: str = ""
+
+
+class UserBody(BaseModel):
+    """A user."""
+
+    id: int
+    name: str
+    email: str
+    issuer: str = Field(description="Who vouches for them: a provider, or `local` for links.")
+    roles: list[RoleBody]
+    created: float
+
+    @classmethod
+    def of(cls, user: UserRow) -> "UserBody":
+        """Return a row as it is shown."""
+        roles = [RoleBody.of(grant) for grant in kept(user.grants)]
+        return cls(id=user.id, name=user.name, email=user.email, issuer=user.issuer, roles=roles, created=user.created)
+
+
+class UserRoleBody(BaseModel):
+    """The role that a user is to have in a project, in place of the one before."""
+
+    role: Literal["none", "viewer", "deployer", "admin"]
+    project: str = Field("", description="Name of the project, empty for all.")
+    may_run_code: bool = False
+
+
+class LinkBody(BaseModel):
+    """A link that signs somebody in, once."""
+
+    url: str
+
+
+class CallerBody(BaseModel):
+    """Who calls."""
+
+    name: str
+    roles: list[RoleBody]
+
+
+class AuditBody(BaseModel):
+    """A change."""
+
+    id: int
+    time: float
+    who: str
+    action: str
+    subject: str
+    project: str
+    detail: dict[str, Any]
+    address: str
+
+    @classmethod
+    def of(cls, row: AuditRow) -> "AuditBody":
+        """Return a row as it is shown."""
+        return cls(
+            id=row.id,
+            time=row.created,
+            who=row.who,
+            action=row.action,
+            subject=row.subject,
+            project=row.project.name if row.project else "",
+            detail=row.detail,
+            address=row.address,
+        )
+
+
+@router.get("/me")
+def me(who: Caller) -> CallerBody:
+    """Say who calls, and what they may do."""
+    return CallerBody(name=who.name, roles=[RoleBody.of(grant) for grant in who.grants()])
+
+
+@router.get("/projects")
+def list_projects(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[ProjectBody]:
+    """List the projects in which the caller has a role."""
+    with platform.database.reading() as session:
+        return [ProjectBody(name=row.name) for row in projects.visible(session, who, offset=offset, limit=limit)]
+
+
+@router.post("/projects", status_code=201)
+def create_project(platform: Here, who: Caller, body: ProjectBody) -> ProjectBody:
+    """Add a project."""
+    with platform.database.transaction() as session:
+        return ProjectBody(name=projects.create(session, who, body.name).name)
+
+
+@router.get("/keys")
+def list_keys(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[KeyBody]:
+    """List API keys: those with a role in a project that the caller administers."""
+    with platform.database.reading() as session:
+        return [KeyBody.of(key) for key in keys.visible(session, who, offset=offset, limit=limit)]
+
+
+@router.post("/keys", status_code=201)
+def create_key(platform: Here, who: Caller, body: KeyRequest) -> NewKeyBody:
+    """Make an API key."""
+    grants = [role.grant() for role in body.roles]
+    with platform.database.transaction() as session:
+        key, secret = keys.create(session, who, body.name, grants, expires=body.expires)
+        return NewKeyBody(key=secret, **KeyBody.of(key).model_dump())
+
+
+@router.delete("/keys/{name}", status_code=204)
+def revoke_key(platform: Here, who: Caller, name: str) -> None:
+    """Remove an API key; calls with it are refused from now on."""
+    with platform.database.transaction() as session:
+        keys.revoke(session, who, name)
+
+
+@router.get("/users")
+def list_users(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[UserBody]:
+    """List the people who can sign in."""
+    with platform.database.reading() as session:
+        return [UserBody.of(user) for user in users.known(session, who, offset=offset, limit=limit)]
+
+
+@router.post("/users", status_code=201)
+def create_user(platform: Here, who: Caller, body: UserRequest) -> UserBody:
+    """Add somebody who signs in with links."""
+    with platform.database.transaction() as session:
+        return UserBody.of(users.create(session, who, body.name, body.email))
+
+
+@router.post("/users/{id}/link", status_code=201)
+def make_link(platform: Here, who: Caller, id: int) -> LinkBody:
+    """Make a link that signs a user in, once, within a day."""
+    with platform.database.transaction() as session:
+        secret = users.link(session, who, id)
+    return LinkBody(url=login.link(platform.settings, secret))
+
+
+@router.put("/users/{id}/role")
+def set_role(platform: Here, who: Caller, id: int, body: UserRoleBody) -> UserBody:
+    """Give a user a role in a project or in all, in place of the one before."""
+    grant = None if body.role == "none" else Grant(ProjectRole[body.role.upper()], body.project, body.may_run_code)
+    with platform.database.transaction() as session:
+        return UserBody.of(users.set_role(session, who, id, body.project, grant))
+
+
+@router.delete("/users/{id}", status_code=204)
+def remove_user(platform: Here, who: Caller, id: int) -> None:
+    """Remove a user and end their sessions."""
+    with platform.database.transaction() as session:
+        users.remove(session, who, id)
+
+
+@router.get("/audit")
+def list_changes(
+    platform: Here,
+    who: Caller,
+    project: str = "",
+    before: Annotated[int, Query(ge=0, description="Only entries with a smaller id; 0 for the newest.")] = 0,
+    limit: Limit = 100,
+) -> list[AuditBody]:
+    """List changes, the newest first."""
+    with platform.database.reading() as session:
+        rows = audit.entries(session, who, project=project, before=before, limit=limit)
+        return [AuditBody.of(row) for row in rows]

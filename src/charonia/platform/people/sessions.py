@@ -1,0 +1,66 @@
+"""Sessions of browsers: begun with a link or through single sign-on, kept as a cookie."""
+
+from typing import NamedTuple
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session, joinedload
+
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import LoginLinkRow, SessionRow, UserRow
+from charonia.platform.people import audit, users
+from charonia.platform.people.access import Principal
+from charonia.platform.people.secrets import digest_of, new_secret
+
+COOKIE = "charonia_session"
+
+SESSION_S = 14 * 24 * 3600.0
+"""Time after which people sign in again."""
+
+
+class Visitor(NamedTuple):
+    """Somebody at a browser.
+
+    Attributes:
+        principal: Who it is.
+        csrf: What their forms must send with a change.
+    """
+
+    principal: Principal
+    csrf: str
+
+
+def begin(session: Session, user: UserRow, address: str) -> str:
+    """Begin a session, and return the value of its cookie."""
+    session.execute(delete(SessionRow).where(SessionRow.expires <= now()))
+    secret = new_secret()
+    session.add(
+        SessionRow(
+            digest=digest_of(secret), user_id=user.id, csrf=new_secret(), expires=now() + SESSION_S, created=now()
+        )
+    )
+    audit.note(session, users.principal(user, address), "session.begin", users.principal(user).name)
+    return secret
+
+
+def use_link(session: Session, secret: str, address: str) -> str | None:
+    """Begin the session that a link allows; return the value of its cookie, None for a link that is none any more."""
+    session.execute(delete(LoginLinkRow).where(LoginLinkRow.expires <= now()))
+    user_id = session.scalar(
+        delete(LoginLinkRow).where(LoginLinkRow.digest == digest_of(secret)).returning(LoginLinkRow.user_id)
+    )
+    return None if user_id is None else begin(session, session.get_one(UserRow, user_id), address)
+
+
+def visitor(session: Session, cookie: str, address: str) -> Visitor | None:
+    """Return who has the cookie of a session, None for one that has ended."""
+    found = session.scalar(
+        select(SessionRow)
+        .options(joinedload(SessionRow.user))
+        .where(SessionRow.digest == digest_of(cookie), SessionRow.expires > now())
+    )
+    return None if found is None else Visitor(users.principal(found.user, address), found.csrf)
+
+
+def end(session: Session, cookie: str) -> None:
+    """End a session."""
+    session.execute(delete(SessionRow).where(SessionRow.digest == digest_of(cookie)))

@@ -1,0 +1,151 @@
+"""People: those who sign in with a link or through single sign-on."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import invalid, not_found
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import NAME_CHARS_MAX, LoginLinkRow, ProjectRow, UserRow
+from charonia.platform.people import audit
+from charonia.platform.people.access import Grant, Principal, ProjectRole
+from charonia.platform.people.grants import kept, new_rows
+from charonia.platform.people.oidc import Identity
+from charonia.platform.people.secrets import digest_of, new_secret
+
+LOCAL = "local"
+"""Issuer of those who sign in with links."""
+
+OWNER = "owner"
+"""Subject of the owner of this machine."""
+
+LINK_S = 24 * 3600.0
+"""Time in which a link must be used."""
+
+
+def principal(user: UserRow, address: str = "") -> Principal:
+    """Return a user with their roles, as the audit log names them."""
+    name = f"{user.name} <{user.email}>" if user.email else user.name
+    return Principal.of(name[:NAME_CHARS_MAX], kept(user.grants), address)
+
+
+def owner(session: Session) -> UserRow:
+    """Return the owner of this machine, who administers everything; added if missing."""
+    user = _find(session, LOCAL, OWNER) or _new(session, LOCAL, OWNER, "owner", "")
+    _let_administer(session, user)
+    return user
+
+
+def create(session: Session, who: Principal, name: str, email: str = "") -> UserRow:
+    """Add somebody who signs in with links.
+
+    Raises:
+        NotPermittedError: If the caller does not administer all projects.
+        ServingError: INVALID_ARG.
+    """
+    who.demand(ProjectRole.ADMIN)
+    if not 0 < len(name.strip()) <= NAME_CHARS_MAX or not name.isprintable():
+        raise invalid(f"name of a user: expected 1 to {NAME_CHARS_MAX} printable characters, got '{name}'")
+    user = _new(session, LOCAL, new_secret(), name.strip(), email)
+    audit.note(session, who, "user.create", principal(user).name)
+    return user
+
+
+def known(session: Session, who: Principal, *, offset: int = 0, limit: int = 100) -> Sequence[UserRow]:
+    """Return users by name.
+
+    Raises:
+        NotPermittedError: If the caller administers no project.
+    """
+    who.administered()
+    return session.scalars(select(UserRow).order_by(UserRow.name, UserRow.id).offset(offset).limit(limit)).all()
+
+
+def link(session: Session, who: Principal, user_id: int) -> str:
+    """Return the secret of a link that signs a user in, once, within `LINK_S`.
+
+    Raises:
+        NotPermittedError: If the caller does not administer all projects.
+        ServingError: NOT_FOUND.
+    """
+    who.demand(ProjectRole.ADMIN)
+    user = _get(session, user_id)
+    audit.note(session, who, "user.link", principal(user).name)
+    return new_link(session, user)
+
+
+def new_link(session: Session, user: UserRow) -> str:
+    """Return the secret of a link that signs a user in."""
+    secret = new_secret()
+    session.add(LoginLinkRow(digest=digest_of(secret), user_id=user.id, expires=now() + LINK_S, created=now()))
+    return secret
+
+
+def set_role(session: Session, who: Principal, user_id: int, project: str, grant: Grant | None) -> UserRow:
+    """Give a user a role in a project, in place of the one that they have; None takes it.
+
+    Args:
+        session: A transaction.
+        who: Who does it.
+        user_id: The user.
+        project: The project, "" for all.
+        grant: The role.
+
+    Raises:
+        NotPermittedError: If the caller does not administer the project.
+        ServingError: NOT_FOUND.
+    """
+    who.demand(ProjectRole.ADMIN, project)
+    user = _get(session, user_id)
+    user.grants = [row for row in user.grants if (row.project.name if row.project else "") != project]
+    user.grants += new_rows(session, who, [grant] if grant else [])
+    detail = {"project": project or "*", "role": audit.role_text(grant) if grant else "none"}
+    project_id = session.scalar(select(ProjectRow.id).where(ProjectRow.name == project)) if project else None
+    audit.note(session, who, "user.role", principal(user).name, detail, project_id=project_id)
+    return user
+
+
+def remove(session: Session, who: Principal, user_id: int) -> None:
+    """Remove a user, with their sessions.
+
+    Raises:
+        NotPermittedError: If the caller does not administer all projects.
+        ServingError: NOT_FOUND.
+    """
+    who.demand(ProjectRole.ADMIN)
+    user = _get(session, user_id)
+    audit.note(session, who, "user.remove", principal(user).name)
+    session.delete(user)
+
+
+def signed_in(session: Session, who: Identity, *, is_admin: bool) -> UserRow:
+    """Return the user whom a provider has named, added if new; with the role of an administrator if they are one."""
+    user = _find(session, who.issuer, who.subject) or _new(session, who.issuer, who.subject, who.name, who.email)
+    user.name, user.email = who.name[:NAME_CHARS_MAX], who.email
+    if is_admin:
+        _let_administer(session, user)
+    return user
+
+
+def _let_administer(session: Session, user: UserRow) -> None:
+    if principal(user).everywhere is not ProjectRole.ADMIN:
+        user.grants = new_rows(session, Principal("platform", everywhere=ProjectRole.ADMIN), [Grant(ProjectRole.ADMIN)])
+
+
+def _new(session: Session, issuer: str, subject: str, name: str, email: str) -> UserRow:
+    user = UserRow(issuer=issuer, subject=subject, name=name[:NAME_CHARS_MAX], email=email, grants=[], created=now())
+    session.add(user)
+    session.flush()
+    return user
+
+
+def _find(session: Session, issuer: str, subject: str) -> UserRow | None:
+    return session.scalar(select(UserRow).where(UserRow.issuer == issuer, UserRow.subject == subject))
+
+
+def _get(session: Session, user_id: int) -> UserRow:
+    user = session.get(UserRow, user_id)
+    if user is None:
+        raise not_found(f"there is no user {user_id}")
+    return user

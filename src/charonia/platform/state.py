@@ -1,0 +1,50 @@
+"""What a running platform consists of, for those who handle its calls."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from charonia.platform.artifacts.store import ArtifactStore
+from charonia.platform.artifacts.uploads import UploadFolder
+from charonia.platform.database.connection import Database
+from charonia.platform.deployments.service import Deployments
+from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.people.oidc import Provider
+from charonia.platform.settings import PlatformSettings
+from charonia.platform.tasks.runner import TaskRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A running platform. The application has it as `app.state.platform`.
+
+    Attributes:
+        settings: What it was told.
+        database: Its tables.
+        tasks: What runs its tasks.
+        artifacts: The files of versions.
+        uploads: Files that are being sent.
+        workloads: Makes what targets run.
+        deployments: The deployments.
+        provider: Of single sign-on, None for none.
+    """
+
+    settings: PlatformSettings
+    database: Database
+    tasks: TaskRunner
+    artifacts: ArtifactStore
+    uploads: UploadFolder
+    workloads: Workloads
+    deployments: Deployments
+    provider: Provider | None = None
+
+
+def _platform(request: Request) -> Platform:
+    platform = request.app.state.platform
+    assert isinstance(platform, Platform)
+    return platform
+
+
+Here = Annotated[Platform, Depends(_platform)]
+"""The platform, as a parameter of a route."""

@@ -1,0 +1,1 @@
+"""Where deployments run, behind one protocol."""

@@ -1,0 +1,230 @@
+"""The folder of a deployment on this machine: what is kept of it there, and its processes.
+
+ports.json     ports of HTTP, gRPC and metrics, for as long as the deployment exists
+lock           held by the server as long as it lives, whoever has started it
+pid            number of its process, which it writes itself
+applying.json  the revision that is brought about
+serving.json   the revision that answers
+stopping       the server was told to end
+keys           API keys, with that of the platform, which is in `platform.key`
+log            what the server says
+rev-N/         a revision: its repository, its interpreter, the steps of its upgrade
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from charonia.core.errors import unavailable
+
+LOG_BYTES_MAX = 32 * 2**20
+"""A log that is longer is cut; what is cut off stays as `log.1` until it happens again."""
+
+PRIVATE_MODE = 0o600
+
+
+class DeploymentFolder:
+    """The folder of a deployment.
+
+    Args:
+        path: Where it is, or will be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.keys = path / "keys"
+        self.platform_key = path / "platform.key"
+        self.log = path / "log"
+        self._pid = path / "pid"
+        self._stopping = path / "stopping"
+
+    def revision(self, number: int) -> Path:
+        """Return the folder of a revision."""
+        return self.path / f"rev-{number}"
+
+    def revisions(self) -> Iterator[tuple[int, Path]]:
+        """Yield the revisions that have a folder."""
+        for path in self.path.glob("rev-*"):
+            if path.name[4:].isdecimal():
+                yield int(path.name[4:]), path
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return what was written under a name, {} for nothing."""
+        try:
+            found = json.loads((self.path / f"{name}.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def write(self, name: str, **values: Any) -> None:
+        """Write values under a name, in one step."""
+        write_whole(self.path / f"{name}.json", json.dumps(values))
+
+    def forget(self, *names: str) -> None:
+        """Remove what was written under names."""
+        for name in names:
+            (self.path / f"{name}.json").unlink(missing_ok=True)
+
+    def is_running(self) -> bool:
+        """Return whether the server lives."""
+        return is_locked(self.path / "lock")
+
+    def pid(self) -> int:
+        """Return the number of the server's process, 0 if it has not written it yet."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int(self._pid.read_text())
+        return 0
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the server, if it lives."""
+        pid = self.pid()
+        if pid and self.is_running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def start(self, command: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        """Start the server, which survives this process.
+
+        Raises:
+            ServingError: UNAVAILABLE while another one lives.
+        """
+        with _held(self.path / "lock") as lock, self.log.open("ab") as log:
+            self._pid.unlink(missing_ok=True)
+            self._stopping.unlink(missing_ok=True)
+            # The process writes its number itself: nothing is lost if this one ends right here.
+            script = 'echo $$ > "$0.new" && mv "$0.new" "$0" && exec "$@"'
+            return subprocess.Popen(
+                ["/bin/sh", "-c", script, str(self._pid), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.path,
+                pass_fds=[lock.fileno()],
+                start_new_session=True,
+            )
+
+    def stopping_since(self) -> float:
+        """Return when the server was told to end, in seconds since the epoch; 0.0 if it was not."""
+        try:
+            return self._stopping.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def note_stopping(self) -> None:
+        """Write down that the server is told to end."""
+        self._stopping.touch()
+
+    def cut_log(self) -> None:
+        """Keep the log within its limit. The server appends to it, and goes on at its new end."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.log.stat().st_size > LOG_BYTES_MAX:
+                shutil.copyfile(self.log, self.log.with_suffix(".1"))
+                os.truncate(self.log, 0)
+
+    def tidy(self, *kept: int) -> None:
+        """Remove the folders of all revisions but these."""
+        for number, path in self.revisions():
+            if number not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class Steps:
+    """A command about a revision that goes on without this process: `steps` has its output, `exit` its status.
+
+    Args:
+        folder: The folder of the revision.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._output = folder / "steps"
+        self._exit = folder / "exit"
+
+    def start(self, command: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        """Begin.
+
+        Raises:
+            ServingError: UNAVAILABLE while it is under way.
+        """
+        self._exit.unlink(missing_ok=True)
+        with _held(self._output) as output:
+            output.truncate(0)
+            script = '"$@"; echo $? > "$0.new"; mv "$0.new" "$0"'
+            return subprocess.Popen(
+                ["/bin/sh", "-c", script, str(self._exit), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def text(self) -> str:
+        """Return what it has said."""
+        try:
+            return self._output.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def status(self) -> int | None:
+        """Return its exit status, None while it is under way; 1 if it was killed."""
+        is_over = not is_locked(self._output)  # looked at first: the status is written while it is locked
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int(self._exit.read_text())
+        return 1 if is_over else None
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file in one step, so that nobody sees a part of it."""
+    new = path.with_name(f".{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds a file."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def tail(path: Path, lines: int, bytes_max: int = 2**20) -> str:
+    """Return the last lines of a file, "" where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - bytes_max))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "".join(text.splitlines(keepends=True)[-lines:])
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that is locked until it, and all that a process has inherited of it, is closed.
+
+    Raises:
+        ServingError: UNAVAILABLE while somebody else holds it.
+    """
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise unavailable(f"'{path}' is held by another process", hint="wait until it has ended") from None
+        yield file

@@ -1,0 +1,37 @@
+"""Ports of this machine that nobody has."""
+
+import socket
+from collections.abc import Container
+
+HOST = "127.0.0.1"
+
+
+class FreePorts:
+    """Looks for free ports in a row.
+
+    Args:
+        ports: First and last port.
+        count: How many in a row.
+    """
+
+    def __init__(self, ports: tuple[int, int], count: int) -> None:
+        self.first, self.last = ports
+        self._count = count
+
+    def find(self, taken: Container[int]) -> list[int]:
+        """Return ports in a row that nobody listens on, without those that are taken; none if there are not enough."""
+        for first in range(self.first, self.last - self._count + 2, self._count):
+            ports = list(range(first, first + self._count))
+            if not any(port in taken for port in ports) and all(map(_is_free, ports)):
+                return ports
+        return []
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((HOST, port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""Work that takes long: it has progress, a log, and can be cancelled."""

@@ -1,0 +1,74 @@
+"""Adds, lists and cancels tasks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, joinedload
+
+from charonia.core.errors import not_found, unavailable
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import ProjectRow, TaskRow
+from charonia.platform.tasks.runner import WAITING_MAX
+
+
+def add(
+    session: Session, kind: str, project_id: int, subject: str, arguments: Mapping[str, Any], author: str = ""
+) -> TaskRow:
+    """Add a task; call `TaskRunner.wake` after the transaction.
+
+    Raises:
+        ServingError: UNAVAILABLE when too many wait.
+    """
+    waiting = session.scalar(select(func.count()).select_from(TaskRow).where(TaskRow.state == "waiting")) or 0
+    if waiting >= WAITING_MAX:
+        raise unavailable(
+            f"{waiting} tasks wait already, expected fewer than {WAITING_MAX}", hint="cancel some of them"
+        )
+    task = TaskRow(
+        kind=kind,
+        project_id=project_id,
+        subject=subject,
+        arguments=dict(arguments),
+        state="waiting",
+        author=author,
+        created=now(),
+    )
+    session.add(task)
+    session.flush()
+    return task
+
+
+def page(
+    session: Session, project: ProjectRow, *, kind: str = "", before: int = 0, limit: int = 100
+) -> Sequence[TaskRow]:
+    """Return the tasks of a project, the newest first.
+
+    Args:
+        session: A session.
+        project: The project.
+        kind: Only those of a kind, "" for all.
+        before: Only those with a smaller number, 0 for all.
+        limit: How many.
+    """
+    query = select(TaskRow).where(TaskRow.project_id == project.id).options(joinedload(TaskRow.project))
+    if kind:
+        query = query.where(TaskRow.kind == kind)
+    if before:
+        query = query.where(TaskRow.id < before)
+    return session.scalars(query.order_by(TaskRow.id.desc()).limit(limit)).all()
+
+
+def cancel(session: Session, task_id: int) -> TaskRow:
+    """Cancel a task: at once if it waits, as soon as it notices if it runs.
+
+    Raises:
+        ServingError: NOT_FOUND if there is none of that number.
+    """
+    task = session.get(TaskRow, task_id)
+    if task is None:
+        raise not_found(f"there is no task {task_id}")
+    if task.state == "waiting":
+        task.state, task.ended, task.reason = "cancelled", now(), "it was cancelled"
+    task.is_cancelled = True
+    return task

@@ -1,0 +1,142 @@
+"""The API of tasks: what they do, their logs and what they leave, and how they are cancelled."""
+
+import mimetypes
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import FileResponse, StreamingResponse
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import not_found
+from charonia.platform.database.tables import TaskRow
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.people.calls import Caller
+from charonia.platform.people.paging import Limit
+from charonia.platform.state import Here, Platform
+from charonia.platform.tasks import queue
+
+LOG_PIECE_BYTES = 256 * 1024
+"""Most of a log in one answer."""
+
+REPORT_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+)
+"""A report is one file with its script. It may run that, and reach nothing: neither the network nor the session."""
+
+router = APIRouter(prefix="/api/v1", tags=["tasks"])
+
+
+class TaskBody(BaseModel):
+    """A task."""
+
+    id: int
+    kind: str
+    project: str
+    subject: str = Field(description="What it is about: an environment, MODEL/VERSION, a deployment.")
+    state: str = Field(description="`waiting`, `running`, `done`, `failed` or `cancelled`.")
+    progress: float = Field(description="From 0 to 1.")
+    doing: str
+    reason: str = Field(description="Why it has failed.")
+    result: dict[str, Any]
+    author: str
+    created: float
+    started: float = Field(description="0 before that, as `ended`.")
+    ended: float
+    files: list[str] = Field(description="What it has left; only of a single task.")
+
+    @classmethod
+    def of(cls, row: TaskRow, files: list[str] | None = None) -> "TaskBody":
+        """Return a row as it is shown."""
+        named = {name: getattr(row, name) for name in cls.model_fields if name not in ("project", "files")}
+        return cls(project=row.project.name, files=files or [], **named)
+
+
+@router.get("/projects/{project}/tasks")
+def list_tasks(
+    platform: Here,
+    who: Caller,
+    project: str,
+    kind: Annotated[str, Query(description="Only those of a kind.")] = "",
+    before: Annotated[int, Query(ge=0, description="Only those with a smaller number; 0 for all.")] = 0,
+    limit: Limit = 100,
+) -> list[TaskBody]:
+    """List the tasks of a project, the newest first."""
+    with platform.database.reading() as session:
+        owner = projects.find(session, who, project)
+        return [TaskBody.of(row) for row in queue.page(session, owner, kind=kind, before=before, limit=limit)]
+
+
+@router.get("/tasks/{number}")
+def get_task(platform: Here, who: Caller, number: int) -> TaskBody:
+    """Return a task."""
+    with platform.database.reading() as session:
+        row = _visible(session, who, number)
+        return TaskBody.of(row, _files(platform, number))
+
+
+@router.get("/tasks/{number}/log")
+def get_log(
+    platform: Here,
+    who: Caller,
+    number: int,
+    offset: Annotated[int, Query(ge=0, description="Bytes that the caller has already.")] = 0,
+) -> StreamingResponse:
+    """Return the log of a task from an offset on; the header X-Log-Offset says where the next piece begins."""
+    with platform.database.reading() as session:
+        _visible(session, who, number)
+    piece = log_piece(platform, number, offset)
+    headers = {"X-Log-Offset": str(offset + len(piece)), "Cache-Control": "no-store"}
+    return StreamingResponse(iter([piece]), headers=headers, media_type="text/plain; charset=utf-8")
+
+
+@router.post("/tasks/{number}/cancel")
+def cancel_task(platform: Here, who: Caller, number: int) -> TaskBody:
+    """Cancel a task: at once if it waits, as soon as it notices if it runs."""
+    with platform.database.transaction() as session:
+        row = _visible(session, who, number, ProjectRole.DEPLOYER)
+        queue.cancel(session, number)
+        audit.note(session, who, "task.cancel", f"{row.kind} {row.subject}", project_id=row.project_id)
+        return TaskBody.of(row)
+
+
+@router.get("/tasks/{number}/files/{name}")
+def get_file(platform: Here, who: Caller, number: int, name: str) -> FileResponse:
+    """Return a file that a task has left, such as a report."""
+    with platform.database.reading() as session:
+        _visible(session, who, number)
+    if name not in _files(platform, number):
+        raise not_found(f"task {number} has left no file '{name}'")
+    headers = {"Content-Security-Policy": REPORT_POLICY, "Cache-Control": "no-store"}
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    return FileResponse(platform.tasks.folder(number) / name, headers=headers, media_type=kind)
+
+
+def log_piece(platform: Platform, number: int, offset: int) -> bytes:
+    """Return a piece of the log of a task, from an offset on."""
+    path = platform.tasks.folder(number) / "log"
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(LOG_PIECE_BYTES)
+
+
+def _visible(session: Session, who: Principal, number: int, role: ProjectRole = ProjectRole.VIEWER) -> TaskRow:
+    row = session.get(TaskRow, number)
+    if row is None or who.role(row.project.name) is None:
+        raise not_found(f"there is no task {number}")
+    who.demand(role, row.project.name)
+    return row
+
+
+def _files(platform: Platform, number: int) -> list[str]:
+    def found() -> Iterator[str]:
+        folder = platform.tasks.folder(number)
+        for path in folder.iterdir() if folder.exists() else ():
+            if path.is_file() and path.name != "log":
+                yield path.name
+
+    return sorted(found())

@@ -1,0 +1,270 @@
+"""Runs tasks, a few at a time: each in a thread, with commands in processes of their own.
+
+A task that was running when the platform ended runs again, so what it does must be repeatable.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select, update
+
+from charonia.core.errors import ServingError, internal
+from charonia.platform.database.connection import Database, now
+from charonia.platform.database.tables import TaskRow
+
+_log = logging.getLogger(__name__)
+
+TASKS_MAX = 2
+"""Tasks that run at the same time."""
+
+WAITING_MAX = 1000
+"""Tasks that may wait; more are refused."""
+
+ATTEMPTS_MAX = 3
+"""How often a task is begun that was running whenever the platform ended."""
+
+LOG_BYTES_MAX = 16 * 2**20
+"""What is kept of a task's log."""
+
+LOOK_S = 0.2
+"""Pause between two looks for a cancellation."""
+
+END_S_MAX = 5.0
+"""Time that a command has to end after SIGTERM."""
+
+
+class CancelledTaskError(Exception):
+    """Somebody has cancelled the task."""
+
+
+class TaskRun:
+    """A task, as its handler sees it.
+
+    Attributes:
+        id: Its number.
+        project_id: Its project.
+        subject: What it is about.
+        arguments: What it was given.
+        folder: For what it leaves: its log, reports.
+    """
+
+    def __init__(self, database: Database, task: TaskRow, folder: Path, closing: threading.Event) -> None:
+        self.id = task.id
+        self.project_id = task.project_id
+        self.subject = task.subject
+        self.arguments: Mapping[str, Any] = task.arguments
+        self.folder = folder
+        self._database = database
+        self._closing = closing
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def log(self, text: str) -> None:
+        """Add lines to its log."""
+        path = self.folder / "log"
+        if not path.exists() or path.stat().st_size < LOG_BYTES_MAX:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text.rstrip("\n") + "\n")
+
+    def progress(self, done: float, doing: str) -> None:
+        """Say how far it is, from 0 to 1, and what it does now.
+
+        Raises:
+            CancelledTaskError: If somebody has cancelled it.
+        """
+        with self._database.transaction() as session:
+            task = session.get_one(TaskRow, self.id)
+            task.progress, task.doing = done, doing
+            is_cancelled = task.is_cancelled
+        if is_cancelled or self._closing.is_set():
+            raise CancelledTaskError
+
+    def check(self) -> None:
+        """Raise `CancelledTaskError` if somebody has cancelled it, or the platform ends."""
+        if self._closing.is_set():
+            raise CancelledTaskError
+        with self._database.reading() as session:
+            if session.scalar(select(TaskRow.is_cancelled).where(TaskRow.id == self.id)):
+                raise CancelledTaskError
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> int:
+        """Run a command with its output in the log, and return its exit status.
+
+        Args:
+            command: Program and arguments.
+            timeout_s: After this it is ended.
+            environment: Its environment variables; those of the platform by default.
+            on_line: Called with each line of its output.
+
+        Raises:
+            CancelledTaskError: If somebody has cancelled the task; the command has ended then.
+            ServingError: INTERNAL if it took too long.
+        """
+        started = now()
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=None if environment is None else dict(environment),
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        ) as process:
+            reader = threading.Thread(target=self._read, args=(process, on_line), daemon=True)
+            reader.start()
+            try:
+                while True:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        status = process.wait(LOOK_S)
+                        break
+                    self.check()
+                    if now() - started > timeout_s:
+                        raise internal(f"'{command[0]}' has not ended after {timeout_s:.0f} s")
+            finally:
+                _end(process)
+                reader.join()
+        return status
+
+    def _read(self, process: subprocess.Popen[str], on_line: Callable[[str], None] | None) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.log(line)
+            if on_line is not None:
+                on_line(line.rstrip("\n"))
+
+
+Handler = Callable[[TaskRun], Mapping[str, Any]]
+"""Does the work of a task and returns its result; raises ServingError with the reason when it fails."""
+
+
+class TaskRunner:
+    """Runs the tasks of a platform.
+
+    Args:
+        database: Where they are.
+        folder: For logs and reports, a folder for each task.
+        handlers: Who does a kind of task.
+    """
+
+    def __init__(self, database: Database, folder: Path, handlers: Mapping[str, Handler]) -> None:
+        self._database = database
+        self._folder = folder
+        self._handlers = handlers
+        self._wake = threading.Condition()
+        self._closing = threading.Event()
+        self._threads = [threading.Thread(target=self._work, name=f"task-{n}", daemon=True) for n in range(TASKS_MAX)]
+
+    def start(self) -> None:
+        """Take up what was running when the platform ended, and begin."""
+        with self._database.transaction() as session:
+            session.execute(
+                update(TaskRow)
+                .where(TaskRow.state == "running", TaskRow.attempts >= ATTEMPTS_MAX)
+                .values(state="failed", reason="the platform ended each time while it ran", ended=now())
+            )
+            session.execute(update(TaskRow).where(TaskRow.state == "running").values(state="waiting"))
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop; commands that run are ended, and their tasks run again when the platform is back."""
+        self._closing.set()
+        with self._wake:
+            self._wake.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(2 * END_S_MAX)
+
+    def wake(self) -> None:
+        """Say that there is a new task."""
+        with self._wake:
+            self._wake.notify()
+
+    def folder(self, task_id: int) -> Path:
+        """Return where a task leaves its log and its reports."""
+        return self._folder / str(task_id)
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            run: TaskRun | None = None
+            handler: Handler = _no_handler
+            try:
+                run, handler = self._claim()
+            except ServingError as error:
+                _log.error("tasks: %s", error)
+            if run is None:
+                with self._wake:
+                    self._wake.wait(1.0)
+            else:
+                self._carry_out(run, handler)
+
+    def _claim(self) -> tuple[TaskRun | None, Handler]:
+        with self._database.transaction() as session:
+            task = session.scalar(
+                select(TaskRow)
+                .where(TaskRow.state == "waiting")
+                .order_by(TaskRow.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            if task is None:
+                return None, _no_handler
+            task.state, task.started, task.attempts = "running", now(), task.attempts + 1
+            return (
+                TaskRun(self._database, task, self.folder(task.id), self._closing),
+                self._handlers.get(task.kind, _no_handler),
+            )
+
+    def _carry_out(self, run: TaskRun, handler: Handler) -> None:
+        state, reason, result = "done", "", dict[str, Any]()
+        try:
+            run.check()
+            result = dict(handler(run))
+        except CancelledTaskError:
+            state, reason = "cancelled", "it was cancelled"
+        except ServingError as error:
+            state, reason = "failed", str(error)
+        except Exception as error:
+            _log.exception("task %d failed", run.id)
+            state, reason = "failed", f"{type(error).__name__}: {error}"
+        if reason:
+            run.log(reason)
+        if self._closing.is_set() and state != "done":
+            return
+        with self._database.transaction() as session:
+            task = session.get_one(TaskRow, run.id)
+            task.state, task.reason, task.result, task.ended = state, reason, result, now()
+            if state == "done":
+                task.progress, task.doing = 1.0, ""
+
+
+def _no_handler(run: TaskRun) -> Mapping[str, Any]:
+    raise internal(f"nobody does the task {run.id} about '{run.subject}'")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command with all processes that it has started."""
+    if process.poll() is None:
+        _signal(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S_MAX)
+    _signal(process, signal.SIGKILL)
+
+
+def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

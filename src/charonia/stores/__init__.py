@@ -1,0 +1,1 @@
+"""Object stores: their addresses, credentials, and how they are read."""

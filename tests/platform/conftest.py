@@ -1,0 +1,78 @@
+"""A platform on SQLite in a folder of its own, without a socket; and databases, where they matter."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+from tests.support.postgresql import find_programs, postgresql
+
+from charonia.platform.app import make_app
+from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import PlatformTable
+from charonia.platform.people import local
+from charonia.platform.settings import PlatformSettings
+from charonia.platform.state import Platform
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[FastAPI]:
+    app = make_app(PlatformSettings(tmp_path))
+    yield app
+    app.state.platform.database.close()
+
+
+@pytest.fixture
+def platform(app: FastAPI) -> Platform:
+    found = app.state.platform
+    assert isinstance(found, Platform)
+    return found
+
+
+@pytest.fixture
+def link(platform: Platform) -> str:
+    """The secret of a link that signs the owner in."""
+    with platform.database.transaction() as session:
+        return local.prepare(session, platform.settings.data)
+
+
+@pytest.fixture
+def anybody(app: FastAPI) -> Iterator[TestClient]:
+    """A client without a key."""
+    with TestClient(app, base_url="http://127.0.0.1:8080", follow_redirects=False) as client:
+        yield client
+
+
+@pytest.fixture
+def admin(anybody: TestClient, link: str, platform: Platform) -> TestClient:
+    """A client with the owner's key."""
+    key = (platform.settings.data / "owner.key").read_text().strip()
+    anybody.headers["Authorization"] = f"Bearer {key}"
+    return anybody
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    with postgresql(programs) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """An empty database with all tables, of each kind."""
+    if request.param == "sqlite":
+        made = Database(f"sqlite:///{tmp_path / 'platform.sqlite'}")
+    else:
+        made = Database(request.getfixturevalue("postgresql_url"))
+    made.migrate()
+    yield made
+    if request.param == "postgresql":
+        with made.engine.begin() as connection:
+            PlatformTable.metadata.drop_all(connection)
+            connection.execute(text("DROP TABLE alembic_version"))
+    made.close()

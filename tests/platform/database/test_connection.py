@@ -1,0 +1,130 @@
+"""Migrations and transactions, on SQLite and PostgreSQL."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from charonia.core.errors import Code, ServingError
+from charonia.platform.database import connection as module
+from charonia.platform.database.connection import Database, now
+from charonia.platform.database.tables import KeyRow, PlatformTable, ProjectRow
+
+
+def add_project(database: Database, name: str) -> None:
+    with database.transaction() as session:
+        session.add(ProjectRow(name=name, created=now()))
+
+
+def test_migrations_make_the_tables_that_the_code_has(database: Database) -> None:
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+
+        assert compare_metadata(context, PlatformTable.metadata) == []
+
+
+def test_migrating_again_changes_nothing(database: Database) -> None:
+    add_project(database, "a")
+
+    database.migrate()
+
+    with database.reading() as session:
+        assert session.query(ProjectRow.name).filter_by(name="a").all() == [("a",)]
+
+
+def test_what_fails_in_the_middle_leaves_nothing(database: Database) -> None:
+    def fail() -> None:
+        with database.transaction() as session:
+            session.add(ProjectRow(name="b", created=now()))
+            session.flush()
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError):
+        fail()
+
+    with database.reading() as session:
+        assert session.query(ProjectRow).filter_by(name="b").count() == 0
+
+
+def test_a_name_that_is_taken_is_a_conflict(database: Database) -> None:
+    add_project(database, "a")
+
+    with pytest.raises(ServingError) as raised:
+        add_project(database, "a")
+
+    assert raised.value.code is Code.ALREADY_EXISTS
+
+
+def test_many_writers_wait_for_each_other(database: Database) -> None:
+    with database.transaction() as session:
+        session.add(KeyRow(name="k", digest="d", created=now(), used=0.0))
+
+    def count(_: int) -> None:
+        with database.transaction() as session:
+            row = session.query(KeyRow).with_for_update().one()
+            time.sleep(0.002)  # what another one could come in between
+            row.used += 1
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(count, range(40)))
+
+    with database.reading() as session:
+        assert session.query(KeyRow).one().used == 40
+
+
+def test_readers_do_not_wait_for_a_writer(database: Database) -> None:
+    add_project(database, "a")
+    with database.transaction() as session:
+        session.add(ProjectRow(name="b", created=now()))
+        session.flush()
+
+        with database.reading() as other:
+            names = {name for (name,) in other.query(ProjectRow.name)}
+
+    assert "a" in names
+    assert "b" not in names
+
+
+def test_a_database_that_stays_locked_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOCK_WAIT_S", 0.1)
+    database = Database(f"sqlite:///{tmp_path / 'platform.sqlite'}")
+    database.migrate()
+    locked, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with database.transaction() as session:
+            session.add(ProjectRow(name="b", created=now()))
+            session.flush()
+            locked.set()
+            done.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    locked.wait(10)
+    with pytest.raises(ServingError) as raised:
+        add_project(database, "a")
+    done.set()
+    holder.join()
+
+    assert raised.value.code is Code.UNAVAILABLE
+    add_project(database, "a")
+    database.close()
+
+
+def test_a_database_that_is_away_is_unavailable() -> None:
+    database = Database("postgresql://postgres@127.0.0.1:9/postgres")
+
+    with pytest.raises(ServingError) as raised:
+        database.migrate()
+
+    assert raised.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize("url", ["no address", "oracle9://host/name"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ServingError, match="--database: "):
+        Database(url)

@@ -1,0 +1,162 @@
+"""Deployments as people change them, over a target of records."""
+
+import pytest
+from tests.platform.deployments.conftest import ADA, Stage
+
+from charonia.core.errors import Code, ServingError
+from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
+
+from tests.support.platform_models import add_version  # isort: skip
+
+
+def test_a_deployment_is_created_and_gets_ready(stage: Stage) -> None:
+    plan = stage.deployments.changes.create(ADA, "default", stage.spec())
+    stage.pass_s(3)
+
+    view = stage.deployments.reads.get(ADA, "default", "reader")
+    assert plan.revision == 1
+    assert plan.is_new
+    assert (view.state, view.serving, view.wanted) == ("ready", 1, 1)
+    assert view.spec["models"][0]["versions"] == [3]
+    assert stage.target.applied[0].models[0].digests.keys() == {3}
+
+
+def test_the_second_of_two_who_change_the_same_revision_gets_a_conflict(stage: Stage) -> None:
+    stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
+
+    stage.deployments.changes.change(ADA, "default", stage.spec(versions=[2]), revision=1)
+    with pytest.raises(ServingError, match="has revision 2, expected 1: somebody else has changed it") as caught:
+        stage.deployments.changes.change(ADA, "default", stage.spec(versions=[3]), revision=1)
+
+    assert caught.value.code is Code.ALREADY_EXISTS
+    assert stage.deployments.reads.get(ADA, "default", "reader").spec["models"][0]["versions"] == [2]
+
+
+def test_a_revision_that_fails_leaves_the_one_before(stage: Stage) -> None:
+    stage.target.broken[2] = "model 'echo' cannot be loaded: no such file"
+    stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
+    stage.pass_s(3)
+
+    stage.deployments.changes.change(ADA, "default", stage.spec(versions=[2]))
+    stage.pass_s(5)
+
+    view = stage.deployments.reads.get(ADA, "default", "reader")
+    assert (view.state, view.serving, view.wanted, view.revision) == ("ready", 1, 1, 2)
+    assert (view.latest_state, view.latest_reason) == ("failed", "model 'echo' cannot be loaded: no such file")
+
+
+def test_the_same_specification_again_changes_nothing(stage: Stage) -> None:
+    stage.deployments.changes.create(ADA, "default", stage.spec())
+    stage.pass_s(3)
+
+    plan = stage.deployments.changes.change(ADA, "default", stage.spec())
+    stage.pass_s(3)
+
+    assert plan.changes == []
+    assert plan.revision == 1
+    assert len(stage.target.applied) == 1
+
+
+def test_the_same_specification_again_tries_again_what_has_failed(stage: Stage) -> None:
+    stage.target.broken[1] = "no such package"
+    stage.deployments.changes.create(ADA, "default", stage.spec())
+    stage.pass_s(5)
+    assert stage.deployments.reads.get(ADA, "default", "reader").state == "failed"
+
+    del stage.target.broken[1]
+    stage.deployments.changes.change(ADA, "default", stage.spec())
+    stage.pass_s(5)
+
+    assert stage.deployments.reads.get(ADA, "default", "reader").state == "ready"
+
+
+def test_back_to_the_revision_before_is_a_new_revision(stage: Stage) -> None:
+    stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
+    stage.pass_s(3)
+    stage.deployments.changes.change(ADA, "default", stage.spec(versions=[2]))
+    stage.pass_s(3)
+
+    plan = stage.deployments.changes.rollback(ADA, "default", "reader")
+    stage.pass_s(3)
+
+    revisions, total = stage.deployments.reads.revisions(ADA, "default", "reader")
+    assert plan.changes == ["model 'echo': version 2 -> version 1"]
+    assert total == 3
+    assert [(one.number, one.state, one.note) for one in revisions] == [
+        (3, "serving", "back to revision 1"),
+        (2, "replaced", ""),
+        (1, "replaced", ""),
+    ]
+
+
+def test_a_deployment_is_stopped_started_and_removed(stage: Stage) -> None:
+    stage.deployments.changes.create(ADA, "default", stage.spec())
+    stage.pass_s(3)
+
+    stage.deployments.changes.stop(ADA, "default", "reader")
+    stage.pass_s(3)
+    assert stage.deployments.reads.get(ADA, "default", "reader").state == "stopped"
+    stage.deployments.changes.start(ADA, "default", "reader")
+    stage.pass_s(3)
+    assert stage.deployments.reads.get(ADA, "default", "reader").state == "ready"
+    stage.deployments.changes.remove(ADA, "default", "reader")
+    stage.pass_s(3)
+
+    with pytest.raises(ServingError, match="there is no deployment 'reader' in project 'default'"):
+        stage.deployments.reads.get(ADA, "default", "reader")
+    assert stage.target.servers == {}
+
+
+def test_all_that_there_is_not_is_said_at_once(stage: Stage) -> None:
+    add_version(stage.database, stage.data, "other", {"1/model": b""}, state="refused")
+    models = [{"name": "echo", "versions": [1, 7]}, {"name": "nothing"}, {"name": "other"}]
+
+    with pytest.raises(ServingError) as caught:
+        stage.deployments.changes.plan(ADA, "default", {"name": "reader", "models": models, "environment": "none"})
+
+    assert caught.value.message.splitlines() == [
+        "models: 'echo' has no version 7, expected one of 1, 2, 3",
+        "models: there is no model 'nothing'",
+        "models: 'other' has no version that is ready",
+        "environment: there is none called 'none'",
+    ]
+
+
+def test_what_does_not_fit_is_refused_and_a_dry_run_says_it(stage: Stage) -> None:
+    stage.target.misfits.append("memory: it needs 9 GiB")
+
+    plan = stage.deployments.changes.plan(ADA, "default", stage.spec())
+    with pytest.raises(ServingError, match="memory: it needs 9 GiB"):
+        stage.deployments.changes.create(ADA, "default", stage.spec())
+
+    assert plan.problems == ["memory: it needs 9 GiB"]
+    assert stage.deployments.reads.list(ADA, "default") == ([], 0)
+
+
+def test_viewers_may_look_and_deployers_may_not_run_code_without_permission(stage: Stage) -> None:
+    add_version(stage.database, stage.data, "code", {"1/model.py": b"pass"}, runs_code=True)
+    viewer = Principal.of("Vi", [Grant(ProjectRole.VIEWER, "default")])
+    deployer = Principal.of("Dee", [Grant(ProjectRole.DEPLOYER, "default")])
+    coder = Principal.of("Cody", [Grant(ProjectRole.DEPLOYER, "default", may_run_code=True)])
+    spec = {"name": "reader", "models": [{"name": "code"}]}
+
+    assert stage.deployments.changes.plan(viewer, "default", spec).is_new
+    with pytest.raises(NotPermittedError):
+        stage.deployments.changes.create(viewer, "default", stage.spec())
+    with pytest.raises(NotPermittedError, match="may not use models that run code"):
+        stage.deployments.changes.create(deployer, "default", spec)
+    assert stage.deployments.changes.create(coder, "default", spec).revision == 1
+
+
+def test_keys_of_servers_are_made_shown_once_and_removed(stage: Stage) -> None:
+    stage.deployments.changes.create(ADA, "default", stage.spec(keys=True))
+    stage.pass_s(3)
+
+    made = stage.deployments.keys.add(ADA, "default", "reader", "ci", ["infer"])
+    server = stage.target.servers["default/reader"]
+    assert [line.split()[:2] for line in server.keys] == [["ci", "infer"]]
+    assert made.key not in "".join(server.keys)
+    stage.deployments.keys.remove(ADA, "default", "reader", "ci")
+
+    assert list(server.keys) == []
+    assert stage.deployments.keys.list(ADA, "default", "reader") == []

@@ -1,0 +1,202 @@
+"""Environments: added, built by uv, tested by import, shared, removed."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from charonia.core.errors import Code, ServingError
+from charonia.platform.database.connection import Database, now
+from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
+from charonia.platform.environments import builder, catalog
+from charonia.platform.environments.catalog import NewEnvironment
+from charonia.platform.tasks.runner import TaskRunner
+
+UV = """\
+#!{python}
+import json, sys, pathlib
+arguments = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(json.dumps(arguments) + "\\n")
+if arguments[0] == "venv":
+    interpreter = pathlib.Path(arguments[-1], "bin", "python")
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text("#!/bin/sh\\nexec {python} \\"$@\\"\\n")
+    interpreter.chmod(0o755)
+elif arguments[1] == "install" and "absent" in pathlib.Path(arguments[-1]).read_text():
+    sys.exit("no solution found: absent is not in the index")
+elif arguments[1] == "list":
+    print("iniconfig==2.0.0")
+"""
+"""What `uv` is replaced with: it notes its arguments, and its environments are the Python of the tests."""
+
+
+class Environments:
+    """A project with environments, and the task runner that builds them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "environments"
+        self.database = Database(f"sqlite:///{folder / 'platform.sqlite'}")
+        self.database.migrate()
+        handlers = {catalog.KIND: catalog.handler(self.database, self.folder)}
+        self.runner = TaskRunner(self.database, folder / "tasks", handlers)
+        self.runner.start()
+        with self.database.transaction() as session:
+            self.project = ProjectRow(name="p", created=now())
+            session.add(self.project)
+
+    def add(self, name: str, requirements: str = "", imports: tuple[str, ...] = ()) -> int:
+        with self.database.transaction() as session:
+            row, _ = catalog.add(session, self.project, NewEnvironment(name, requirements, "", imports), "ada")
+        self.runner.wake()
+        return row.id
+
+    def when_built(self, name: str, wait_s: float = 20) -> EnvironmentRow:
+        deadline = time.monotonic() + wait_s
+        while True:
+            with self.database.reading() as session:
+                row = catalog.get(session, self.project, name)
+                task = catalog.newest_task(session, row)
+            assert task is not None
+            if task.state not in ("waiting", "running"):
+                return row
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def log(self, name: str) -> str:
+        with self.database.reading() as session:
+            task = catalog.newest_task(session, catalog.get(session, self.project, name))
+        assert task is not None
+        return (self.runner.folder(task.id) / "log").read_text()
+
+    def python(self, name: str) -> Path:
+        with self.database.reading() as session:
+            return catalog.python(session, self.folder, self.project, name)
+
+
+@pytest.fixture
+def environments(tmp_path: Path) -> Iterator[Environments]:
+    made = Environments(tmp_path)
+    yield made
+    made.runner.close()
+    made.database.close()
+
+
+@pytest.fixture
+def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace uv, and return where it notes its arguments."""
+    program, log = tmp_path / "bin" / "uv", tmp_path / "uv.log"
+    program.parent.mkdir()
+    program.write_text(UV.format(python=sys.executable, log=str(log)))
+    program.chmod(0o755)
+    monkeypatch.setattr(builder, "_uv", lambda: str(program))
+    return log
+
+
+def test_an_environment_is_built_from_packages_and_this_release(environments: Environments, uv: Path) -> None:
+    environments.add("reader", "iniconfig\ncharonia[torch]")
+
+    row = environments.when_built("reader")
+
+    assert (row.state, row.reason, row.packages) == ("ready", "", [["iniconfig", "2.0.0"]])
+    lines = (environments.folder / row.digest / "requirements.txt").read_text().splitlines()
+    assert lines == ["iniconfig", builder.own_requirement(["torch"])]
+    assert environments.python("reader") == environments.folder / row.digest / "bin" / "python"
+    assert "import iniconfig: " in environments.log("reader")
+
+
+def test_equal_environments_share_a_folder_and_one_build(environments: Environments, uv: Path) -> None:
+    environments.add("a", "iniconfig")
+    environments.add("b", "iniconfig  # the same")
+
+    assert environments.when_built("a").digest == environments.when_built("b").digest
+    assert [json.loads(line)[0] for line in uv.read_text().splitlines()].count("venv") == 1
+
+
+@pytest.mark.parametrize(
+    ("requirements", "imports", "reason", "logged"),
+    [
+        ("absent", (), "the packages cannot be installed", "no solution found"),
+        ("iniconfig", ("no_such_module",), "a package cannot be imported", "No module named 'no_such_module'"),
+    ],
+)
+def test_an_environment_that_does_not_build_has_the_reason_and_leaves_nothing(
+    environments: Environments, uv: Path, requirements: str, imports: tuple[str, ...], reason: str, logged: str
+) -> None:
+    environments.add("reader", requirements, imports)
+
+    row = environments.when_built("reader")
+
+    assert row.state == "failed"
+    assert reason in row.reason
+    assert logged in environments.log("reader")
+    assert [path for path in environments.folder.iterdir() if path.is_dir()] == []
+    with pytest.raises(ServingError, match="is failed: "):
+        environments.python("reader")
+
+
+def test_what_has_failed_is_built_again(environments: Environments, uv: Path) -> None:
+    environments.add("reader", "absent")
+    environments.when_built("reader")
+    uv.with_name("bin").joinpath("uv").write_text(
+        UV.replace("absent", "nothing").format(python=sys.executable, log=str(uv))
+    )
+
+    with environments.database.transaction() as session:
+        catalog.rebuild(session, catalog.get(session, environments.project, "reader"), "ada")
+    environments.runner.wake()
+
+    assert environments.when_built("reader").reason == "a package cannot be imported (hint: the log has the reason)"
+
+
+def test_an_environment_that_a_deployment_uses_is_not_removed(environments: Environments, uv: Path) -> None:
+    environments.add("reader", "iniconfig")
+    environments.when_built("reader")
+    with environments.database.transaction() as session:
+        row = catalog.get(session, environments.project, "reader")
+        deployment = DeploymentRow(
+            project_id=environments.project.id, name="d", target="local", latest=1, wanted=1, state="ready", created=0.0
+        )
+        spec = {"name": "d", "environment": "reader"}
+        deployment.revisions.append(RevisionRow(number=1, spec=spec, state="serving", created=0.0))
+        session.add(deployment)
+
+    with pytest.raises(ServingError) as raised, environments.database.transaction() as session:
+        catalog.remove(session, catalog.get(session, environments.project, "reader"))
+    assert raised.value.code is Code.ALREADY_EXISTS
+
+    with environments.database.transaction() as session:
+        session.get_one(DeploymentRow, deployment.id).removed = True
+        catalog.remove(session, catalog.get(session, environments.project, "reader"))
+    with environments.database.reading() as session:
+        catalog.sweep(session, environments.folder)
+    assert not (environments.folder / row.digest).exists()
+
+
+def test_a_name_is_taken_once(environments: Environments, uv: Path) -> None:
+    environments.add("reader")
+
+    with pytest.raises(ServingError) as raised:
+        environments.add("reader", "numpy")
+
+    assert raised.value.code is Code.ALREADY_EXISTS
+    with environments.database.reading() as session:
+        assert len(session.scalars(select(TaskRow)).all()) == 1
+
+
+def test_a_real_environment_runs_this_release(environments: Environments) -> None:
+    environments.add("small", "iniconfig")
+
+    row = environments.when_built("small", wait_s=240)
+
+    assert row.state == "ready", environments.log("small")
+    assert row.size > 10_000_000
+    assert "iniconfig" in dict(row.packages)
+    command = [str(environments.python("small")), "-c", "import charonia, iniconfig, sys; print(charonia.__file__)"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout.strip()
+    assert Path(found).is_relative_to(environments.folder / row.digest)

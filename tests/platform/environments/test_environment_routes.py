@@ -1,0 +1,124 @@
+"""The API of environments and of the tasks that build them."""
+
+import time
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from charonia.platform.environments import builder
+
+ENVIRONMENTS = "/api/v1/projects/default/environments"
+
+
+@pytest.fixture(autouse=True)
+def _without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds fail at once."""
+    monkeypatch.setattr(builder, "_uv", lambda: "false")
+
+
+def when_ended(client: TestClient, number: int) -> dict[str, Any]:
+    deadline = time.monotonic() + 20
+    while True:
+        task: dict[str, Any] = client.get(f"/api/v1/tasks/{number}").json()
+        if task["ended"]:
+            return task
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def key_with(admin: TestClient, role: str, **more: Any) -> dict[str, str]:
+    body = {"name": f"{role}-{len(more)}", "roles": [{"role": role, "project": "default", **more}]}
+    return {"Authorization": f"Bearer {admin.post('/api/v1/keys', json=body).json()['key']}"}
+
+
+def test_an_environment_is_created_and_its_build_followed(admin: TestClient) -> None:
+    made = admin.post(ENVIRONMENTS, json={"name": "reader", "requirements": "iniconfig"})
+    assert made.status_code == 202, made.text
+    task = when_ended(admin, made.json()["task"])
+
+    assert (task["kind"], task["subject"], task["state"]) == ("environment", "reader", "failed")
+    shown = admin.get(f"{ENVIRONMENTS}/reader").json()
+    assert (shown["state"], shown["task"]) == ("failed", task["id"])
+    assert "was not found" in shown["reason"]
+    log = admin.get(f"/api/v1/tasks/{task['id']}/log")
+    assert "was not found" in log.text
+    assert admin.get(f"/api/v1/tasks/{task['id']}/log?offset={log.headers['x-log-offset']}").text == ""
+    assert [each["name"] for each in admin.get(ENVIRONMENTS).json()] == ["reader"]
+
+
+def test_a_script_states_what_its_environment_has(admin: TestClient) -> None:
+    script = '# /// script\n# dependencies = ["iniconfig"]\n# ///\n'
+
+    made = admin.post(ENVIRONMENTS, json={"name": "reader", "script": script}).json()
+
+    assert (made["requirements"], made["state"]) == ("iniconfig", "waiting")
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"name": "a/b"}, "environment: expected a name"),
+        ({"name": "a", "requirements": "-r other.txt"}, "line 1: "),
+        ({"name": "a", "python": "2.7"}, "python: expected one of"),
+        ({"name": "a", "script": "import numpy"}, "states no dependencies"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(admin: TestClient, body: dict[str, Any], problem: str) -> None:
+    answer = admin.post(ENVIRONMENTS, json=body)
+
+    assert answer.status_code == 400
+    assert problem in answer.json()["error"]
+
+
+def test_building_needs_the_permission_for_code(admin: TestClient) -> None:
+    body = {"name": "reader", "requirements": "iniconfig"}
+
+    viewer = admin.post(ENVIRONMENTS, json=body, headers=key_with(admin, "viewer"))
+    deployer = admin.post(ENVIRONMENTS, json=body, headers=key_with(admin, "deployer"))
+    trusted = admin.post(ENVIRONMENTS, json=body, headers=key_with(admin, "deployer", may_run_code=True))
+
+    assert [viewer.status_code, deployer.status_code, trusted.status_code] == [403, 403, 202]
+
+
+def test_what_is_not_there_is_not_found(admin: TestClient) -> None:
+    paths = [f"{ENVIRONMENTS}/none", "/api/v1/tasks/99", "/api/v1/tasks/99/log", "/api/v1/tasks/99/files/report.html"]
+
+    assert [admin.get(path).status_code for path in paths] == [404] * 4
+
+
+def test_tasks_of_other_projects_are_not_seen(admin: TestClient) -> None:
+    number = admin.post(ENVIRONMENTS, json={"name": "reader"}).json()["task"]
+    admin.post("/api/v1/projects", json={"name": "other"})
+    body = {"name": "stranger", "roles": [{"role": "admin", "project": "other"}]}
+    stranger = {"Authorization": f"Bearer {admin.post('/api/v1/keys', json=body).json()['key']}"}
+
+    assert admin.get(f"/api/v1/tasks/{number}", headers=stranger).status_code == 404
+    assert admin.post(f"/api/v1/tasks/{number}/cancel", headers=stranger).status_code == 404
+    assert admin.get("/api/v1/projects/default/tasks", headers=stranger).status_code == 403
+
+
+def test_tasks_are_listed_by_kind_newest_first(admin: TestClient) -> None:
+    numbers = [admin.post(ENVIRONMENTS, json={"name": f"e{n}"}).json()["task"] for n in range(3)]
+    tasks = "/api/v1/projects/default/tasks"
+
+    assert [each["id"] for each in admin.get(tasks, params={"kind": "environment", "limit": 2}).json()] == numbers[
+        :0:-1
+    ]
+    assert [each["id"] for each in admin.get(tasks, params={"before": numbers[1]}).json()] == numbers[:1]
+    assert admin.get(tasks, params={"kind": "perf"}).json() == []
+
+
+def test_removing_an_environment_frees_its_name(admin: TestClient) -> None:
+    when_ended(admin, admin.post(ENVIRONMENTS, json={"name": "reader"}).json()["task"])
+
+    assert admin.delete(f"{ENVIRONMENTS}/reader").status_code == 204
+    assert admin.delete(f"{ENVIRONMENTS}/reader").status_code == 404
+    assert admin.post(ENVIRONMENTS, json={"name": "reader"}).status_code == 202
+
+
+def test_choices_begin_with_the_platforms_own_python(admin: TestClient) -> None:
+    choices = admin.get("/api/v1/environments/choices").json()
+
+    assert choices["pythons"][0] == builder.pythons()[0]
+    assert {"pytorch-2", "tensorflow-2"} <= {each["name"] for each in choices["presets"]}

@@ -1,0 +1,189 @@
+"""Tasks: run, reported, cancelled, and taken up again after the platform has ended."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from charonia.core.errors import invalid
+from charonia.platform.database.connection import Database, now
+from charonia.platform.database.tables import ProjectRow, TaskRow
+from charonia.platform.tasks import queue
+from charonia.platform.tasks import runner as module
+from charonia.platform.tasks.runner import Handler, TaskRun, TaskRunner
+
+WAIT_S = 20.0
+
+
+class Tasks:
+    """A runner with a project, and what tests ask of it."""
+
+    def __init__(self, database: Database, folder: Path, handlers: Mapping[str, Handler]) -> None:
+        self.database = database
+        self.runner = TaskRunner(database, folder, handlers)
+        with database.transaction() as session:
+            project = session.query(ProjectRow).filter_by(name="p").one_or_none()
+            if project is None:
+                project = ProjectRow(name="p", created=now())
+                session.add(project)
+            session.flush()
+            self.project = project.id
+
+    def add(self, kind: str, **arguments: Any) -> int:
+        with self.database.transaction() as session:
+            number = queue.add(session, kind, self.project, "x", arguments).id
+        self.runner.wake()
+        return number
+
+    def get(self, number: int) -> TaskRow:
+        with self.database.reading() as session:
+            return session.get_one(TaskRow, number)
+
+    def when(self, number: int, *states: str) -> TaskRow:
+        deadline = time.monotonic() + WAIT_S
+        while (task := self.get(number)).state not in states:
+            assert time.monotonic() < deadline, task.state
+            time.sleep(0.01)
+        return task
+
+    def log(self, number: int) -> str:
+        return (self.runner.folder(number) / "log").read_text()
+
+
+Make = Callable[[Mapping[str, Handler]], Tasks]
+
+
+@pytest.fixture
+def make(database: Database, tmp_path: Path) -> Iterator[Make]:
+    made: list[Tasks] = []
+
+    def start(handlers: Mapping[str, Handler]) -> Tasks:
+        tasks = Tasks(database, tmp_path / "tasks", handlers)
+        tasks.runner.start()
+        made.append(tasks)
+        return tasks
+
+    yield start
+    for tasks in made:
+        tasks.runner.close()
+
+
+def sleep(run: TaskRun) -> Mapping[str, Any]:
+    run.progress(0.5, "sleeps")
+    run.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=60)
+    return {}
+
+
+def test_a_task_reports_what_it_does_and_its_result(make: Make) -> None:
+    def work(run: TaskRun) -> Mapping[str, Any]:
+        run.progress(0.5, "half")
+        lines = list[str]()
+        assert run.run([sys.executable, "-c", "print('one'); print('two')"], timeout_s=30, on_line=lines.append) == 0
+        return {"lines": lines, "given": run.arguments["n"]}
+
+    tasks = make({"work": work})
+    number = tasks.add("work", n=3)
+
+    task = tasks.when(number, "done")
+    assert (task.result, task.progress, task.reason) == ({"lines": ["one", "two"], "given": 3}, 1.0, "")
+    assert tasks.log(number) == "one\ntwo\n"
+    assert 0 < task.started <= task.ended
+
+
+def test_a_task_that_fails_has_the_reason(make: Make) -> None:
+    def refuse(run: TaskRun) -> Mapping[str, Any]:
+        raise invalid("it cannot be", hint="try another")
+
+    def crash(run: TaskRun) -> Mapping[str, Any]:
+        raise ZeroDivisionError("by zero")
+
+    tasks = make({"refuse": refuse, "crash": crash})
+    numbers = [tasks.add(kind) for kind in ("refuse", "crash", "unknown")]
+
+    reasons = [tasks.when(number, "failed").reason for number in numbers]
+    assert reasons[:2] == ["it cannot be (hint: try another)", "ZeroDivisionError: by zero"]
+    assert "nobody does the task" in reasons[2]
+    assert tasks.log(numbers[0]) == "it cannot be (hint: try another)\n"
+
+
+def test_a_task_that_runs_is_cancelled_with_its_command(make: Make) -> None:
+    tasks = make({"sleep": sleep})
+    number = tasks.add("sleep")
+    tasks.when(number, "running")
+
+    with tasks.database.transaction() as session:
+        queue.cancel(session, number)
+
+    assert tasks.when(number, "cancelled").reason == "it was cancelled"
+
+
+def test_a_task_that_waits_is_cancelled_at_once(make: Make) -> None:
+    tasks = make({"sleep": sleep})
+    numbers = [tasks.add("sleep") for _ in range(3)]
+    tasks.when(numbers[1], "running")
+
+    with tasks.database.transaction() as session:
+        assert queue.cancel(session, numbers[2]).state == "cancelled"
+        for number in numbers[:2]:
+            queue.cancel(session, number)
+
+    assert [tasks.when(number, "cancelled").started > 0 for number in numbers] == [True, True, False]
+
+
+def test_a_command_that_takes_too_long_is_ended(make: Make) -> None:
+    def work(run: TaskRun) -> Mapping[str, Any]:
+        return {"status": run.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.3)}
+
+    tasks = make({"work": work})
+
+    assert "has not ended after" in tasks.when(tasks.add("work"), "failed").reason
+
+
+def test_what_ran_when_the_platform_ended_runs_again(make: Make) -> None:
+    first = make({"sleep": sleep})
+    number = first.add("sleep")
+    first.when(number, "running")
+    first.runner.close()
+    assert first.get(number).state == "running"
+
+    second = make({"sleep": lambda run: {"again": True}})
+
+    task = second.when(number, "done")
+    assert (task.result, task.attempts) == ({"again": True}, 2)
+
+
+def test_what_ends_the_platform_each_time_is_given_up(make: Make, database: Database) -> None:
+    tasks = make({})
+    with database.transaction() as session:
+        task = queue.add(session, "deadly", tasks.project, "x", {})
+        task.state, task.attempts = "running", module.ATTEMPTS_MAX
+
+    again = make({"deadly": sleep})
+
+    assert "the platform ended each time" in again.when(task.id, "failed").reason
+
+
+def test_there_is_a_limit_of_tasks_that_wait(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "WAITING_MAX", 0)
+    tasks = make({})
+
+    with pytest.raises(Exception, match="expected fewer than 0"):
+        tasks.add("sleep")
+
+
+def test_the_log_of_a_task_has_a_limit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOG_BYTES_MAX", 100)
+
+    def work(run: TaskRun) -> Mapping[str, Any]:
+        for _ in range(100):
+            run.log("0123456789")
+        return {}
+
+    tasks = make({"work": work})
+    number = tasks.add("work")
+    tasks.when(number, "done")
+
+    assert len(tasks.log(number)) <= 111

@@ -1,0 +1,139 @@
+"""What holds for every call."""
+
+import errno
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+from openapi_spec_validator import validate
+
+from charonia.core.errors import Code, ServingError
+from charonia.platform.openapi import OPENAPI_PATH
+from charonia.platform.people.calls import caller
+
+PUBLIC = {"/login/link", "/login/sso", "/login/callback", OPENAPI_PATH}
+"""What browsers call before they have signed in."""
+
+
+def document(client: TestClient) -> dict[str, Any]:
+    answer = client.get(OPENAPI_PATH)
+    assert answer.status_code == 200
+    found = answer.json()
+    assert isinstance(found, dict)
+    return found
+
+
+def api_routes(app: FastAPI) -> list[APIRoute]:
+    found, waiting = list[APIRoute](), list(app.routes)
+    while waiting:
+        route = waiting.pop()
+        if isinstance(route, APIRoute):
+            found.append(route)
+        else:
+            waiting += getattr(getattr(route, "original_router", None), "routes", [])
+    return found
+
+
+def test_every_call_but_those_before_signing_in_knows_its_caller(app: FastAPI) -> None:
+    def knows(route: APIRoute) -> bool:
+        waiting = list(route.dependant.dependencies)
+        while waiting:
+            found = waiting.pop()
+            if found.call is caller:
+                return True
+            waiting += found.dependencies
+        return False
+
+    assert api_routes(app)
+    assert {route.path for route in api_routes(app) if not knows(route)} == PUBLIC - {OPENAPI_PATH}
+
+
+def test_the_openapi_document_is_valid_and_has_every_call(app: FastAPI, anybody: TestClient) -> None:
+    found = document(anybody)
+    described = {(path, method) for path, calls in found["paths"].items() for method in calls}
+    routes = {
+        (route.path.replace(":path}", "}"), method.lower())
+        for route in api_routes(app)
+        if route.path.startswith("/api/")
+        for method in route.methods or ()
+    }
+
+    validate(found)
+    assert described == routes
+
+
+def test_every_call_of_the_document_has_words_errors_and_security(anybody: TestClient) -> None:
+    found = document(anybody)
+    calls = {f"{method} {path}": call for path, each in found["paths"].items() for method, call in each.items()}
+
+    assert [name for name, call in calls.items() if not call.get("description")] == []
+    assert [name for name, call in calls.items() if call.get("security") != [{"key": []}, {"session": []}]] == []
+    assert [name for name, call in calls.items() if "default" not in call["responses"]] == []
+    assert "422" not in {status for call in calls.values() for status in call["responses"]}
+    assert len({call["operationId"] for call in calls.values()}) == len(calls)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/me", "/login/link", "/nowhere", OPENAPI_PATH])
+def test_every_answer_tells_browsers_what_pages_may_do(path: str, anybody: TestClient) -> None:
+    headers = anybody.get(path).headers
+    policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == "'self'"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+
+
+def test_a_route_may_say_more_itself(app: FastAPI, anybody: TestClient) -> None:
+    @app.get("/asset")
+    def asset() -> Any:
+        from fastapi.responses import PlainTextResponse
+
+        return PlainTextResponse("", headers={"Cache-Control": "public, max-age=60"})
+
+    assert anybody.get("/asset").headers.get_list("Cache-Control") == ["public, max-age=60"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "content"),
+    [
+        (ServingError(Code.NOT_FOUND, "no a", hint="make one"), 404, {"error": "no a", "hint": "make one"}),
+        (ServingError(Code.INTERNAL, "a fault"), 500, {"error": "a fault"}),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            507,
+            {"error": "the disk is full", "hint": "make room in the data folder, then try again"},
+        ),
+        (
+            OSError(errno.EIO, "of a disk"),
+            500,
+            {"error": "the platform failed at this call", "hint": "its log says why"},
+        ),
+        (KeyError("secret"), 500, {"error": "the platform failed at this call", "hint": "its log says why"}),
+    ],
+)
+def test_an_error_has_its_status_and_words(
+    error: Exception, status: int, content: dict[str, str], app: FastAPI
+) -> None:
+    @app.get("/api/v1/broken")
+    def broken() -> None:
+        raise error
+
+    with TestClient(app, raise_server_exceptions=False) as client:
+        answer = client.get("/api/v1/broken")
+    assert (answer.status_code, answer.json()) == (status, content)
+    assert "Content-Security-Policy" in answer.headers
+
+
+def test_a_call_that_does_not_fit_its_description(admin: TestClient) -> None:
+    answer = admin.post("/api/v1/projects", json={"nam": "x"})
+
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "body.name: Field required", "hint": f"{OPENAPI_PATH} describes the calls"}
+
+
+def test_an_address_that_is_none(admin: TestClient) -> None:
+    assert admin.get("/api/v1/nowhere").json() == {"error": "Not Found"}
+    assert admin.delete("/api/v1/me").status_code == 405
