@@ -75,7 +75,7 @@ def _wait(is_so: object, limit_s: float = 30.0) -> None:
 
 
 def _free_ports(count: int) -> int:
-    """Return the first of so many ports in a row of which the first is free; others are looked at when they are used."""
+    """Return the first of so many ports in a row. It is free; the platform looks at the others when it needs them."""
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port: int = taken.getsockname()[1]
     return port if port + count < 2**16 else port - count

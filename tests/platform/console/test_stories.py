@@ -7,18 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, expect
-from tests.support.browser import chromium, chromium_path
+from playwright.sync_api import Browser, Page, expect
+from tests.support.browser import chromium, needed, new_tab, without_faults
 from tests.support.models import mlp
 from tests.support.running_platform import RunningPlatform, running_platform
 from tests.support.s3_server import S3, s3_server
 
-CHROMIUM = chromium_path()
-
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine (apt-get install chromium)"),
-    pytest.mark.timeout(400),
-]
+pytestmark = [needed, pytest.mark.timeout(400)]
 
 AXE = Path(__file__).parents[2] / "support" / "axe" / "axe-4.14.1.min.js"
 
@@ -68,40 +63,24 @@ def running(store: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium(CHROMIUM or "") as found:
+    with chromium() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser, running: RunningPlatform) -> Iterator[Page]:
-    context = browser.new_context(reduced_motion="reduce")
-    opened = context.new_page()
-    opened.set_default_timeout(30_000)
-    expect.set_options(timeout=30_000)
+    opened = new_tab(browser)
+    expect.set_options(timeout=20_000)
     opened.goto(running.login_link())
     yield opened
-    context.close()
+    opened.context.close()
 
 
 @pytest.fixture
 def page(tab: Page) -> Iterator[Page]:
-    """The tab. Errors of its scripts fail the test, refusals by the content security policy among them."""
-    faults: list[str] = []
-
-    def note_error(error: Error) -> None:
-        faults.append(str(error))
-
-    def note_line(line: ConsoleMessage) -> None:
-        if "Content Security" in line.text:
-            faults.append(line.text)
-
-    tab.on("pageerror", note_error)
-    tab.on("console", note_line)
-    yield tab
-    tab.goto("about:blank")
-    tab.remove_listener("pageerror", note_error)
-    tab.remove_listener("console", note_line)
-    assert faults == []
+    with without_faults(tab):
+        yield tab
+        tab.goto("about:blank")
 
 
 def path(running: RunningPlatform, *parts: str) -> str:
@@ -118,10 +97,6 @@ def infer(address: str, model: str, body: dict[str, object]) -> dict[str, object
     with urllib.request.urlopen(f"{address}/v2/models/{model}/infer", data, timeout=30) as answer:
         found: dict[str, object] = json.load(answer)
     return found
-
-
-def state(page: Page) -> object:
-    return page.locator("h1 .badge").first
 
 
 # The stories, in this order: each goes on from where the one before has ended.
@@ -153,7 +128,7 @@ def test_a_model_comes_from_an_object_store(page: Page, running: RunningPlatform
 
     expect(page).to_have_url(path(running, "models", "digits", "versions", "1"))
     expect(page.locator("#live h2 .badge").first).to_have_text("ready")
-    expect(page.locator("#live .signature")).to_contain_text("batch × 64")
+    expect(page.locator("#live .signature")).to_contain_text("batch \N{MULTIPLICATION SIGN} 64")
 
 
 def test_an_address_that_is_none_is_said_at_the_field(page: Page, running: RunningPlatform) -> None:
@@ -183,7 +158,7 @@ def test_a_request_is_sent_from_the_page(page: Page, running: RunningPlatform) -
 
     page.get_by_role("button", name="Run").click()
 
-    expect(page.locator(".answer")).to_contain_text("FP32 1 × 10")
+    expect(page.locator(".answer")).to_contain_text("FP32 1 \N{MULTIPLICATION SIGN} 10")
     expect(page.locator(".answer .tiles")).to_contain_text("Latency")
     expect(page.locator(".code pre")).to_contain_text("/v2/models/digits")
 
@@ -212,7 +187,7 @@ def test_version_2_is_uploaded(page: Page, running: RunningPlatform, tmp_path: P
     expect(page.locator("#live h2 .badge").first).to_have_text("ready")
 
 
-def test_an_upload_that_was_cut_off_goes_on_where_it_stopped(page: Page, running: RunningPlatform, tmp_path: Path) -> None:
+def test_an_upload_that_was_cut_off_goes_on(page: Page, running: RunningPlatform, tmp_path: Path) -> None:
     file = tmp_path / "large.onnx"
     file.write_bytes(mlp((2048, 1280, 10)))  # more than a piece
     page.goto(path(running, "models", "add"))

@@ -1,7 +1,7 @@
 """What every page is made with: the templates, who looks at it, and how it is sent."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
@@ -9,6 +9,8 @@ from urllib.parse import quote, urlencode
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.meta import find_referenced_templates
+from jinja2.runtime import Context
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import ServingError
@@ -39,6 +41,10 @@ LOG_BYTES_MAX = 64 * 1024
 
 INVALID = 422
 """Status of a form that comes back because something in it is wrong."""
+
+
+Block = Callable[[Context], Iterator[str]]
+"""Renders a part of a template."""
 
 
 class Visit:
@@ -91,8 +97,9 @@ class Visit:
         found = _environment().get_template(template)
         wanted = block or self.request.headers.get("hx-target", "")
         context = {**self._frame(), **values, "problems": defaultdict(str, values.get("problems", {}))}
-        if wanted in found.blocks and (block or "hx-request" in self.request.headers):
-            content = "".join(found.blocks[wanted](found.new_context(context)))
+        blocks = _blocks(template)
+        if wanted in blocks and (block or "hx-request" in self.request.headers):
+            content = "".join(blocks[wanted](found.new_context(context)))
             return HTMLResponse(content, status)
         with self.platform.database.reading() as session:
             context["projects"] = [row.name for row in projects.visible(session, self.who)]
@@ -169,6 +176,18 @@ def wants_page(request: Request) -> bool:
         and "hx-request" not in request.headers
         and "text/html" in request.headers.get("accept", "")
     )
+
+
+@cache
+def _blocks(template: str) -> Mapping[str, Block]:
+    """Return the blocks of a template, and of those that it extends."""
+    environment = _environment()
+    assert environment.loader is not None
+    source, _, _ = environment.loader.get_source(environment, template)
+    found: dict[str, Block] = {}
+    for parent in find_referenced_templates(environment.parse(source)):
+        found |= _blocks(parent or "")
+    return found | environment.get_template(template).blocks
 
 
 @cache
