@@ -226,7 +226,7 @@ def test_it_is_loaded_beside_version_1_and_gets_no_requests_yet(page: Page, runn
 def test_the_slider_splits_the_requests(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "deployments", "digits", "traffic"))
 
-    page.get_by_label("Version 2 gets").fill("20")
+    page.get_by_role("slider").fill("20")
     expect(page.get_by_label("Weight of version 1")).to_have_value("80")
     page.get_by_role("button", name="Apply").click()
 
