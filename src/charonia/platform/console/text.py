@@ -1,4 +1,4 @@
-"""Figures as people read them. Pure."""
+"""Figures as people read them.."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
