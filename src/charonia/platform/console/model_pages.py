@@ -233,7 +233,10 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
         "environment": suggested(version.report, ready) if version is not None else "",
         "base": visit.path("models", name, "versions", number),
     }
-    return visit.show("model.html", {**context, **values}, block=block, status=status)
+    response = visit.show("model.html", {**context, **values}, block=block, status=status)
+    if visit.request.headers.get("hx-target") == "live" and not context["version"]["is_open"]:
+        response.headers["HX-Refresh"] = "true"  # the check is over: all of the page is different
+    return response
 
 
 def _row(model: ModelSummary) -> dict[str, Any]:
