@@ -29,7 +29,7 @@ from tests.support.running_platform import OWNER, RunningPlatform, running_platf
 WIDTHS = (360, 900, 1440)
 HEIGHT = 900
 THEMES = ("light", "dark")
-TRAFFIC_S = 40.0
+TRAFFIC_S = 90.0
 
 PAGES = (
     *("deployments", "deployments/new?model=digits", "deployments/digits", "deployments/digits/change"),
@@ -70,13 +70,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as data, running_platform(Path(data) / "platform") as running:
         address = fill(running, Path(data) / "models")
         with traffic(address), chromium() as browser:
-            time.sleep(TRAFFIC_S)
+            watch(running)
             for name, width, theme, picture in DOCS if given.docs else every():
                 content = shot(browser, running, name, width, theme, full=not given.docs)
                 if given.docs:
                     Image.open(io.BytesIO(content)).save(given.folder / f"platform_{picture}.webp", quality=82)
                 else:
                     (given.folder / f"{picture}.png").write_bytes(content)
+
+
+def watch(running: RunningPlatform) -> None:
+    """Ask for figures for a while: those that somebody looks at are collected more often."""
+    end = time.monotonic() + TRAFFIC_S
+    while time.monotonic() < end:
+        running.platform.deployments.reads.figures(OWNER, "default", "digits")
+        time.sleep(2)
 
 
 def every() -> Iterator[tuple[str, int, str, str]]:
@@ -118,7 +126,7 @@ def fill(running: RunningPlatform, models: Path) -> str:
     both = {"name": "digits", "versions": [1, 2], "traffic": {"weights": {"1": 80, "2": 20}}}
     ask(running, "PUT", "deployments/digits", {"name": "digits", "models": [both]})
     address = wait(running, "digits", 2)
-    plan = {"version": 2, "steps": [10, 50, 100], "step_seconds": 20, "samples_min": 100, "p99_ratio_max": None}
+    plan = {"version": 2, "steps": [10, 50, 100], "step_seconds": 75, "samples_min": 100, "p99_ratio_max": None}
     ask(running, "POST", "deployments/digits/traffic", {"model": "digits", "canary": plan})
     return address
 
