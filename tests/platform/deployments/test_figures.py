@@ -76,7 +76,12 @@ def test_a_page_without_models_is_read() -> None:
 
 def test_deployments_that_somebody_watches_are_looked_at_more_often() -> None:
     looks: list[str] = []
-    collector = Collector(lambda: {1: "one", 2: "two", 3: ""}, lambda address: looks.append(address) or page())
+
+    def fetch(address: str) -> str:
+        looks.append(address)
+        return page()
+
+    collector = Collector(lambda: {1: "one", 2: "two", 3: ""}, fetch)
     collector.since(1, 0.0)
 
     for second in range(61):
@@ -89,8 +94,8 @@ def test_deployments_that_somebody_watches_are_looked_at_more_often() -> None:
 
 def test_a_page_that_does_not_answer_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [page(), page(1), "", page(2), page(3)]
-    monkeypatch.setattr("charonia.platform.deployments.collector.time.monotonic", lambda: next(times))
     times = iter(float(number) for number in range(100))
+    monkeypatch.setattr("charonia.platform.deployments.collector.time.monotonic", lambda: next(times))
 
     def fetch(address: str) -> str:
         text = answers.pop(0)
