@@ -156,6 +156,7 @@ class AsyncLLM:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.aborted: list[str] = []
         self.is_shut_down = False
+        self.shutdown_s: float | None = None
         self._running: dict[str, tuple[Queue, asyncio.Task[None]]] = {}
         AsyncLLM.latest = self
 
@@ -195,7 +196,8 @@ class AsyncLLM:
             task.cancel()
             queue.put(EngineDeadError())
 
-    def shutdown(self) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.shutdown_s = timeout
         self.is_shut_down = True
 
     async def _generate(self, request_id: str, words: list[str], params: SamplingParams, queue: Queue) -> None:

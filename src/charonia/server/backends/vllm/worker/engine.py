@@ -32,6 +32,9 @@ _OTHER_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREAD
 METRICS_S = 2.0
 """Time between two looks at vLLM's metrics, each of which takes milliseconds; none while there is nothing to do."""
 
+SHUTDOWN_S = 3.0
+"""Time that vLLM's processes have to end before they are killed: less than the worker has (`STOP_S_MAX`)."""
+
 _ARGUMENT_PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
 _APPLICATIONS = ("vllm.entrypoints.launchers.app", "vllm.entrypoints.openai.api_server")
 _STATES = ("vllm.entrypoints.launchers.api_server.app_state", "vllm.entrypoints.openai.api_server")
@@ -110,7 +113,7 @@ class Engine:
         if self._relaying is not None:
             self._relaying.cancel()
         if self._engine is not None:
-            await asyncio.to_thread(self._engine.shutdown)
+            await asyncio.to_thread(self._engine.shutdown, SHUTDOWN_S)
 
     async def _answer_openai(self, request: Any) -> None:
         if self._application is None or self._streams is None:
