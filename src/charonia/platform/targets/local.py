@@ -47,7 +47,8 @@ MOVED = "new requests go to it"
 _ERROR = "charonia upgrade: "
 _LINES = 50
 _KEY_BYTES = 32
-_NO_CODE = ("CHARONIA_",)
+_OWN = "CHARONIA_"
+_SHARED = ("CHARONIA_CACHE",)
 
 
 class LocalTarget:
@@ -346,8 +347,8 @@ def _quoted(text: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of servers: without what the platform alone is told."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_NO_CODE)}
+    """Return the environment of servers: without what the platform alone is told, such as passwords."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN) or name in _SHARED}
 
 
 def _write_keys(folder: DeploymentFolder, keys: Sequence[str]) -> None:

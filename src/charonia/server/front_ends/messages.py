@@ -39,6 +39,7 @@ def encode_request(request: InferRequest, outgoing: Outgoing) -> Fields:
         request.priority,
         request.timeout_us,
         request.deadline_ns,
+        request.affinity,
     )
 
 
@@ -53,7 +54,8 @@ def decode_request(fields: Fields, message: Incoming, release: Callable[[int], N
     Raises:
         ChannelError: The message does not hold what the fields say.
     """
-    name, version, number, tensors, outputs, parameters, correlation, flags, priority, timeout_us, deadline_ns = fields
+    name, version, number, tensors, outputs, parameters, correlation, flags, *rest = fields
+    priority, timeout_us, deadline_ns, affinity = rest
     inputs = {described[0]: found(described, message, release) for described in tensors}
     return InferRequest(
         name,
@@ -67,6 +69,7 @@ def decode_request(fields: Fields, message: Incoming, release: Callable[[int], N
         priority=priority,
         timeout_us=timeout_us,
         deadline_ns=deadline_ns,
+        affinity=affinity,
     )
 
 

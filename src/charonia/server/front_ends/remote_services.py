@@ -1,7 +1,7 @@
 """The services beside an engine in another process, as a front end offers them."""
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, cast
 
 from charonia.core.errors import ServingError, internal
@@ -154,6 +154,30 @@ class RemoteTracing:
         await self._engine.ask("change_trace", model, numbers)
 
 
+class RemoteTraffic:
+    """Traffic between versions, which the engine divides."""
+
+    def __init__(self, engine: Asked) -> None:
+        self._engine = engine
+
+    @property
+    def sticky(self) -> Mapping[str, tuple[bytes, ...]]:
+        """By model, the headers of which the first that a request has keeps its client on a version."""
+        return self._engine.state.sticky
+
+    async def show(self, model: str) -> Document:
+        """Return the traffic of a model."""
+        return cast(Document, await self._engine.ask("split", model))
+
+    async def change(self, model: str, document: dict[str, object]) -> Document:
+        """Change the traffic of a model, and return it."""
+        return cast(Document, await self._engine.ask("change_split", model, document))
+
+    async def reset(self, model: str) -> Document:
+        """Forget what requests have changed, and return the traffic of a model."""
+        return cast(Document, await self._engine.ask("reset_split", model))
+
+
 def _dropped(tree: TraceTree) -> None:
     """The front end is done with a trace whose events have been sent."""
 
@@ -199,5 +223,6 @@ def services_of(
         explain=explain if "explain" in offers else None,
         folders=folders if "folders" in offers else None,
         count_tokens=count_tokens,
+        traffic=RemoteTraffic(engine) if "split" in offers else None,
         lend=engine.lend,
     )

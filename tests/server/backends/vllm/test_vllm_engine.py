@@ -162,6 +162,35 @@ def test_a_plain_chat_is_streamed_in_chunks_of_its_own() -> None:
     assert asked.usage == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 2}
 
 
+def test_plain_text_is_taken_before_vllm_makes_outputs_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[Any] = []
+    monkeypatch.setattr(pretended_vllm.Queue, "put", lambda self, output: put.append(output))
+    asked = openai(COMPLETIONS, {"prompt": "one two", "stream": True, "max_tokens": 3})
+
+    async def use(engine: Engine) -> None:
+        task = asyncio.create_task(engine.answer(asked))
+        await asyncio.sleep(0)
+        while not asked.responses:
+            await asyncio.sleep(0.001)
+        (state,) = AsyncLLM.latest.output_processor.request_states.values()
+        assert state.make_request_output([], None, None, None) is None
+        await task
+
+    with_engine(use)
+    assert [chunk["choices"][0]["text"] for chunk in asked.chunks() if chunk["choices"][0]["text"]] == [
+        " one",
+        " two",
+        " one",
+    ]
+    assert put == []
+
+
+def test_an_engine_that_holds_texts_back_makes_its_own_outputs() -> None:
+    body = {"prompt": "one", "stream": True, "max_tokens": 2}
+    asked = answered(openai(COMPLETIONS, body), arguments={"model": "m", "stream_interval": 2})
+    assert [chunk["choices"][0]["text"] for chunk in asked.chunks()] == [" one", " one"]
+
+
 def test_a_plain_completion_is_streamed_without_usage_unless_it_is_wanted() -> None:
     asked = answered(openai(COMPLETIONS, {"prompt": "one", "stream": True, "max_tokens": 2}))
     assert [chunk["choices"][0]["text"] for chunk in asked.chunks()] == [" one", " one"]
