@@ -1,7 +1,5 @@
 """Deployments as people change them, over a target of records."""
 
-import contextlib
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -52,21 +50,6 @@ def test_of_many_who_change_a_revision_at_the_same_time_one_succeeds(stage: Stag
 
     assert sorted(found) == ["ALREADY_EXISTS"] * 7 + ["changed"]
     assert stage.deployments.reads.get(ADA, "default", "reader").revision == 2
-
-
-def test_a_change_waits_while_another_process_writes_to_the_database(stage: Stage) -> None:
-    stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
-    with ThreadPoolExecutor(1) as pool, contextlib.closing(sqlite3.connect(stage.data / "platform.sqlite")) as other:
-        other.execute("BEGIN IMMEDIATE")
-        changed = pool.submit(stage.deployments.changes.change, ADA, "default", stage.spec(versions=[2]))
-        with pytest.raises(TimeoutError):
-            changed.result(0.5)
-        assert stage.deployments.reads.get(ADA, "default", "reader").revision == 1  # looking does not wait
-        other.rollback()
-        assert changed.result(20).revision == 2
-
-    stage.pass_s(3)
-    assert stage.deployments.reads.get(ADA, "default", "reader").serving == 2
 
 
 def test_a_revision_that_fails_leaves_the_one_before(stage: Stage) -> None:

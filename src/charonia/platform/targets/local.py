@@ -140,7 +140,9 @@ class LocalTarget:
             grpc=f"{HOST}:{ports[1]}",
             metrics=f"http://{HOST}:{ports[2]}/metrics",
             key=key.read_text() if key.exists() else "",
-            replicas=[Replica(f"pid {folder.pid()}", is_ready, reason=reason)],
+            replicas=[
+                Replica(f"pid {folder.pid()}", is_ready, max(0, folder.read("starts").get("count", 0) - 1), reason)
+            ],
         )
 
     def stop(self, deployment: str) -> None:
@@ -148,10 +150,10 @@ class LocalTarget:
         folder = self._folder(deployment)
         since = folder.stopping_since()
         if not folder.is_running():
-            folder.forget("applying", "serving")
+            folder.forget("applying", "serving", "starts")
         elif not since:
             folder.note_stopping()
-            folder.forget("applying", "serving")
+            folder.forget("applying", "serving", "starts")
             folder.signal(signal.SIGTERM)
         elif time.time() - since > KILL_S:
             folder.signal(signal.SIGKILL)
@@ -206,6 +208,8 @@ class LocalTarget:
         write_whole(launcher, _launcher(workload), 0o755)
 
     def _start(self, folder: DeploymentFolder, workload: Workload) -> None:
+        starts = folder.read("starts").get("count", 0)
+        folder.write("starts", count=starts + 1)
         folder.forget("serving")
         folder.write("applying", revision=workload.revision, is_upgrade=False, made=_made(workload))
         python = str(folder.revision(workload.revision) / "python")

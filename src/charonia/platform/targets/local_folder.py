@@ -5,6 +5,7 @@ lock           held by the server as long as it lives, whoever has started it
 pid            number of its process, which it writes itself
 applying.json  the revision that is brought about
 serving.json   the revision that answers
+starts.json    how often the server was started since it was last stopped
 stopping       the server was told to end
 keys           API keys, with that of the platform, which is in `platform.key`
 log            what the server says
