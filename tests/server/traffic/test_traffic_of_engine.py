@@ -90,6 +90,8 @@ def test_without_traffic_the_route_is_the_runner_of_the_newest_version(tmp_path:
     async def scenario(served: Served) -> None:
         routes = served.lifecycle.table.routes
         assert routes["m", ""] is routes["m", "3"]
+        assert [(await served.version(number))["share"] for number in (1, 2, 3)] == [0.0, 0.0, 1.0]
+        assert served.traffic.words("m") == []
 
         await served.change(weights={"1": 1})
         assert routes["m", ""] is not routes["m", "1"]
@@ -521,7 +523,12 @@ def test_an_operator_pauses_resumes_promotes_and_aborts(tmp_path: Path) -> None:
     async def scenario(served: Served) -> None:
         await served.change(weights={"1": 1})
         await served.change(canary={**PLAN, "steps": [20, 100], "samples_min": 10**6})
-        assert (await served.change(action="pause"))["canary"]["state"] == "paused"
+        assert (await served.change(action="pause", sticky="key"))["canary"]["state"] == "paused"
+        assert served.traffic.words("m") == [
+            "Requests without a version go 80.0% to version 1, 20.0% to version 2; by API key",
+            "Canary of version 2, paused: paused at 20 % by an operator; it waits for an operator, who resumes, promotes or "
+            "aborts it",
+        ]
         assert (await served.change(action="resume"))["canary"]["state"] == "running"
         shown = await served.change(action="promote")
         assert (shown["canary"]["state"], shown["weights"]) == ("finished", {"2": 100.0})
