@@ -5,6 +5,7 @@ import http.client
 import json
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from tests.process.test_guarded_server import ask, child, is_ready
 from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import ServeProcess, eventually, wait_until_ended
+from tests.support.process import ServeProcess, eventually, started_by, wait_until_ended
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 
 from charonia.server.front_ends.how_many import how_many
@@ -302,6 +303,48 @@ def test_a_new_engine_that_is_killed_while_it_loads_changes_nothing(server: Serv
     assert child(server, "engine") == before
     assert is_ready(server)
     assert server.stop() == 0
+
+
+def test_a_new_engine_that_still_loads_is_ended_when_the_upgrade_is_cancelled(
+    server: ServeProcess, repository: Path
+) -> None:
+    write_model(repository, "slow", "import time\ntime.sleep(60)\n", config=identity_pbtxt("python", dims=(4,)))
+    before = child(server, "engine")
+
+    with upgrading(server) as ended:
+        assert server.logs("upgrade: a new engine starts")
+        assert eventually(lambda: any("engine_2" in " ".join(c.cmdline()) for c in started_by(server.process.pid)))
+        cancelled = upgrade(server, "--cancel")
+        done = ended()
+
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert "the upgrade is cancelled: the engine before serves on" in cancelled.stdout
+    assert done.returncode == 1
+    assert "the new engine cannot start: the upgrade was cancelled" in done.stderr
+    assert child(server, "engine") == before
+    assert is_ready(server)
+    again = upgrade(server, "--cancel")
+    assert again.returncode == 1
+    assert "there is no upgrade that could be cancelled" in again.stderr
+
+
+def test_another_interpreter_runs_the_new_engine_and_the_new_front_ends(server: ServeProcess, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nOF_THE_ENVIRONMENT=yes exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+
+    missing = upgrade(server, "--python", str(tmp_path / "missing"))
+    with Load(server) as load:
+        done = upgrade(server, "--python", str(python))
+        again = upgrade(server)
+
+    assert missing.returncode == 1
+    assert "--python: expected the path of an interpreter that has charonia" in missing.stderr
+    assert done.returncode == 0, done.stderr
+    assert again.returncode == 0, again.stderr
+    assert load.errors == []
+    for name in ("engine_3", "front_end_1_3", "front_end_2_3"):
+        assert child(server, name).environ().get("OF_THE_ENVIRONMENT") == "yes", name
 
 
 def test_other_arguments_have_other_models_and_a_crash_keeps_them(server: ServeProcess, repository: Path) -> None:

@@ -3,6 +3,7 @@
 Exit status: 0 when it was ended by a signal, 1 when it cannot start, 2 for invalid arguments.
 """
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -10,18 +11,23 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from charonia.cli import logs
 from charonia.cli.command_line import CommandLine, Option, carry_out
 from charonia.cli.values import filled, integer, names, path
 from charonia.core.errors import unsupported
 from charonia.install_hint import extra_hint
 from charonia.platform.data_folder import DEFAULT_FOLDER
 from charonia.platform.settings import PlatformSettings
+from charonia.wire.log_settings import LogOptions
 
 SECRET_VARIABLE = "CHARONIA_OIDC_SECRET"
 DATABASE_VARIABLE = "CHARONIA_DATABASE"
 
 MODULES = ("alembic", "authlib", "fastapi", "httpx2", "jinja2", "obstore", "python_multipart", "sqlalchemy", "uvicorn")
 """What the extra brings."""
+
+TALKATIVE = ("alembic", "httpx2")
+"""Libraries whose ordinary messages are of no use here."""
 
 _PORTS = re.compile(r"(\d{1,5})-(\d{1,5})")
 
@@ -117,6 +123,9 @@ def _serve(settings: PlatformSettings) -> int:
     # Imported late: `--help` does not need the libraries of the extra.
     from charonia.platform.serve import serve
 
+    logs.configure(LogOptions())
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     serve(with_environment(settings, os.environ))
     return 0
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -25,11 +26,15 @@ class UpgradeOptions:
         pid: Number of the server's process, 0 for the only one of this user.
         stop_first: Whether the engine ends before the new one starts.
         finish_secs: Seconds that requests, streams and sequences have to finish on engine and front ends before.
+        python: The interpreter of the new engine and the new front ends, "" for that of the ones that run.
+        cancel: Whether an upgrade is to be ended that is under way.
     """
 
     pid: int = 0
     stop_first: bool = False
     finish_secs: float = 300.0
+    python: str = ""
+    cancel: bool = False
 
 
 LINE = CommandLine(
@@ -57,6 +62,15 @@ ARGUMENTS are those of `charonia serve` from now on, by default the same as befo
                 "SECONDS",
                 "Time that requests, streams and sequences have to finish on engine and front ends before",
             ),
+            Option(
+                "--python",
+                "python",
+                str,
+                "PATH",
+                "Interpreter of the new engine and front ends, of an environment that has charonia",
+                default="that of those before",
+            ),
+            flag("--cancel", "cancel", True, "End an upgrade whose engine has not loaded its models yet"),
         )
     },
     record=UpgradeOptions(),
@@ -80,7 +94,13 @@ def _upgrade(options: UpgradeOptions, arguments: list[str] | None) -> int:
         ServingError: There is no such server, or it refuses, or the upgrade fails.
     """
     pid = options.pid or _only_server()
-    asked = {"arguments": arguments, "stop_first": options.stop_first, "finish_s": options.finish_secs}
+    asked = {
+        "arguments": arguments,
+        "stop_first": options.stop_first,
+        "finish_s": options.finish_secs,
+        "python": str(Path(options.python).absolute()) if options.python else "",
+        "cancel": options.cancel,
+    }
     if pid not in running_servers():
         raise _no_server(pid)
     for message in command(pid, asked):

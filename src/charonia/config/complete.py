@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from charonia.config.instance_bounds import least_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import (
     DynamicBatching,
@@ -372,7 +373,7 @@ def normalise(config: ModelConfig, *, name: str, gpu_count: int, default_instanc
         config: A configuration whose backend is known.
         name: Name for a configuration that has none.
         gpu_count: GPUs of this machine: KIND_AUTO means all of them, or the CPU if there are none.
-        default_instance_count: Default count of a CPU group; for other groups it is 1.
+        default_instance_count: Default count of a CPU group; for other groups it is 1. INSTANCES_MIN comes before both.
     """
     policy = config.version_policy
     if policy is None or policy == VersionPolicy():
@@ -389,8 +390,9 @@ def normalise(config: ModelConfig, *, name: str, gpu_count: int, default_instanc
         sizes = (config.max_batch_size,) if config.max_batch_size > 0 else ()
         sequence = replace(sequence, oldest=replace(sequence.oldest, preferred_batch_size=sizes))
     optimization = config.optimization or Optimization()
+    least = least_of(config)
     groups = [
-        _group(group, f"{config.name}_{index}", gpu_count, default_instance_count)
+        _group(group, f"{config.name}_{index}", gpu_count, default_instance_count, least)
         for index, group in enumerate(config.instance_group)
     ]
     return replace(
@@ -402,11 +404,12 @@ def normalise(config: ModelConfig, *, name: str, gpu_count: int, default_instanc
             input_pinned_memory=optimization.input_pinned_memory or PinnedMemoryBuffer(True),
             output_pinned_memory=optimization.output_pinned_memory or PinnedMemoryBuffer(True),
         ),
-        instance_group=tuple(groups) or (_group(InstanceGroup(), config.name, gpu_count, default_instance_count),),
+        instance_group=tuple(groups)
+        or (_group(InstanceGroup(), config.name, gpu_count, default_instance_count, least),),
     )
 
 
-def _group(group: InstanceGroup, name: str, gpu_count: int, default_count: int) -> InstanceGroup:
+def _group(group: InstanceGroup, name: str, gpu_count: int, default_count: int, least: int) -> InstanceGroup:
     kind = group.kind
     if kind is InstanceKind.KIND_AUTO:
         # A group that lists GPUs requires them: without any, report a problem rather than run on the CPU.
@@ -414,5 +417,5 @@ def _group(group: InstanceGroup, name: str, gpu_count: int, default_count: int) 
     gpus = group.gpus
     if kind is InstanceKind.KIND_GPU and not gpus:
         gpus = tuple(range(gpu_count))
-    count = group.count or (default_count if kind is InstanceKind.KIND_CPU else 1)
+    count = group.count or least or (default_count if kind is InstanceKind.KIND_CPU else 1)
     return replace(group, name=group.name or name, kind=kind, gpus=gpus, count=count)

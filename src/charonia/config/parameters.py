@@ -14,6 +14,12 @@ PYTHON_STRATEGY = "BATCHING_STRATEGY"
 ADAPT_DELAY = "ADAPT_QUEUE_DELAY"
 """Model parameter: "false" makes every lone request wait for the whole queue delay."""
 
+INSTANCES_MIN = "INSTANCES_MIN"
+"""Model parameter: the fewest instances of a model whose number of instances follows the load."""
+
+INSTANCES_MAX = "INSTANCES_MAX"
+"""Model parameter: the most. Without it, the number is fixed."""
+
 PINNED = "pinned"
 """Model parameter: "true" keeps a model loaded in mode `auto`."""
 
@@ -61,7 +67,7 @@ SERVER_PARAMETERS = frozenset(
         *(CHAT_TEMPLATE, EMBEDDING_NORMALIZE, EMBEDDING_OUTPUT, EMBEDDING_POOLING, EMBEDDING_TOKENS_MAX),
         *(LORA_ADAPTERS, OPENAI_ROUTES, TEXT_OUTPUT_KIND),
         *(ADAPT_DELAY, CUSTOM_BATCHING, EXAMPLE, EXAMPLE_REFUSED, FRONT_END, PADDING, PINNED, PYTHON_STRATEGY),
-        *(TRAFFIC, TRY_EXAMPLE),
+        *(INSTANCES_MAX, INSTANCES_MIN, TRAFFIC, TRY_EXAMPLE),
     }
 )
 """All of them."""

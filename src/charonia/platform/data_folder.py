@@ -62,7 +62,15 @@ def announce(folder: Path, url: str) -> None:
 
 
 def local_access(folder: Path) -> LocalAccess | None:
-    """Return how to reach the platform of a folder, None where none was started or this user may not."""
+    """Return how to reach the platform that uses a folder, None where none does or this user may not."""
+    try:
+        with (folder / LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None  # nobody has it: at the address of before there may be anybody
+    except BlockingIOError:
+        pass
+    except OSError:
+        return None
     try:
         record = json.loads((folder / RECORD_FILE).read_text())
         return LocalAccess(record["url"], (folder / KEY_FILE).read_text().strip())

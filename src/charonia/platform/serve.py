@@ -27,22 +27,28 @@ def serve(settings: PlatformSettings) -> None:
         host, port = listener.getsockname()[:2]
         settings = replace(settings, port=port)
         app = make_app(settings)
-        with app.state.platform.database.transaction() as session:
-            secret = local.prepare(session, settings.data)
-        announce(settings.data, replace(settings, public_url="", host=host).url)
-        print(f"Charonia platform at {settings.url}, data in {settings.data}")
-        print(f"To sign in, open this once: {login.link(settings, secret)}", flush=True)
         config = uvicorn.Config(
             app,
+            log_config=None,
             log_level="warning",
             access_log=False,
             proxy_headers=bool(settings.public_url),
             server_header=False,
             timeout_graceful_shutdown=FINISH_S,
         )
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it has ended in order
-            signal.signal(number, lambda *_: None)
-        uvicorn.Server(config).run(sockets=[listener])
+        server = uvicorn.Server(config)
+
+        def end(number: int, frame: object) -> None:
+            server.should_exit = True
+
+        for number in (signal.SIGTERM, signal.SIGINT):  # before and after it handles them itself
+            signal.signal(number, end)
+        with app.state.platform.database.transaction() as session:
+            secret = local.prepare(session, settings.data)
+        announce(settings.data, replace(settings, public_url="", host=host).url)
+        print(f"Charonia platform at {settings.url}, data in {settings.data}")
+        print(f"To sign in, open this once: {login.link(settings, secret)}", flush=True)
+        server.run(sockets=[listener])
 
 
 def _listening(settings: PlatformSettings) -> socket.socket:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from charonia import __version__
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
+from charonia.core.usage import TokenUsage
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
 from charonia.server.engine import ModelEngine
@@ -31,6 +32,7 @@ from charonia.server.lifecycle.entries import folders_of
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
+from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
@@ -38,7 +40,7 @@ from charonia.server.listening import GRACE_S, check_address
 from charonia.server.machine.cores import policy_cores, usable_cores
 from charonia.server.machine.gauges import MachineSampler, process_usage
 from charonia.server.machine.gpus import GpuSampler, Nvml, visible_gpus
-from charonia.server.machine.memory import BUDGET_SHARE, usable_memory
+from charonia.server.machine.memory import BUDGET_SHARE, available_memory, usable_memory
 from charonia.server.metrics.devices import (
     PinnedMemory,
     gpu_families,
@@ -55,6 +57,8 @@ from charonia.server.rate_limiter.overview import families, view_json
 from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.response_cache.redis import RedisCache
+from charonia.server.scaling.room import MEMORY_KEPT, FreeMemory, Room
+from charonia.server.scaling.scaler import InstanceScaler
 from charonia.server.sequences.overview import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.service import TracingService
@@ -206,7 +210,8 @@ class InferenceServer:
         self._poller: asyncio.Task[None] | None = None
         loaded, find, words = self._lifecycle.table.loaded, self.engine.find, self._lifecycle.table.traffic.words
         self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where, words)
-        self._marking: asyncio.Task[None] | None = None
+        self._scaler = self._make_scaler(loaded)
+        self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Load the models, then open the endpoints; whether those can be opened is known before.
@@ -238,7 +243,7 @@ class InferenceServer:
                 hint=SERVES_THE_REST if self._lifecycle.table.loaded() else "",
             )
         await self._open(self._tracing)
-        self._marking = asyncio.create_task(self._explainer.run())
+        self._background = [asyncio.create_task(each.run()) for each in (self._explainer, self._scaler)]
         self.engine.started()
         if options.models.poll_interval_secs:
             self._poller = asyncio.create_task(self._poll(options.models.poll_interval_secs))
@@ -255,8 +260,8 @@ class InferenceServer:
             self._demand.close()
         if self._poller is not None:
             self._poller.cancel()
-        if self._marking is not None:
-            self._marking.cancel()
+        for task in self._background:
+            task.cancel()
         self._lifecycle.table.traffic.close()
         self.front_ends.stop_accepting()
         finished = await self._drain(self._options.exit_timeout_secs)
@@ -344,6 +349,9 @@ class InferenceServer:
         async def folders(name: str, version: str) -> list[str]:
             return folders_of(self._lifecycle.table.models.values(), self.engine.find(name, version))
 
+        async def count_tokens(name: str, usage: TokenUsage) -> None:
+            self.engine.find(name).metrics.count_tokens(usage)
+
         return Services(
             tracing=tracing,
             log=self._log,
@@ -353,6 +361,7 @@ class InferenceServer:
             sequences=sequences,
             explain=explain,
             folders=folders,
+            count_tokens=count_tokens,
             traffic=self._lifecycle.table.traffic,
         )
 
@@ -375,6 +384,26 @@ class InferenceServer:
         gpus = gpu_families(self._gpus.sample()) if self._gpus is not None else []
         pools = [*pinned_families(self._backends.pinned), *gpu_pool_families(self._backends.gpu_pools)]
         return [*gpus, *pools, *memory_families(self.engine.samples())]
+
+    def _make_scaler(self, loaded: Callable[[], list[LoadedVersion]]) -> InstanceScaler:
+        return InstanceScaler(
+            lambda: [version.scaling for version in loaded() if version.scaling is not None],
+            lambda: sum(worker.cpu_seconds for version in loaded() for worker in version.workers()),
+            self._room,
+        )
+
+    def _room(self) -> Room:
+        """Return what the machine has left for more instances."""
+        memories = [FreeMemory("memory", available_memory(), int(usable_memory() * MEMORY_KEPT))]
+        if self._demand is not None:
+            memories.append(FreeMemory("the memory budget of models", self._demand.free_bytes(), 0))
+        for number, gpu in enumerate(self._gpus.sample() if self._gpus is not None else ()):
+            total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
+            if total is not None and used is not None:
+                memories.append(
+                    FreeMemory(f"the memory of GPU {number}", total - used, int(total * MEMORY_KEPT), number)
+                )
+        return Room(self._options.cpu_cores or usable_cores(), memories=tuple(memories))
 
     def _on_demand(self, models: ModelOptions) -> OnDemandLoader:
         """Let the engine load models on demand."""

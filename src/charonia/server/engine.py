@@ -211,7 +211,8 @@ class ModelEngine:
         """Return a sample of every loaded version for the metrics page."""
         return [
             ModelSample(
-                loaded.runner.metrics, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers()
+                *(loaded.runner.metrics, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers()),
+                loaded.scaling.counts() if loaded.scaling is not None else None,
             )
             for loaded in self._lifecycle.table.loaded()
         ]

@@ -17,6 +17,7 @@ from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.statistics import ModelStatistics
+from charonia.core.usage import TokenUsage
 from charonia.server.access.header_forward import HeaderForward
 from charonia.server.access.rules import Gate
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -104,6 +105,7 @@ class Services:
         explain: Explains what limits a model, given by name and version, and what to change.
         folders: Returns where the files of a model, given by name and version, lie: the folder of its version, and its
             own.
+        count_tokens: Counts the tokens of a request to a model, given by name, that does not tell them itself.
         page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
         controls_models: Whether models are loaded and unloaded on request.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
@@ -127,6 +129,7 @@ class Services:
     sequences: Callable[[str, str], Awaitable[Document]] | None = None
     explain: Callable[[str, str], Awaitable[Document]] | None = None
     folders: Callable[[str, str], Awaitable[list[str]]] | None = None
+    count_tokens: Callable[[str, TokenUsage], Awaitable[None]] | None = None
     cors_origins: tuple[str, ...] = ()
     traffic: TrafficControl | None = None
     lend: Lend | None = None

@@ -36,6 +36,8 @@ from charonia.server.backends.api import (
     Outputs,
     Placement,
     Result,
+    SelfChecking,
+    SupervisedModel,
 )
 
 Instance = BlockingInstance | AsyncInstance
@@ -285,6 +287,27 @@ class BackendSuite:
                 for got in await asyncio.gather(*(work(instance) for instance in instances)):
                     for one, other in zip(expected * 4, got, strict=True):
                         assert_same(one, other)
+
+        _run(test())
+
+    def test_an_instance_comes_and_goes_while_another_one_runs(self, backend_case: BackendCase) -> None:
+        request = backend_case.request(3, 2)
+
+        async def test() -> None:
+            async with loaded(backend_case) as (model, [first]):
+                expected = (await run_batch(first, [request])).results[0]
+                for number in (1, 2, 1):
+                    placement = replace(PLACEMENT, name=f"instance_{number}")
+                    running = asyncio.ensure_future(run_batch(first, [request]))
+                    more = await model.create_instance(placement)
+                    assert_same(expected, (await run_batch(more, [request])).results[0])
+                    assert_same(expected, (await running).results[0])
+                    running = asyncio.ensure_future(run_batch(first, [request]))
+                    await close(more)
+                    assert_same(expected, (await running).results[0])
+                    if isinstance(model, SupervisedModel):
+                        assert len(model.workers()) == 1
+                    assert not isinstance(model, SelfChecking) or await model.is_ready()
 
         _run(test())
 

@@ -1,12 +1,15 @@
 """Deployments over a target of records, with a model of three versions."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.orm import Session
 from tests.support.fake_target import FakeTarget
 from tests.support.platform_models import add_version
 
+from charonia.core.errors import ServingError, unavailable
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.service import Deployments
@@ -16,12 +19,28 @@ from charonia.platform.people.access import Grant, Principal, ProjectRole
 ADA = Principal.of("Ada", [Grant(ProjectRole.ADMIN)])
 
 
+class _LockedAtTimes(Database):
+    """A database in which another process writes for a long time."""
+
+    def __init__(self, url: str, is_locked: Callable[[], bool]) -> None:
+        super().__init__(url)
+        self._is_locked = is_locked
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Session]:
+        if self._is_locked():
+            raise unavailable("the database cannot be used: database is locked")
+        with super().transaction() as session:
+            yield session
+
+
 class Stage:
     """Deployments, with time that passes when a test says so."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
-        self.database = Database(f"sqlite:///{data / 'platform.sqlite'}")
+        self.is_locked = False
+        self.database = _LockedAtTimes(f"sqlite:///{data / 'platform.sqlite'}", lambda: self.is_locked)
         self.database.migrate()
         self.target = FakeTarget()
         self.workloads = Workloads(data, open_artifacts("", data))
@@ -33,13 +52,16 @@ class Stage:
         self.deployments.close()
         self.deployments = Deployments(self.database, {"local": self.target}, self.workloads)
 
-    def pass_s(self, seconds: float, step_s: float = 0.5) -> None:
-        """Let time pass, with the reconciler at work."""
+    def pass_s(self, seconds: float, step_s: float = 0.5, *, is_locked: bool = False) -> None:
+        """Let time pass, with the reconciler at work; it cannot write while the database is locked."""
+        self.is_locked = is_locked
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s += step_s
             self.target.pass_s(step_s)
-            self.deployments.reconciler.step(self.now_s)
+            with contextlib.suppress(ServingError):
+                self.deployments.reconciler.step(self.now_s)
+        self.is_locked = False
 
     def spec(self, name: str = "reader", versions: object = "latest", **more: object) -> dict[str, object]:
         model = {"name": "echo", "versions": versions}

@@ -30,7 +30,7 @@ def test_projects_are_added_once(admin: TestClient) -> None:
     assert (again.status_code, again.json()["error"]) == (409, "there is a project 'vision' already")
 
 
-@pytest.mark.parametrize("name", ["", "Vision", "a/b", "-a", "a" * 64, "é", "a b", ".."])
+@pytest.mark.parametrize("name", ["", "a/b", "-a", "a" * 129, "é", "a b", ".."])
 def test_a_name_that_an_address_cannot_have_is_refused(name: str, admin: TestClient) -> None:
     assert admin.post("/api/v1/projects", json={"name": name}).status_code == 400
 
@@ -67,6 +67,7 @@ def test_the_list_says_when_a_key_was_used(admin: TestClient) -> None:
     [
         ({"name": "ci", "roles": []}, 400),
         ({"name": "", "roles": [{"role": "viewer"}]}, 400),
+        ({"name": "a/b", "roles": [{"role": "viewer"}]}, 400),
         ({"name": "ci", "roles": [{"role": "root"}]}, 400),
         ({"name": "ci"}, 400),
         ({"name": "ci", "roles": [{"role": "viewer", "project": "nowhere"}]}, 404),

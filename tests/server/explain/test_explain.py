@@ -1,9 +1,11 @@
 """From facts to findings: every rule where it speaks, where it is silent, and in which order they come."""
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from charonia.config.instance_bounds import InstanceBounds
 from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explanation import Explanation, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup, explain, useful_delay_us
@@ -226,6 +228,23 @@ def test_a_busy_model_in_front_ends_asks_for_more_of_them() -> None:
         "only_in_engine_because": "",
     }
     assert explanation_json(Explanation.of(Facts(SETUP, activity())))["runs_in"] is None
+
+
+@pytest.mark.parametrize(("most", "advice"), [(2, "INSTANCES_MAX: 3 in place of 2"), (4, "")])
+def test_a_model_whose_instances_follow_the_load_is_not_told_a_fixed_number(most: int, advice: str) -> None:
+    setup = replace(SETUP, bounds=InstanceBounds(1, most))
+
+    assert change("busy", setup, activity(busy=0.95, size=8, idle_cores=1.2)) == advice
+
+
+def test_the_document_says_how_many_instances_there_may_be_and_why_there_are_so_many() -> None:
+    scaled = replace(SETUP, bounds=InstanceBounds(1, 4), scaling="2 of 1 to 4 instances")
+    found = [explanation_json(Explanation.of(Facts(each, activity())))["instances"] for each in (SETUP, scaled)]
+
+    assert [[each[name] for name in ("min", "max", "scaling")] for each in cast("list[dict[str, object]]", found)] == [
+        [2, 2, ""],
+        [1, 4, "2 of 1 to 4 instances"],
+    ]
 
 
 def test_the_document_has_the_facts_and_the_findings() -> None:

@@ -11,11 +11,12 @@ from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, not_found
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
-from charonia.server.explain.explainer import CpuTimes, Explainer, setup_of
+from charonia.server.explain.explainer import Explainer, setup_of
 from charonia.server.explain.explanation import ProcessHistory
 from charonia.server.explain.rules import ModelSetup
 from charonia.server.guard.record import ProcessRecord
 from charonia.server.lifecycle.loader import LoadedVersion, placements
+from charonia.server.machine.cpu_times import CpuTimes
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.rate_limiter.limiter import Claim, RateLimits
 from charonia.server.scheduling.api import CloseReason, QueueLimits, SlotIdle, Submit

@@ -121,7 +121,7 @@ def run(repository: Path, scenario: Callable[[Bench], Coroutine[object, object, 
 def executor_of(bench: Bench, model: str = "m") -> BlockingExecutor:
     runner = bench.local._routes[model, ""].runner
     assert isinstance(runner, ModelRunner)
-    (executor,) = runner._executors
+    (executor,) = runner._executors.values()
     assert isinstance(executor, BlockingExecutor)
     return executor
 

@@ -41,6 +41,7 @@ from charonia.server.guard.events import (
     Terminate,
     Tick,
     UpgradeAsked,
+    UpgradeCancelled,
 )
 from charonia.server.guard.record import ProcessRecord
 from charonia.server.guard.restarts import (
@@ -354,6 +355,33 @@ def test_a_next_engine_that_ends_before_it_has_the_front_ends_leaves_them_to_the
     assert machine.handle(exited(NEXT, KILLED), 5 * S)[-1] == ReportUpgrade(Stage.FAILED, NEXT, 4, "SIGKILL")
     assert names(machine) == {"engine": 1, FRONT: 2, OTHER: 3}
     assert machine.may_upgrade
+
+
+def test_an_upgrade_that_is_cancelled_ends_the_next_engine() -> None:
+    machine = upgrading(is_loaded=False)
+    assert machine.may_cancel
+
+    assert machine.handle(UpgradeCancelled(), 2 * S) == [Kill(NEXT)]
+
+    assert machine.handle(exited(NEXT, KILLED), 3 * S)[-1] == ReportUpgrade(Stage.FAILED, NEXT, 4, "SIGKILL")
+    assert machine.may_upgrade
+    assert not machine.may_cancel
+
+
+def test_an_upgrade_that_is_cancelled_before_its_engine_has_a_process_ends_it_then() -> None:
+    machine = running()
+    machine.handle(UpgradeAsked(NEXT, False, FINISH), 0)
+
+    assert machine.handle(UpgradeCancelled(), S) == []
+    assert machine.handle(Spawned(NEXT, 4), 2 * S) == [Kill(NEXT)]
+
+
+@pytest.mark.parametrize("stops_first", [False, True])
+def test_an_upgrade_whose_engine_is_ready_or_that_ends_the_other_one_first_goes_on(stops_first: bool) -> None:
+    machine = upgrading(stops_first=stops_first)
+
+    assert not machine.may_cancel
+    assert machine.handle(UpgradeCancelled(), 2 * S) == []
 
 
 def test_after_that_it_is_started_again_like_any_engine() -> None:

@@ -49,6 +49,7 @@ def test_a_model_without_state_that_computes_in_microseconds_runs_in_front_ends(
         (replace(CONFIG, instance_group=(replace(GROUP, kind=InstanceKind.KIND_GPU),)), "CPU"),
         (replace(CONFIG, instance_group=(GROUP, replace(GROUP, host_policy="near"))), "host_policy"),
         (replace(CONFIG, instance_group=(replace(GROUP, rate_limiter=RateLimiter()),)), "rate_limiter"),
+        (replace(CONFIG, parameters={"INSTANCES_MAX": "3"}), "INSTANCES_MAX"),
         (replace(CONFIG, sequence_batching=SequenceBatching()), "sequences"),
         (replace(CONFIG, model_transaction_policy=TransactionPolicy(decoupled=True)), "decoupled"),
         (replace(CONFIG, response_cache=ResponseCacheConfig(enable=True)), "cached"),

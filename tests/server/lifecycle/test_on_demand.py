@@ -187,6 +187,23 @@ def test_the_first_request_loads_its_model_and_all_that_come_meanwhile_wait(
     run(scenario)
 
 
+def test_what_loaded_models_leave_of_the_budget_is_free(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        harness = Harness(tmp_path, patch, budget=250)
+        harness.model("a", 100)
+        harness.model("b", 30)
+        await harness.start()
+        assert harness.demand.free_bytes() == 250 * KB
+
+        await harness.answer("a")
+        await harness.answer("b")
+
+        assert harness.demand.free_bytes() == 120 * KB
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
 def test_the_least_recently_used_idle_model_makes_room(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         harness = Harness(tmp_path, patch, budget=250)

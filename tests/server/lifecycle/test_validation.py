@@ -291,6 +291,12 @@ def test_gpus_of_this_machine_are_accepted() -> None:
     assert problems("instance_group { kind: KIND_GPU gpus: [0, 1] }", gpu_count=2) == []
 
 
+def test_bounds_of_instances_are_checked_with_the_rest() -> None:
+    text = "parameters { key: 'INSTANCES_MAX' value { string_value: '0' } }"
+
+    check(problems(text), "parameters[INSTANCES_MAX]", "expected a number of instances from 1 to 1024, got '0'")
+
+
 def test_a_batcher_needs_a_group_that_is_not_passive() -> None:
     passive = "instance_group [{ passive: true }, { passive: true }]"
 

@@ -5,7 +5,7 @@ import re
 from charonia.core.statistics import WorkerState
 from charonia.core.usage import TokenUsage
 from charonia.server.metrics.model_metrics import NOTES_MAX, FailureReason, ModelMetrics
-from charonia.server.metrics.prometheus import MachineGauges, ModelSample, PageView, metric_names, render
+from charonia.server.metrics.prometheus import InstanceCount, MachineGauges, ModelSample, PageView, metric_names, render
 from charonia.server.metrics.tokens import TokenMetrics
 from charonia.server.scheduling.api import CloseReason
 
@@ -33,7 +33,9 @@ def metrics() -> ModelMetrics:
 
 
 def page(machine: MachineGauges | None = MACHINE) -> str:
-    sample = ModelSample(metrics(), {"team": 'a"b\\c\n'}, 6, WORKERS)
+    sample = ModelSample(
+        metrics(), {"team": 'a"b\\c\n'}, 6, WORKERS, InstanceCount(2, 1, 4, {"requests_waited": 3, "idle": 2})
+    )
     return render([sample], machine, view=PageView(quantiles=(0.5,))).decode()
 
 
@@ -118,6 +120,19 @@ def test_each_worker_has_its_own_lines() -> None:
     assert f'charonia_worker_up{{{labels}"m_0_0"}} 1\ncharonia_worker_up{{{labels}"m_0_1"}} 0\n' in text
     assert f'charonia_worker_restarts_total{{{labels}"m_0_1"}} 7\n' in text
     assert f'charonia_worker_memory_bytes{{{labels}"m_0_0"}} 5000\n' in text
+
+
+def test_the_number_of_instances_is_shown_where_it_follows_the_load() -> None:
+    labels = r'_team="a\"b\\c\n",model="m",version="2"'
+    for line in (
+        f"charonia_instances{{{labels}}} 2",
+        f"charonia_instances_min{{{labels}}} 1",
+        f"charonia_instances_max{{{labels}}} 4",
+        f'charonia_instance_changes_total{{{labels},reason="requests_waited"}} 3',
+        f'charonia_instance_changes_total{{{labels},reason="idle"}} 2',
+    ):
+        assert f"\n{line}\n" in page()
+    assert b"charonia_instance" not in render([ModelSample(metrics(), {}, 0)])
 
 
 def test_a_utilization_that_is_not_known_yet_and_an_unwatched_machine_are_left_out() -> None:

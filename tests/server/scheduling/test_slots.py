@@ -241,3 +241,86 @@ def test_the_scheduler_always_knows_which_slots_it_may_use(
         assert slots.running == len(running)
         for instance, limit in enumerate(limits):
             assert 1 <= sum(slot % count == instance for slot in free | known | set(running)) <= limit
+
+
+def test_an_instance_that_is_yet_to_come_has_no_slot_and_one_that_has_come_has() -> None:
+    slots = Slots([2, 2, 2], absent=1)
+
+    assert slots.offer(2) is None
+    assert not slots.is_free(2)
+    assert slots.add(2) == SlotChange((2,))
+    assert slots.offer(2) == SlotIdle(2, 2)
+    assert slots.is_free(2)
+    assert slots.remove(2) == SlotChange(gone=(SlotGone(2),))
+    slots.check_invariants()
+
+
+def test_an_instance_that_is_removed_while_it_runs_is_gone_when_it_is_done() -> None:
+    slots = Slots([1, 1])
+    slots.offer(0)
+    slots.begin(0)
+
+    assert slots.remove(0) == SlotChange()
+    assert not slots.is_free(0)
+    assert slots.end(0, SHORT) == SlotChange(gone=(SlotGone(0),))
+    slots.check_invariants()
+
+
+def test_a_limit_holds_for_an_instance_that_comes_later() -> None:
+    slots = Slots([4, 4], absent=1)
+    slots.limit(1)
+    slots.add(1)
+    slots.offer(1)
+
+    assert [run_once(slots, 1, SHORT) for _ in range(40)] == [SlotChange((1,))] * 40
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 8]), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.sampled_from(["offer", "begin", "end", "add", "remove"]), st.integers(0, 14), st.booleans()),
+        max_size=200,
+    ),
+)
+def test_with_instances_that_come_and_go_the_scheduler_knows_which_slots_it_may_use(
+    limits: list[int], steps: list[tuple[str, int, bool]]
+) -> None:
+    slots, count = Slots(limits), len(limits)
+    there = set(range(count))
+    free, known, running = set(range(count)), set[int](), list[int]()
+
+    def follow(change: SlotChange) -> None:
+        assert not set(change.free) & (free | known | set(running))
+        free.update(change.free)
+        for event in change.gone:
+            assert event.slot not in running
+            free.discard(event.slot)
+            known.discard(event.slot)
+
+    for action, number, is_short in steps:
+        instance = number % count
+        busy = {slot % count for slot in running}
+        if action == "offer" and free:
+            slot = sorted(free)[number % len(free)]
+            assert slots.offer(slot) == SlotIdle(slot, slot % count)
+            free.remove(slot)
+            known.add(slot)
+        elif action == "begin" and known:
+            slot = sorted(known)[number % len(known)]
+            slots.begin(slot)
+            known.remove(slot)
+            running.append(slot)
+        elif action == "end" and running:
+            slot = running.pop(number % len(running))
+            follow(slots.end(slot, SHORT if is_short else LONG))
+        elif action == "add" and instance not in there | busy:
+            there.add(instance)
+            follow(slots.add(instance))
+        elif action == "remove" and instance in there:
+            there.discard(instance)
+            follow(slots.remove(instance))
+        slots.check_invariants()
+        assert {slot % count for slot in free | known} <= there
+        for each in there:
+            assert slots.is_free(each) == (each not in {slot % count for slot in running})
+            assert any(slot % count == each for slot in free | known | set(running))

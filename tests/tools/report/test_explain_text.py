@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from charonia.config.instance_bounds import InstanceBounds
 from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explanation import Explanation, ProcessHistory, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup
@@ -56,6 +57,15 @@ def test_everything_is_there_and_findings_come_first() -> None:
     assert "Cores        4, 1.2 of them idle" in lines
     assert lines[-1] == (
         "Settings     max_batch_size 8, dynamic batching, max_queue_delay_microseconds 500, preferred_batch_size [8]"
+    )
+    assert not any(line.startswith("Scaling") for line in lines)
+
+
+def test_instances_by_load_have_a_line_of_their_own() -> None:
+    scaled = replace(SETUP, bounds=InstanceBounds(1, 4), scaling="2 of 1 to 4 instances; a second was added 9 s ago")
+
+    assert "Scaling      2 of 1 to 4 instances; a second was added 9 s ago" in text_of(
+        Explanation.of(Facts(scaled, BUSY))
     )
 
 

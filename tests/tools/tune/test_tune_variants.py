@@ -66,6 +66,13 @@ def test_instances_are_one_group_of_the_kind_that_the_model_runs_on() -> None:
     assert instance_group_text(made) == "3:CPU"
 
 
+def test_a_number_of_instances_that_is_tried_does_not_follow_the_load() -> None:
+    scaled = replace(BATCHING, parameters={"INSTANCES_MIN": "1", "INSTANCES_MAX": "4", "execution_mode": "1"})
+
+    assert apply_change(model(scaled), ModelChange("m", instance_count=2)).parameters == {"execution_mode": "1"}
+    assert apply_change(model(scaled), ModelChange("m", max_batch_size=4)).parameters == scaled.parameters
+
+
 def test_whole_fields_are_replaced_by_what_yaml_gave() -> None:
     fields = (
         ("instance_group", '[{"count": 2, "kind": "KIND_CPU"}]'),

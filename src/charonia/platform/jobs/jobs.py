@@ -4,7 +4,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
@@ -25,6 +24,7 @@ from charonia.platform.jobs.commands import (
     seconds_left,
 )
 from charonia.platform.targets.api import DeploymentTarget
+from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
 
@@ -115,8 +115,9 @@ def tune_handler(workloads: Workloads, database: Database) -> Handler:
         run.progress(0.02, "the files of the model are fetched")
         workloads.place(named)
         workload = workloads.workload("tune", 0, named)
+        shutil.rmtree(run.folder / "repository", ignore_errors=True)
         for model in workload.models:
-            _lay_out(run.folder / "repository" / model.name, model.versions, model.config)
+            make_model_folder(run.folder / "repository", model)
 
         def report(line: str) -> None:
             left = seconds_left(line)
@@ -144,12 +145,3 @@ def _trial(job: TuneJob) -> DeploymentSpec:
         raise invalid(f"version: expected the number of a version, got {job.version}")
     model = DeployedModel(job.model, versions=(job.version,))
     return DeploymentSpec(name="tune", models=(model,), environment=job.environment)
-
-
-def _lay_out(folder: Path, versions: Mapping[int, Path], config: str) -> None:
-    """Write a model's folder, whose versions are links."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for number, path in versions.items():
-        (folder / str(number)).symlink_to(path, target_is_directory=True)
-    (folder / "config.pbtxt").write_text(config, encoding="utf-8")

@@ -7,7 +7,8 @@ from sqlalchemy.orm import Session
 
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.platform.database.connection import now
-from charonia.platform.database.tables import NAME_CHARS_MAX, GrantRow, KeyRow, ProjectRow
+from charonia.platform.database.tables import GrantRow, KeyRow, ProjectRow
+from charonia.platform.names import check_name
 from charonia.platform.people import audit
 from charonia.platform.people.access import Grant, Principal
 from charonia.platform.people.grants import demand_all, kept, new_rows
@@ -36,8 +37,7 @@ def create(
         NotPermittedError: If the caller may not give these roles.
         ServingError: INVALID_ARG, NOT_FOUND for a project, ALREADY_EXISTS.
     """
-    if not 0 < len(name) <= NAME_CHARS_MAX or not name.isprintable():
-        raise invalid(f"name of a key: expected 1 to {NAME_CHARS_MAX} printable characters, got '{name}'")
+    check_name("key", name)
     if not grants:
         raise invalid(f"key '{name}': expected at least one role, got none")
     if session.scalar(select(KeyRow.id).where(KeyRow.name == name)) is not None:

@@ -1,21 +1,19 @@
 """Projects: what belongs together, and what roles are given for."""
 
-import re
 from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.core.errors import Code, ServingError, not_found
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ProjectRow
+from charonia.platform.names import check_name
 from charonia.platform.people import audit
 from charonia.platform.people.access import Principal, ProjectRole
 
 DEFAULT = "default"
 """The project that exists from the start."""
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 def create(session: Session, who: Principal, name: str) -> ProjectRow:
@@ -26,10 +24,7 @@ def create(session: Session, who: Principal, name: str) -> ProjectRow:
         ServingError: INVALID_ARG for a name that addresses cannot have; ALREADY_EXISTS.
     """
     who.demand(ProjectRole.ADMIN)
-    if not _NAME.fullmatch(name):
-        raise invalid(
-            f"name of a project: expected up to 63 of a-z, 0-9, - and _, with a letter or digit first, got '{name}'"
-        )
+    check_name("project", name)
     if _find(session, name) is not None:
         raise ServingError(Code.ALREADY_EXISTS, f"there is a project '{name}' already")
     project = ProjectRow(name=name, created=now())

@@ -26,6 +26,7 @@ from charonia.platform.targets.fit import LocalMachine, misfits
 from charonia.platform.targets.live_traffic import change_traffic, traffic_of, without_traffic
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, Steps, tail, write_whole
 from charonia.platform.targets.machine import this_machine
+from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.targets.ports import FreePorts
 
 HOST = "127.0.0.1"
@@ -68,7 +69,6 @@ class LocalTarget:
         self._machine = machine
         self._lock = threading.Lock()
         self._unwell: dict[str, float] = {}
-        self._started: list[subprocess.Popen[bytes]] = []
 
     def problems(self, workload: Workload) -> Sequence[str]:
         """Return why a workload does not fit. See `DeploymentTarget`."""
@@ -115,8 +115,6 @@ class LocalTarget:
 
     def observe(self, deployment: str) -> Observed:
         """Return what is there now. See `DeploymentTarget`."""
-        with self._lock:
-            self._started = [process for process in self._started if process.poll() is None]
         folder = self._folder(deployment)
         ports = folder.read("ports").get("ports")
         if ports is None:
@@ -201,7 +199,7 @@ class LocalTarget:
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
         for model in workload.models:
-            _link(target / "repository" / model.name, model.versions, model.config)
+            make_model_folder(target / "repository", model)
         (target / "repository").mkdir(exist_ok=True)
         launcher = target / "python"
         write_whole(launcher, _launcher(workload), 0o755)
@@ -211,14 +209,14 @@ class LocalTarget:
         folder.write("applying", revision=workload.revision, is_upgrade=False, made=_made(workload))
         python = str(folder.revision(workload.revision) / "python")
         command = [python, "-m", "charonia", "serve", *_arguments(folder, workload)]
-        self._started.append(folder.start(command, _environment()))
+        folder.start(command, _environment())
 
     def _upgrade(self, folder: DeploymentFolder, workload: Workload) -> None:
         folder.write("applying", revision=workload.revision, is_upgrade=True, made=_made(workload))
         revision = folder.revision(workload.revision)
         command = [sys.executable, "-m", "charonia", "upgrade", str(folder.pid()), "--python", str(revision / "python")]
         command += ["--", *_arguments(folder, workload)]
-        self._started.append(Steps(revision).start(command, _environment()))
+        Steps(revision).start(command, _environment())
 
     def _change_traffic(self, folder: DeploymentFolder, workload: Workload) -> None:
         """Change how traffic is split in the server that runs, and what it reads when it starts again."""
@@ -342,22 +340,6 @@ def _quoted(text: str) -> str:
 def _environment() -> dict[str, str]:
     """Return the environment of servers: without what the platform alone is told."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_NO_CODE)}
-
-
-def _link(folder: Path, versions: Mapping[int, Path], config: str) -> None:
-    """Make a model's folder with hard links to the files of its versions; what they share is that of the newest."""
-    for number, source in sorted(versions.items()):
-        for path in sorted(source.rglob("*")):
-            parts = path.relative_to(source).parts
-            target = folder.joinpath(str(number) if parts[0] == "1" else parts[0], *parts[1:])
-            if path.is_dir():
-                target.mkdir(parents=True, exist_ok=True)
-            else:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.unlink(missing_ok=True)
-                os.link(path, target)
-        (folder / str(number)).mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "config.pbtxt", config)
 
 
 def _write_keys(folder: DeploymentFolder, keys: Sequence[str]) -> None:

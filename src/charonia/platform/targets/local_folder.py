@@ -18,7 +18,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -90,7 +90,7 @@ class DeploymentFolder:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def start(self, command: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the server, which survives this process.
 
         Raises:
@@ -101,16 +101,8 @@ class DeploymentFolder:
             self._stopping.unlink(missing_ok=True)
             # The process writes its number itself: nothing is lost if this one ends right here.
             script = 'echo $$ > "$0.new" && mv "$0.new" "$0" && exec "$@"'
-            return subprocess.Popen(
-                ["/bin/sh", "-c", script, str(self._pid), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=self.path,
-                pass_fds=[lock.fileno()],
-                start_new_session=True,
-            )
+            command = ["/bin/sh", "-c", script, str(self._pid), *command]
+            _start(command, self.path, log, environment, pass_fds=[lock.fileno()])
 
     def stopping_since(self) -> float:
         """Return when the server was told to end, in seconds since the epoch; 0.0 if it was not."""
@@ -148,7 +140,7 @@ class Steps:
         self._output = folder / "steps"
         self._exit = folder / "exit"
 
-    def start(self, command: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Begin.
 
         Raises:
@@ -158,14 +150,7 @@ class Steps:
         with _held(self._output) as output:
             output.truncate(0)
             script = '"$@"; echo $? > "$0.new"; mv "$0.new" "$0"'
-            return subprocess.Popen(
-                ["/bin/sh", "-c", script, str(self._exit), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+            _start(["/bin/sh", "-c", script, str(self._exit), *command], self._exit.parent, output, environment)
 
     def text(self) -> str:
         """Return what it has said."""
@@ -213,6 +198,28 @@ def tail(path: Path, lines: int, bytes_max: int = 2**20) -> str:
     except FileNotFoundError:
         return ""
     return "".join(text.splitlines(keepends=True)[-lines:])
+
+
+def _start(
+    command: Sequence[str],
+    folder: Path,
+    output: IO[bytes],
+    environment: Mapping[str, str],
+    *,
+    pass_fds: Sequence[int] = (),
+) -> None:
+    """Start a command that is no child of this process: nobody has to wait for it."""
+    subprocess.run(
+        ["/bin/sh", "-c", '"$@" &', "sh", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=folder,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        check=True,
+    )
 
 
 @contextmanager

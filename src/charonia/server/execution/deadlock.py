@@ -23,27 +23,27 @@ class InstancePool:
 
     Attributes:
         model: Name of the model.
-        size: Number of instances.
+        instances: Numbers of the instances that there are.
         resources: The claim of the instances to resources, None if there is none.
         busy: The calling batch of each instance that runs one, by number of the instance.
     """
 
-    __slots__ = ("busy", "model", "resources", "size")
+    __slots__ = ("busy", "instances", "model", "resources")
 
     def __init__(self, model: str, size: int, resources: Claim | None = None) -> None:
         self.model = model
-        self.size = size
+        self.instances = set(range(size))
         self.resources = resources
         self.busy: dict[int, CallingBatch] = {}
 
     def is_blocked_by(self, stuck: "set[CallingBatch]") -> bool:
         """Whether no instance can take a request unless one of these batches finishes."""
         if self.resources is None:
-            return len(self.busy) == self.size and all(caller in stuck for caller in self.busy.values())
+            return all(self.busy.get(instance) in stuck for instance in self.instances)
         holders = [(c.pool.resources, c.instance) for c in stuck if c.pool.resources is not None]
         return all(
             self.busy.get(instance) in stuck or self.resources.is_blocked_by(instance, holders)
-            for instance in range(self.size)
+            for instance in self.instances
         )
 
 
@@ -122,7 +122,7 @@ class DeadlockDetector:
             return request
         waiter.requests.add(request)
         # Usually an instance makes no requests, and a deadlock is impossible.
-        if len(pool.busy) == pool.size or pool.resources is not None:
+        if len(pool.busy) >= len(pool.instances) or pool.resources is not None:
             stuck = self._stuck()
             if pool.is_blocked_by(stuck):
                 waiter.requests.discard(request)

@@ -7,14 +7,16 @@ requests and sends their replies. Invariants:
 2. Draining waits for every request in flight, including those that their batch left open.
 3. A scheduler that raises is replaced: all requests in flight and all later ones fail.
 4. All of this runs in the event loop's thread.
+5. An instance is given up only while it runs nothing, owes no response and no request waits.
 """
 
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
+from charonia.config.instance_bounds import bounds_of
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
 from charonia.core.calls import ANSWERED, Reply, Ticket
@@ -71,7 +73,7 @@ class ModelRunner:
         config: The complete configuration.
         version: The version, as text.
         scheduler: The scheduler.
-        executors: The instances.
+        executors: The instances; where their number follows the load, the first ones.
         labels: Class labels by output.
         loop: The event loop.
         deadlocks: The deadlock detector.
@@ -99,7 +101,9 @@ class ModelRunner:
         # Those that say whether a request would run at once; a wrapper of one has to see every event.
         is_plain = type(scheduler) in (DefaultScheduler, DynamicBatcher) and not config.is_decoupled
         self._plain = cast("DefaultScheduler | DynamicBatcher", scheduler) if is_plain else None
-        self._executors = executors
+        self._executors = dict(enumerate(executors))  # by number of the instance
+        bounds = bounds_of(config)
+        self._most = bounds.most if bounds is not None else len(executors)
         self._loop = loop
         self._busy_poll = busy_poll
         self._deadlocks = deadlocks if deadlocks is not None else DeadlockDetector()
@@ -120,16 +124,18 @@ class ModelRunner:
         self._enough = sys.maxsize if is_sequential else config.max_batch_size if self._gathers else 1
         if dynamic is not None and dynamic.preserve_ordering:
             self._in_flight.keep_order()
-        limit = capacity_limit(len(executors), batches=self._gathers)
+        limit = capacity_limit(self._most, batches=self._gathers)
         if claim is not None:
             limit = 1  # a batch in an instance's own queue would hold resources, too
             claim.wake(loop, lambda: self._handle(Tick(), now_ns()))
         elif config.sequence_batching is not None:
             limit = 1  # a sequence is bound to its instance, so another could not take its requests
-        self._slots = Slots([min(limit, executor.capacity_max) for executor in executors])
+        absent = self._most - len(executors)
+        capacities = [executor.capacity_max for executor in executors]
+        self._slots = Slots([min(limit, each) for each in capacities + capacities[-1:] * absent], absent)
         self._free: list[int] = []  # slots to offer in the next turn of the event loop
         self._is_turn_due = False
-        for slot in range(len(executors)):
+        for slot in self._executors:
             self._offer(slot)
 
     def __repr__(self) -> str:
@@ -195,7 +201,7 @@ class ModelRunner:
         slot = scheduler.slot_at_once() if scheduler is not None else None
         if scheduler is None or slot is None or in_flight.order is not None:
             return None
-        executor = self._executors[slot % len(self._executors)]
+        executor = self._executors[slot % self._most]
         if not isinstance(executor, BlockingExecutor) or not executor.rule.in_place:
             return None
         arrival_ns = now_ns()
@@ -235,7 +241,7 @@ class ModelRunner:
         slot = scheduler.slot_at_once() if scheduler is not None and not self._gathers else None
         if slot is None or in_flight.order is not None:
             return []
-        executor = self._executors[slot % len(self._executors)]
+        executor = self._executors[slot % self._most]
         if not isinstance(executor, BlockingExecutor):
             return []
         arrival_ns = now_ns()
@@ -304,7 +310,7 @@ class ModelRunner:
     async def aclose(self) -> None:
         """Close every executor; to be called when drained."""
         self._timer.close()
-        for executor in self._executors:
+        for executor in self._executors.values():
             await executor.aclose()
 
     def abandon(self, error: ServingError) -> None:
@@ -330,7 +336,7 @@ class ModelRunner:
             is_later = self._gathers
             if self._scheduler.queued >= self._enough:
                 # A batch in place follows in the next turn, or in the loop of this one: not inside of the last batch.
-                executor = self._executors[slot % len(self._executors)]
+                executor = self._executors[slot % self._most]
                 is_later = isinstance(executor, BlockingExecutor) and executor.rule.in_place
             if not is_later:
                 self._offer(slot)
@@ -418,32 +424,67 @@ class ModelRunner:
         slot = run.slot
         self._slots.begin(slot)
         entries = list(map(self._in_flight.requests.__getitem__, run.ids))
-        executor = self._executors[slot % len(self._executors)]
+        executor = self._executors[slot % self._most]
         batch = self._batch_kind.current(self._in_flight, entries, slot, run.reason, executor)
         for index, entry in enumerate(entries):
             entry.state = RUNNING
             entry.batch = batch
             entry.index = index
             if entry.wait is not None:
-                self._deadlocks.run(entry.wait, slot % len(self._executors))
+                self._deadlocks.run(entry.wait, slot % self._most)
         return batch
+
+
+def instances_of(runner: ModelRunner) -> Mapping[int, Executor]:
+    """Return the instances by number."""
+    return runner._executors
+
+
+def free_instances(runner: ModelRunner) -> list[int]:
+    """Return the numbers of the instances that run nothing and owe no response."""
+    owing = {entry.batch.executor for entry in runner._in_flight.requests.values() if entry.batch is not None}
+    return [n for n, each in runner._executors.items() if runner._slots.is_free(n) and each not in owing]
+
+
+def waited_ns(runner: ModelRunner, now: int) -> int:
+    """Return how long the oldest request that waits for an instance has waited, 0 where none waits."""
+    waiting = (entry for entry in runner._in_flight.requests.values() if entry.state == QUEUED)
+    return max(1, now - oldest.arrival_ns) if (oldest := next(waiting, None)) is not None else 0
+
+
+def add_instance(runner: ModelRunner, number: int, executor: Executor) -> None:
+    """Give batches to one more instance, with a number below the most that the configuration allows."""
+    runner._executors[number] = executor
+    runner._pool.instances.add(number)
+    runner._follow(runner._slots.add(number))
+
+
+def give_up_instance(runner: ModelRunner) -> Executor | None:
+    """Give no more batches to the free instance with the highest number, and return it; None where none is free."""
+    free = free_instances(runner)
+    if not free or runner.pending:
+        return None
+    number = max(free)
+    runner._pool.instances.discard(number)
+    runner._follow(runner._slots.remove(number))
+    return runner._executors.pop(number)
 
 
 def runs_in_place(runner: ModelRunner) -> bool:
     """Whether an instance computes on the event loop, because its executions are short; a trial does not count."""
-    executors = (each for each in runner._executors if isinstance(each, BlockingExecutor))
+    executors = (each for each in runner._executors.values() if isinstance(each, BlockingExecutor))
     return any(each.rule.in_place and not each.rule.is_tried for each in executors)
 
 
 def has_short_requests(runner: ModelRunner) -> bool:
     """Whether an instance computes a request in microseconds, wherever it runs batches."""
-    executors = (each for each in runner._executors if isinstance(each, BlockingExecutor))
+    executors = (each for each in runner._executors.values() if isinstance(each, BlockingExecutor))
     return runs_in_place(runner) or any(each.requests.are_short for each in executors)
 
 
 def begin_in_place(runner: ModelRunner) -> None:
     """Let every instance compute on the event loop from now on, as long as executions are short."""
-    for executor in runner._executors:
+    for executor in runner._executors.values():
         if isinstance(executor, BlockingExecutor):
             executor.rule.begin()
 

@@ -1,12 +1,9 @@
 """Marks the counters of every loaded version once a second, and explains them."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from weakref import WeakKeyDictionary
-
-import psutil
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -21,6 +18,7 @@ from charonia.server.explain.rules import Facts, ModelSetup
 from charonia.server.guard.record import ProcessRecord
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.loader import LoadedVersion, placements
+from charonia.server.machine.cpu_times import CpuTimes
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.rate_limiter.overview import NO_SHORTAGE
 
@@ -111,8 +109,13 @@ class Explainer:
         history = self._histories.get(runner.metrics)
         activity = history.activity() if history is not None else Activity()
         steps = tuple(self._explain(found) for step in _steps(runner.config) if (found := self._step(step)) is not None)
+        setup = setup_of(runner.config, runner.version, self._cores, self._where(runner))
+        scaling = next((each.scaling for each in self._loaded() if each.runner is runner), None)
+        if scaling is not None:
+            rule = scaling.rule
+            setup = replace(setup, instances=scaling.count, bounds=rule.bounds, scaling=rule.story(now_ns()))
         facts = Facts(
-            setup_of(runner.config, runner.version, self._cores, self._where(runner)),
+            setup,
             activity,
             max(((step.facts.setup.model, step.facts.busy) for step in steps), key=_share, default=None),
             max(((step.facts.setup.model, step.facts.activity.short) for step in steps), key=_share, default=None),
@@ -156,35 +159,3 @@ def _steps(config: ModelConfig) -> tuple[str, ...]:
     if config.ensemble_scheduling is None:
         return ()
     return tuple(dict.fromkeys(key_of(step) for step in scheduling_of(config).step))
-
-
-@dataclass(frozen=True, slots=True)
-class CpuTimes:
-    """CPU time so far, in seconds of all cores of the machine together.
-
-    Attributes:
-        idle_s: Time that nothing ran.
-        busy_s: Time that programs ran, or would have run had the hypervisor not taken the core.
-        own_s: Time of this server and the workers of its models.
-    """
-
-    idle_s: float
-    busy_s: float
-    own_s: float
-
-    @classmethod
-    def read(cls, workers_s: float) -> "CpuTimes":
-        """Return the times as they are now, given those of the workers."""
-        times = psutil.cpu_times()
-        idle_s = float(times.idle + getattr(times, "iowait", 0.0))
-        # Guests are part of `user`.
-        all_s = float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
-        return cls(idle_s, all_s - idle_s, time.process_time() + workers_s)
-
-    def since(self, before: "CpuTimes", seconds: float) -> tuple[float, float]:
-        """Return the cores that were idle, and those that others than this server took, since an earlier reading."""
-        if seconds <= 0:
-            return 0.0, 0.0
-        own_s = max(0.0, self.own_s - before.own_s)  # less if a worker has ended
-        others_s = self.busy_s - before.busy_s - own_s
-        return max(0.0, self.idle_s - before.idle_s) / seconds, max(0.0, others_s) / seconds

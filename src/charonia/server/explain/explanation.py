@@ -79,13 +79,7 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
             "batch_infer": _us(counts.infer_ns, activity.batch_count),
             "batch_moving": _us(counts.moving_ns, activity.batch_count),
         },
-        "instances": {
-            "count": setup.instances,
-            "kind": "KIND_GPU" if setup.on_gpu else "KIND_CPU",
-            "busy": round(facts.busy, 3),
-            "batches_at_once": round(activity.occupancy(setup.instances), 2),
-            "threads": setup.threads,
-        },
+        "instances": _instances(facts),
         "rate_limiter": {
             "waiting": round(activity.short, 3),
             "resources": list(activity.resources),
@@ -116,6 +110,20 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
             for each in explanation.processes
         ],
         "traffic": list(explanation.traffic),
+    }
+
+
+def _instances(facts: Facts) -> dict[str, object]:
+    setup = facts.setup
+    return {
+        "count": setup.instances,
+        "kind": "KIND_GPU" if setup.on_gpu else "KIND_CPU",
+        "busy": round(facts.busy, 3),
+        "batches_at_once": round(facts.activity.occupancy(setup.instances), 2),
+        "threads": setup.threads,
+        "min": setup.bounds.least if setup.bounds is not None else setup.instances,
+        "max": setup.bounds.most if setup.bounds is not None else setup.instances,
+        "scaling": setup.scaling,
     }
 
 

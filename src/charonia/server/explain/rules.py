@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from charonia.config.instance_bounds import InstanceBounds
+from charonia.config.parameters import INSTANCES_MAX
 from charonia.server.explain.activity import Activity
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason
@@ -50,6 +52,8 @@ class ModelSetup:
         preferred: `preferred_batch_size`.
         steps: Models of an ensemble.
         where: Where its requests run, None for a server of one process.
+        bounds: The fewest and the most instances, None where their number is fixed.
+        scaling: How their number came about, in words, "" where it is fixed.
     """
 
     model: str
@@ -64,6 +68,8 @@ class ModelSetup:
     preferred: tuple[int, ...] = ()
     steps: tuple[str, ...] = ()
     where: WhereRun | None = None
+    bounds: InstanceBounds | None = None
+    scaling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +249,9 @@ def _saturated(facts: Facts) -> Finding | None:
         return Finding("busy", says, f"try --front-ends {setup.where.front_ends + 1}, each with an instance")
     count = setup.instances + min(spare, setup.instances)
     says += f" {activity.idle_cores:.1f} of {setup.cores} cores were idle."
+    if setup.bounds is not None:
+        is_most = setup.instances >= setup.bounds.most
+        return Finding("busy", says, f"{INSTANCES_MAX}: {count} in place of {setup.bounds.most}" if is_most else "")
     return Finding("busy", says, f"try instance_group [ {{ count: {count} }} ] in place of {setup.instances}")
 
 

@@ -65,10 +65,12 @@ class FrontEndReport:
 Report = TypeVar("Report", EngineReport, FrontEndReport)
 
 
-def process_spec(folder: Path, name: str, role: ProcessRole, sockets: Sockets, *further: str) -> ProcessSpec:
-    """Return how to start a process of a server whose options are in `folder`."""
+def process_spec(
+    folder: Path, name: str, role: ProcessRole, sockets: Sockets, *further: str, python: str = sys.executable
+) -> ProcessSpec:
+    """Return how to start a process of a server whose options are in `folder`, with the interpreter `python`."""
     descriptors = [f"{endpoint}={sock.fileno()}" for endpoint, each in sockets.items() for sock in each]
-    command = (sys.executable, "-m", "charonia.cli.serve_process", name, str(folder), *further, *descriptors)
+    command = (python, "-m", "charonia.cli.serve_process", name, str(folder), *further, *descriptors)
     return ProcessSpec(name, role, command, sockets=[sock for each in sockets.values() for sock in each])
 
 

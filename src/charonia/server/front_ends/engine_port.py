@@ -19,6 +19,7 @@ from charonia.core.errors import ServingError, internal, invalid, unavailable, u
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
+from charonia.core.usage import TokenUsage
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Target
@@ -215,6 +216,8 @@ class EnginePort:
                 return await services.sequences(*arguments)
             case "folders" if services.folders is not None:
                 return await services.folders(*arguments)
+            case "count_tokens" if services.count_tokens is not None:
+                await services.count_tokens(arguments[0], TokenUsage(*arguments[1:]))
             case "explain" if services.explain is not None:
                 return await services.explain(*arguments)
             case "split" if services.traffic is not None:

@@ -6,6 +6,7 @@ from typing import Any, Protocol, cast
 
 from charonia.core.errors import ServingError, internal
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
+from charonia.core.usage import TokenUsage
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.records import plain
 from charonia.server.front_ends.state import EngineState
@@ -205,6 +206,9 @@ def services_of(
     async def folders(name: str, version: str) -> list[str]:
         return cast(list[str], await engine.ask("folders", name, version))
 
+    async def count_tokens(name: str, usage: TokenUsage) -> None:
+        await engine.ask("count_tokens", name, *usage)
+
     def demand(name: str, version: str) -> Awaitable[None] | None:
         configs = engine.state.directory.configs
         return None if (name, "") in configs or (name, version) in configs else engine.ask("demand", name, version)
@@ -218,6 +222,7 @@ def services_of(
         sequences=sequences if "sequences" in offers else None,
         explain=explain if "explain" in offers else None,
         folders=folders if "folders" in offers else None,
+        count_tokens=count_tokens,
         traffic=RemoteTraffic(engine) if "split" in offers else None,
         lend=engine.lend,
     )

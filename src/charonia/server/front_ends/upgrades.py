@@ -6,6 +6,9 @@ what is asked before, and what is told meanwhile.
 
 import asyncio
 import logging
+import os
+import shutil
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -58,11 +61,13 @@ class Wanted:
         arguments: Arguments of `charonia serve` for the new engine; None for those of the one that runs.
         stops_first: Whether that one ends before the new one starts.
         finish_s: Seconds that what it has begun may take after that.
+        python: The interpreter of the new engine and the new front ends, "" for that of the ones that run.
     """
 
     arguments: tuple[str, ...] | None = None
     stops_first: bool = False
     finish_s: float = FINISH_S
+    python: str = ""
 
 
 class Upgrades:
@@ -89,6 +94,8 @@ class Upgrades:
         self._arguments = tuple(arguments)
         self._notifier = notifier
         self._sockets = sockets
+        self._python = sys.executable
+        self._is_cancelled = False
         self._count = 1
         self._name = ""
         self._wanted = Wanted()
@@ -102,11 +109,15 @@ class Upgrades:
     async def answer(self, asked: Message) -> AsyncIterator[Message]:
         """Answer a command: yield its steps, and at the end how it went. It goes on even if the command has gone."""
         yield {"version": __version__}
+        if asked.get("cancel"):
+            yield self._cancel()
+            return
         arguments = asked.get("arguments")
         wanted = Wanted(
             tuple(map(str, arguments)) if isinstance(arguments, list) else None,
             bool(asked.get("stop_first")),
             float(str(asked.get("finish_s", FINISH_S))),
+            str(asked.get("python", "")),
         )
         messages: asyncio.Queue[Message] = asyncio.Queue()
         self._start(wanted, messages.put_nowait)
@@ -130,6 +141,16 @@ class Upgrades:
         """Give up what is under way: the server stops."""
         for task in self._tasks:
             task.cancel()
+
+    def _cancel(self) -> Message:
+        """End the upgrade under way, and return the answer."""
+        if self.guard.cancel_upgrade():
+            self._is_cancelled = True
+            return {"done": "the upgrade is cancelled: the engine before serves on"}
+        return {
+            "error": "there is no upgrade that could be cancelled",
+            "hint": "none is under way, or its engine has loaded its models, or the one before has ended first",
+        }
 
     def _start(self, wanted: Wanted, tell: Callable[[Message], None]) -> None:
         task = asyncio.get_running_loop().create_task(self._run_and_tell(wanted, tell))
@@ -170,14 +191,18 @@ class Upgrades:
             )
         if not wanted.stops_first:
             _check_memory(self.guard.pid())
+        python = wanted.python or self._python
+        if shutil.which(python) is None or not os.path.isabs(python):
+            raise invalid(f"--python: expected the path of an interpreter that has charonia, got '{python}'")
         arguments = self._arguments if wanted.arguments is None else wanted.arguments
         self._count += 1
+        self._is_cancelled = False
         self._wanted, self._name, self._reports = wanted, f"{ENGINE}_{self._count}", asyncio.Queue()
         write_new_engine(self._folder, self._name, self._order(arguments))
         socket = () if wanted.stops_first else (_socket_of(self._name),)
         self._notifier.send(*notify.reloading(time.monotonic_ns()), notify.status("upgrade: a new engine starts"))
         try:
-            spec = process_spec(self._folder, self._name, ProcessRole.ENGINE, self._sockets, *socket)
+            spec = process_spec(self._folder, self._name, ProcessRole.ENGINE, self._sockets, *socket, python=python)
             self.guard.upgrade(spec, stops_first=wanted.stops_first, finish_s=wanted.finish_s)
             step("a new engine starts" if not wanted.stops_first else "the engine ends, then a new one starts")
             await self._follow(wanted, step)
@@ -238,6 +263,8 @@ class Upgrades:
         new_engine_path(self._folder, self._name).unlink(missing_ok=True)
         error = error_of(self._folder, self._name)
         reason = error.message if error is not None else report.reason
+        if self._is_cancelled:
+            error, reason = None, "the upgrade was cancelled"
         if error is not None and error.hint:
             reason += f" ({error.hint})"
         before = "the engine before is started again" if wanted.stops_first else "the engine before serves on"
@@ -260,7 +287,10 @@ class Upgrades:
         if order.exists():
             order.unlink()
             take_options(self._folder, self._name)
-            self.guard.respecify(process_spec(self._folder, self._name, ProcessRole.ENGINE, self._sockets))
+            self._python = self._wanted.python or self._python
+            spec = process_spec(self._folder, self._name, ProcessRole.ENGINE, self._sockets, python=self._python)
+            self.guard.respecify(spec)
+            self.guard.use_interpreter(self._python)
             with suppress(FileNotFoundError):  # the engine before has done so
                 (self._folder / _socket_of(self._name)).replace(self._folder / SOCKET_NAME)
 

@@ -65,6 +65,11 @@ class UpgradeAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class UpgradeCancelled:
+    """The upgrade under way is not wanted any more. It goes on if the next engine is ready already."""
+
+
+@dataclass(frozen=True, slots=True)
 class HandedOver:
     """The front ends of an engine send it nothing new."""
 
@@ -88,7 +93,19 @@ class Tick:
     """Time has passed. The first one starts the server."""
 
 
-Event = Spawned | SpawnFailed | Ready | Heartbeat | Exited | UpgradeAsked | HandedOver | Left | StopAsked | Tick
+Event = (
+    Spawned
+    | SpawnFailed
+    | Ready
+    | Heartbeat
+    | Exited
+    | UpgradeAsked
+    | UpgradeCancelled
+    | HandedOver
+    | Left
+    | StopAsked
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

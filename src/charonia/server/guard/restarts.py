@@ -48,6 +48,7 @@ from charonia.server.guard.events import (
     Terminate,
     Tick,
     UpgradeAsked,
+    UpgradeCancelled,
 )
 from charonia.server.guard.record import ProcessRecord
 from charonia.server.guard.succession import FRONT_END_STOP_MARGIN_NS, Succession
@@ -139,6 +140,12 @@ class Restarts:
         return self.phase is ServerPhase.RUNNING and is_idle and self._engine.state is State.READY
 
     @property
+    def may_cancel(self) -> bool:
+        """Whether an upgrade is under way that changes nothing if it ends now."""
+        upgrade = self._upgrade
+        return upgrade is not None and not upgrade.stops_first and upgrade.next.state is State.STARTING
+
+    @property
     def engine(self) -> str:
         """Name of the engine."""
         return self._engine.name
@@ -162,6 +169,8 @@ class Restarts:
                 commands += self._ended(self._children[name], NOT_STARTED, 1, now_ns)
             case UpgradeAsked(name, stops_first, finish_ns) if self.may_upgrade:
                 commands += self._begin_upgrade(name, stops_first, finish_ns, now_ns)
+            case UpgradeCancelled() if self._upgrade is not None and self.may_cancel:
+                self._upgrade.next.kill_ns = now_ns
             case HandedOver(name) if self._upgrade is not None and name == self._upgrade.former.name:
                 if self.phase is ServerPhase.RUNNING:
                     commands += self._handed_over(self._upgrade, now_ns)
@@ -170,7 +179,7 @@ class Restarts:
                 commands += self._refusal(left)
             case StopAsked() if self.phase in (ServerPhase.STARTING, ServerPhase.RUNNING):
                 self._begin_stop(0, now_ns)
-            case StopAsked() | Tick() | UpgradeAsked() | HandedOver() | Left():
+            case StopAsked() | Tick() | UpgradeAsked() | UpgradeCancelled() | HandedOver() | Left():
                 pass
         return commands + (self._stop_step(now_ns) if self.phase is ServerPhase.STOPPING else self._run_step(now_ns))
 

@@ -46,6 +46,7 @@ from charonia.server.guard.events import (
     Terminate,
     Tick,
     UpgradeAsked,
+    UpgradeCancelled,
 )
 from charonia.server.guard.record_file import RECORD_VARIABLE, write_finish, write_record
 from charonia.server.guard.restarts import Restarts
@@ -164,6 +165,19 @@ class Supervisor:
         self._specs[spec.name] = spec
         self._listen(spec.name)
         self._handle(UpgradeAsked(spec.name, stops_first, round(finish_s * 1e9)))
+
+    def cancel_upgrade(self) -> bool:
+        """End the upgrade under way, and return whether that is possible: the next engine is not ready yet."""
+        may_cancel = self._restarts.may_cancel
+        if may_cancel:
+            self._handle(UpgradeCancelled())
+        return may_cancel
+
+    def use_interpreter(self, python: str) -> None:
+        """From now on, start front ends with this interpreter."""
+        for name, spec in self._specs.items():
+            if spec.role is ProcessRole.FRONT_END:
+                self._specs[name] = replace(spec, command=[python, *spec.command[1:]])
 
     def respecify(self, spec: ProcessSpec) -> None:
         """From now on, start a process in this way."""

@@ -125,6 +125,12 @@ class ModelEntry:
         )
 
     @property
+    def instances(self) -> int:
+        """Instances of the version that has the most, where their number follows the load; 0 where none does."""
+        versions = [version.loaded for version in self.versions.values() if version.loaded is not None]
+        return max((each.scaling.count for each in versions if each.scaling is not None), default=0)
+
+    @property
     def is_loaded(self) -> bool:
         """Whether any version answers."""
         return any(v.loaded is not None for v in self.versions.values())

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from charonia.config.instance_bounds import bounds_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig
-from charonia.config.parameters import CUSTOM_BATCHING, FRONT_END, PYTHON_STRATEGY
+from charonia.config.parameters import CUSTOM_BATCHING, FRONT_END, INSTANCES_MAX, PYTHON_STRATEGY
 from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
 
@@ -97,6 +98,8 @@ def obstacle(config: ModelConfig) -> str:
         return "its instances are bound to cores (host_policy)"
     if any(group.rate_limiter is not None for group in config.instance_group):
         return "its instances share resources (rate_limiter)"
+    if bounds_of(config) is not None:
+        return f"the number of its instances follows the load ({INSTANCES_MAX})"
     if config.sequence_batching is not None:
         return "it works on sequences"
     if config.is_decoupled:

@@ -41,10 +41,10 @@ from charonia.server.lifecycle.pending_load import PendingLoad
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
-from charonia.server.lifecycle.repository.private_folder import remove_abandoned
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
 from charonia.server.lifecycle.repository.watch import Watch
+from charonia.server.machine.private_folder import remove_abandoned
 from charonia.server.options import ALL_MODELS, ControlMode
 
 _log = logging.getLogger(__name__)
@@ -390,11 +390,11 @@ class Lifecycle:
 
     async def _load_version(self, load: PendingLoad, version: int) -> str:
         """Load a version, unless it answers from the same files already; return why it failed, "" for success."""
-        model, provided, config = load.model, load.provided, load.configured.config
+        model, folder, config = load.model, load.provided.folder, load.configured.config
         entry = model.versions.setdefault(version, VersionEntry())
         content: VersionContent | None = None
         if model.composition is None:
-            content = VersionContent(config, await asyncio.to_thread(provided.fingerprint, version))
+            content = VersionContent(config, await asyncio.to_thread(load.provided.fingerprint, version))
             if entry.answers_from(content):
                 return ""
         is_new = entry.loaded is None
@@ -408,7 +408,7 @@ class Lifecycle:
             else:
                 async with self._loaders:
                     loaded = await load_version(
-                        provided.folder, version, config, backends=self._backends, cores=self._options.cores
+                        folder, version, config, model.instances, backends=self._backends, cores=self._options.cores
                     )
         except Exception as error:
             reason = reason_of(error)

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 
+from charonia.config.instance_bounds import bounds_of
 from charonia.config.json_form import to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -29,10 +31,12 @@ from charonia.server.lifecycle.warmup import samples, warm
 from charonia.server.machine.cores import policy_name, share
 from charonia.server.ragged.configuration import as_padded, padding_plan
 from charonia.server.ragged.padded import PaddingStrategy, pad_instance
-from charonia.server.ragged.padding import PaddingPlan
 from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.response_cache.api import ResponseCache
 from charonia.server.response_cache.runner import CachedRunner
+from charonia.server.scaling.instances import MakeInstance, ScaledInstances
+from charonia.server.scaling.room import Demand, demand_of, threads_of
+from charonia.server.scaling.rule import InstanceRule
 from charonia.server.scheduling.schedulers import make_scheduler
 from charonia.server.scheduling.strategy import all_of
 from charonia.server.sequences.models import make_sequence_runner
@@ -56,6 +60,7 @@ class LoadedVersion:
         claim: The resources of its instances in the rate limiter, None where they take none.
         strategy: Its own batching strategy, None where it has none.
         cache_namespace: Its namespace in the response cache, empty without a cache.
+        scaling: Its instances, if their number follows the load.
     """
 
     runner: Runner
@@ -64,6 +69,7 @@ class LoadedVersion:
     claim: Claim | None = None
     strategy: PythonStrategy | None = None
     cache_namespace: bytes = b""
+    scaling: ScaledInstances | None = None
 
     def workers(self) -> list[WorkerState]:
         """Return the states of its worker processes; nothing for a model that computes in the server."""
@@ -92,6 +98,8 @@ class LoadedVersion:
     async def retire(self) -> None:
         """Answer the requests in flight, then close everything."""
         try:
+            if self.scaling is not None:
+                await self.scaling.aclose()
             await self.runner.drain()
             await self.runner.aclose()
             if self.model is not None:
@@ -127,9 +135,17 @@ def placements(config: ModelConfig, cores: int, host: Mapping[str, tuple[int, ..
 
 
 async def load_version(
-    folder: ModelFolder, version: int, config: ModelConfig, *, backends: Backends, cores: int
+    folder: ModelFolder, version: int, config: ModelConfig, instances: int = 0, *, backends: Backends, cores: int
 ) -> LoadedVersion:
     """Load a version of a model and warm its instances; a failure leaves nothing behind.
+
+    Args:
+        folder: The model's folder.
+        version: The version.
+        config: The complete configuration.
+        instances: Instances that it has at once, within its bounds, where their number follows the load.
+        backends: The backends.
+        cores: Cores that models may use.
 
     Raises:
         ServingError: With the reason.
@@ -140,19 +156,20 @@ async def load_version(
     warmup = samples(config, str(version), warmup_files)
     states = initial_states(config, await asyncio.to_thread(read_state_files, folder, config))
     namespace = await cache_namespace(backends.cache, folder, version, config)
-    placed = placements(config, cores, backends.host_cores)
+    placed = _with_more(placements(config, cores, backends.host_cores), config, instances, cores)
     for group in config.instance_group:
         if group.host_policy and group.host_policy not in backends.host_cores:
             sentence = "instance group '%s' of model '%s' runs on any core: there is no --host-policy=%s,..."
             _log.warning(sentence, group.name, config.name, group.host_policy)
     strategy = await asyncio.to_thread(load_strategy, folder, version, config)
     backend = await backends.get(config.backend, config.name)
-    claim = backends.limits.claim(config, str(version), placed) if backends.limits is not None else None
+    most = placements(_with_most(config), cores, backends.host_cores)
+    claim = backends.limits.claim(config, str(version), most) if backends.limits is not None else None
     model: LoadedModel | None = None
     executors: list[Executor] = []
     try:
         model = await backend.load(model_files(folder, version), as_padded(config), backends.settings(config.backend))
-        await _make_executors(model, placed, executors, backends, padding_plan(config))
+        executors = await _make_executors(model, placed, backends, config)
         await warm(config, str(version), executors, warmup)
         config = await with_example(config, str(version), executors[0])
     except BaseException:
@@ -168,7 +185,61 @@ async def load_version(
     runner = _make_runner(config, str(version), states, strategy, executors, labels, backends, claim)
     runner.metrics.load_seconds = (now_ns() - started) / 1e9
     runner.metrics.statistics.memory = model.memory()
-    return LoadedVersion(behind_cache(runner, backends.cache, namespace), model, labels, claim, strategy, namespace)
+    scaling = None
+    if (bounds := bounds_of(config)) is not None:
+        make = _maker(model, placed[0], backends, config, partial(warm, config, str(version), samples=warmup))
+        demand = partial(_demand_of, model, runner, placed[0], claim)
+        scaling = ScaledInstances(runner, InstanceRule(bounds, len(placed)), make, demand, placed[0].threads)
+    behind = behind_cache(runner, backends.cache, namespace)
+    return LoadedVersion(behind, model, labels, claim, strategy, namespace, scaling)
+
+
+def _with_more(placed: list[Placement], config: ModelConfig, count: int, cores: int) -> list[Placement]:
+    """Return the placements with those of further instances up to `count`, where their number follows the load."""
+    bounds = bounds_of(config)
+    count = min(count, bounds.most) if bounds is not None else 0
+    names = [f"{config.instance_group[0].name}_{number}" for number in range(len(placed), count)]
+    return placed + [
+        replace(placed[0], name=name, threads=threads_of(share(cores, count), placed[0].threads)) for name in names
+    ]
+
+
+def _with_most(config: ModelConfig) -> ModelConfig:
+    """Return the configuration with as many instances as there may ever be."""
+    bounds = bounds_of(config)
+    if bounds is None:
+        return config
+    return replace(config, instance_group=(replace(config.instance_group[0], count=bounds.most),))
+
+
+def _maker(
+    model: LoadedModel,
+    first: Placement,
+    backends: Backends,
+    config: ModelConfig,
+    warm_up: Callable[[Sequence[Executor]], Awaitable[None]],
+) -> MakeInstance:
+    """Return the function that makes one more instance."""
+
+    async def make(number: int, threads: int) -> Executor:
+        name = f"{config.instance_group[0].name}_{number}"
+        (executor,) = await _make_executors(model, [replace(first, name=name, threads=threads)], backends, config)
+        try:
+            await warm_up([executor])
+        except BaseException:
+            await executor.aclose()
+            raise
+        return executor
+
+    return make
+
+
+def _demand_of(model: LoadedModel, runner: ModelRunner, placed: Placement, claim: Claim | None) -> Demand:
+    """Return what one more instance takes."""
+    gpu = placed.device_id if placed.kind is InstanceKind.KIND_GPU else None
+    workers = model.workers() if isinstance(model, SupervisedModel) else []
+    resources = claim.shortage(now_ns()).resources if claim is not None else ()
+    return demand_of(runner.metrics.statistics.memory, workers, gpu, resources)
 
 
 def _make_runner(
@@ -208,14 +279,11 @@ def _make_runner(
 
 
 async def _make_executors(
-    model: LoadedModel,
-    placed: Sequence[Placement],
-    executors: list[Executor],
-    backends: Backends,
-    padding: PaddingPlan | None,
-) -> None:
-    """Make every instance and add its executor to `executors`, also of the others when one of them fails."""
-    loop = asyncio.get_running_loop()
+    model: LoadedModel, placed: Sequence[Placement], backends: Backends, config: ModelConfig
+) -> list[Executor]:
+    """Make instances, and return their executors; when one of them fails, the others are closed."""
+    loop, padding = asyncio.get_running_loop(), padding_plan(config)
+    executors: list[Executor] = []
     made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
     for instance, placement in zip(made, placed, strict=True):
         if not isinstance(instance, BaseException):
@@ -223,7 +291,10 @@ async def _make_executors(
             executors.append(make_executor(padded, placement, loop, backends.busy_poll))
     for instance in made:
         if isinstance(instance, BaseException):
+            for executor in executors:
+                await executor.aclose()
             raise instance
+    return executors
 
 
 def wants_cache(config: ModelConfig) -> bool:

@@ -178,6 +178,11 @@ class OnDemandLoader:
             )
         return found
 
+    def free_bytes(self) -> int:
+        """Return the bytes of the budget that neither loaded models take nor those that are being loaded."""
+        taken = sum(resident.size for resident in self.residents().values())
+        return self._options.budget - taken - sum(self._reserved.values())
+
     def close(self) -> None:
         """Answer everything that waits: the server stops."""
         self._deferred.close()

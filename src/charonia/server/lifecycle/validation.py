@@ -21,6 +21,7 @@ from charonia.server.ensembles.configuration import ensemble_problems
 from charonia.server.lifecycle.in_front import front_end_problems
 from charonia.server.metrics.options import bucket_problems, tag_problems
 from charonia.server.ragged.configuration import padding_problems
+from charonia.server.scaling.configuration import scaling_problems
 from charonia.server.scheduling.configuration import scheduling_problems
 from charonia.server.traffic.configuration import traffic_problems
 
@@ -168,6 +169,7 @@ def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
         *padding_problems(config),
         *scheduling_problems(config),
         *_instance_problems(config, gpu_count),
+        *scaling_problems(config, INSTANCE_COUNT_MAX),
         *warmup_problems(config),
         *_cache_problems(config),
         *_metric_problems(config),

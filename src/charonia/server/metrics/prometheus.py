@@ -55,16 +55,35 @@ class MachineGauges:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSample:
-    """One model version on the metrics page: its metrics, tags, waiting requests and workers.
+class InstanceCount:
+    """The instances of a model version.
 
-    `pending` is None for an ensemble, whose requests wait only at the models of its steps.
+    Attributes:
+        count: Those that there are.
+        least: The fewest.
+        most: The most.
+        changes: Changes of their number so far, by reason.
+    """
+
+    count: int
+    least: int
+    most: int
+    changes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSample:
+    """One model version on the metrics page: its metrics, tags, waiting requests, workers and instances.
+
+    `pending` is None for an ensemble, whose requests wait only at the models of its steps; `instances` is None where
+    their number is fixed.
     """
 
     metrics: ModelMetrics
     tags: Mapping[str, str]
     pending: int | None
     workers: Sequence[WorkerState] = ()
+    instances: InstanceCount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +131,13 @@ _WORKERS: tuple[tuple[str, str, str, Callable[[WorkerState], int]], ...] = (
     ("charonia_worker_restarts_total", "counter", "Worker processes that took over from one", lambda w: w.restarts),
     ("charonia_worker_memory_bytes", "gauge", "Resident memory of a worker process", lambda w: w.memory_bytes),
 )
+
+_INSTANCES: tuple[tuple[str, str, Callable[[InstanceCount], int]], ...] = (
+    ("charonia_instances", "Instances of a model whose number of instances follows the load", lambda i: i.count),
+    ("charonia_instances_min", "The fewest instances that it may have", lambda i: i.least),
+    ("charonia_instances_max", "The most instances that it may have", lambda i: i.most),
+)
+INSTANCE_CHANGES = "charonia_instance_changes_total"
 
 
 _TOKEN_COUNTERS: tuple[tuple[str, str, Callable[[TokenMetrics], int]], ...] = (
@@ -161,6 +187,8 @@ def metric_names() -> tuple[str, ...]:
         *(name for name, _, _ in (*_TOKEN_COUNTERS, *_TOKEN_TIMES)),
         GEN_AI_USAGE,
         *(name for name, _, _, _ in _WORKERS),
+        *(name for name, _, _ in _INSTANCES),
+        INSTANCE_CHANGES,
         "nv_cpu_utilization",
         "nv_cpu_memory_total_bytes",
         "nv_cpu_memory_used_bytes",
@@ -228,6 +256,7 @@ def render(
     _distributions(lines, labelled, view)
     _language(lines, labelled)
     _workers(lines, labelled)
+    _instances(lines, labelled)
     if machine is not None:
         _machine(lines, machine)
     for shared in families:
@@ -268,6 +297,21 @@ def _workers(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> N
                 for worker in sample.workers
             ),
         )
+
+
+def _instances(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
+    """Write the number of instances of models where it follows the load."""
+    shown = [(labels, sample.instances) for labels, sample in labelled if sample.instances is not None]
+    if not shown:
+        return
+    for name, help_text, value in _INSTANCES:
+        _family(lines, name, "gauge", help_text, ((labels, value(instances)) for labels, instances in shown))
+    changes = (
+        (f'{labels},reason="{reason}"', count)
+        for labels, instances in shown
+        for reason, count in instances.changes.items()
+    )
+    _family(lines, INSTANCE_CHANGES, "counter", "Changes of the number of instances, by reason", changes)
 
 
 def _caching(lines: list[str], cached: Sequence[tuple[str, ModelMetrics]]) -> None:

@@ -39,7 +39,7 @@ class CapacityRule:
     __slots__ = ("_limit", "_mean_ns", "capacity")
 
     def __init__(self, limit: int = CAPACITY_MAX) -> None:
-        self.capacity = 1
+        self.capacity = min(1, limit)
         self._limit = limit
         self._mean_ns = SUPPLY_NS_MAX
 
@@ -88,24 +88,28 @@ class Slots:
     3. The scheduler is told of each slot that it loses.
 
     Args:
-        limits: The highest capacity of each instance.
+        limits: The highest capacity of each instance, also of those that are yet to come.
+        absent: How many of them, the last ones, are yet to come (`add`).
 
     Attributes:
         running: Number of running slots.
     """
 
-    __slots__ = ("_again", "_capacities", "_count", "_events", "_rules", "_states", "running")
+    __slots__ = ("_again", "_capacities", "_count", "_events", "_limits", "_rules", "_states", "running")
 
-    def __init__(self, limits: Sequence[int]) -> None:
+    def __init__(self, limits: Sequence[int], absent: int = 0) -> None:
         count = len(limits)
         slots = range(count * max(limits))
         self.running = 0
         self._count = count
+        self._limits = list(limits)
         self._capacities = [1] * count
         self._rules = [CapacityRule(limit) if limit > 1 else None for limit in limits]
         self._events = [SlotIdle(slot, slot % count) for slot in slots]
         self._again = [SlotChange((slot,)) for slot in slots]
         self._states = [SlotState.FREE if slot < count else SlotState.PARKED for slot in slots]
+        for instance in range(count - absent, count):
+            self.remove(instance)
 
     def __repr__(self) -> str:
         idle = sum(state is SlotState.OFFERED for state in self._states)
@@ -156,8 +160,25 @@ class Slots:
         self.begin(slot)
         return self.end(slot, compute_ns)
 
+    def add(self, instance: int) -> SlotChange:
+        """An instance that was absent can take batches."""
+        limit = self._limits[instance]
+        self._rules[instance] = CapacityRule(limit) if limit > 1 else None
+        return self._resize(instance, 1)
+
+    def remove(self, instance: int) -> SlotChange:
+        """An instance takes no more batches; one that runs is finished."""
+        self._rules[instance] = CapacityRule(0)
+        return self._resize(instance, 0)
+
+    def is_free(self, instance: int) -> bool:
+        """Whether an instance is there and runs nothing."""
+        states = self._states[instance :: self._count]
+        return bool(self._capacities[instance]) and SlotState.RUNNING not in states
+
     def limit(self, capacity: int) -> SlotChange:
         """Limit the capacity of every instance from now on."""
+        self._limits = [min(limit, capacity) for limit in self._limits]
         gone: list[SlotGone] = []
         for instance, rule in enumerate(self._rules):
             if rule is not None:

@@ -107,6 +107,8 @@ def _place(document: Mapping[str, Any]) -> Iterator[str]:
     count = instances["threads"]
     threads = f", {count} thread{'s' if count > 1 else ''} each" if count else ""
     yield _line("Instances", f"{instances['count']} {where}{threads}, busy {instances['busy']:.0%} of the time")
+    if instances.get("scaling"):
+        yield _line("Scaling", instances["scaling"])
     if instances["batches_at_once"] > 1:
         yield _line("", f"{instances['batches_at_once']:.1f} batches per instance at a time, all but one queued")
     limiter = document["rate_limiter"]

@@ -15,6 +15,7 @@ from charonia.config.convert import to_message
 from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig
+from charonia.config.parameters import INSTANCES_MAX, INSTANCES_MIN
 from charonia.config.pbtxt import render
 from charonia.core.errors import ServingError, invalid
 from charonia.tools.tune.api import ModelChange, Variant
@@ -83,9 +84,10 @@ def apply_change(base: BaseModel, change: ModelChange) -> ModelConfig:
     if change.instance_count is not None:
         first = config.instance_group[0] if config.instance_group else InstanceGroup()
         gpus = first.gpus if base.kind is InstanceKind.KIND_GPU else ()
-        config = replace(
-            config, instance_group=(replace(first, count=change.instance_count, kind=base.kind, gpus=gpus),)
-        )
+        # The number that is tried stays, also where that of the model follows the load.
+        kept = {name: text for name, text in config.parameters.items() if name not in (INSTANCES_MIN, INSTANCES_MAX)}
+        group = replace(first, count=change.instance_count, kind=base.kind, gpus=gpus)
+        config = replace(config, instance_group=(group,), parameters=kept)
     config = _with_batching(config, base, change)
     if change.thread_count is not None:
         config = replace(config, parameters={**config.parameters, THREADS_PARAMETER: str(change.thread_count)})
@@ -205,6 +207,11 @@ def _with_batching(config: ModelConfig, base: BaseModel, change: ModelChange) ->
     return replace(config, dynamic_batching=batching)
 
 
+def _parameter(value: object) -> dict[str, str]:
+    """Return a value as a parameter; what is no text is JSON, as engines read it."""
+    return {"string_value": value if isinstance(value, str) else json.dumps(value)}
+
+
 def _with_fields(config: ModelConfig, fields: Sequence[tuple[str, str]]) -> ModelConfig:
     if not fields:
         return config
@@ -212,9 +219,7 @@ def _with_fields(config: ModelConfig, fields: Sequence[tuple[str, str]]) -> Mode
     for name, text in fields:
         value = json.loads(text)
         if name == "parameters" and isinstance(value, dict):
-            value = {
-                key: inner if isinstance(inner, dict) else {"string_value": str(inner)} for key, inner in value.items()
-            }
+            value = {key: inner if isinstance(inner, dict) else _parameter(inner) for key, inner in value.items()}
             value = {**dict(document.get(name) or {}), **value}  # the model's other parameters stay
         document[name] = value
         if name == "backend":  # the platform says the same of the backend that it was

@@ -207,7 +207,7 @@ class PythonModel:
             is_decoupled=self._config.is_decoupled,
         )
         await instance.open()
-        self._instances.append(instance)
+        self._instances = [*(each for each in self._instances if not each.is_closed), instance]
         return reshaped(instance, self._config)
 
     def memory(self) -> list[MemoryUsage]:
@@ -219,11 +219,12 @@ class PythonModel:
         return [
             WorkerState(i.name, i.resident_bytes(), i.health.restarts, i.health.problem, i.cpu_seconds())
             for i in self._instances
+            if not i.is_closed
         ]
 
     async def is_ready(self) -> bool:
         """Return whether the models of all running workers report that they are ready."""
-        return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not i.problem)))
+        return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not (i.problem or i.is_closed))))
 
     async def aclose(self) -> None:
         """Do nothing more: the instances are closed."""
@@ -255,7 +256,7 @@ class ThreadedPythonModel:
             takes_gpu=self._takes_gpu,
         )
         await instance.open()
-        self._instances.append(instance)
+        self._instances = [*(each for each in self._instances if not each.is_closed), instance]
         return reshaped(instance, self._config)
 
     def memory(self) -> list[MemoryUsage]:
@@ -264,7 +265,7 @@ class ThreadedPythonModel:
 
     async def is_ready(self) -> bool:
         """Return whether all instances report that they are ready."""
-        return all(await asyncio.gather(*(i.is_ready() for i in self._instances)))
+        return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not i.is_closed)))
 
     async def aclose(self) -> None:
         """Do nothing more: the instances are closed."""

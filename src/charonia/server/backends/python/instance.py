@@ -84,6 +84,11 @@ class PythonInstance:
         """Why the worker is down, "" while it runs."""
         return self._supervisor.health.problem
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or never started."""
+        return self._supervisor.state is WorkerPhase.CLOSED
+
     async def open(self) -> None:
         """Start the worker and wait until the model is initialized.
 

@@ -159,6 +159,11 @@ class ThreadInstance:
             self._services.calls.cancel_batch(sink)
             self._forget_if_over(handed)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
     async def aclose(self) -> None:
         """Let the model finalize and the thread end; a thread that does not return is abandoned."""
         self._close()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from charonia.config.complete import Signature, check_signature, merge_signature
+from charonia.config.instance_bounds import bounds_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.problems import Problem, raise_problems
@@ -138,7 +139,7 @@ class PyTorchModel:
 
     async def is_ready(self) -> bool:
         """Return whether the devices of all instances still work."""
-        return not any(instance.problem for instance in self._instances)
+        return not any(each.problem for each in self._instances if not each.is_closed)
 
     async def aclose(self) -> None:
         """Release the weights and their memory."""
@@ -162,7 +163,7 @@ class PyTorchModel:
         instance = PyTorchInstance(placement.name, program, self._config, self._plan, moves, threads)
         if self._plan.compile_options is not None:
             warm_up(instance, self._config)
-        self._instances.append(instance)
+        self._instances = [*(each for each in self._instances if not each.is_closed), instance]
         return instance
 
     def _exported_signature(self) -> Signature | None:
@@ -173,11 +174,12 @@ class PyTorchModel:
         return found.signature if found is not None else None
 
     def _sharing(self, placement: Placement) -> int:
-        """Return the number of instances that share the weights of one device."""
+        """Return the number of instances that share the weights of one device, at most."""
         groups = [g for g in self._config.instance_group if g.kind is placement.kind]
         if placement.kind is InstanceKind.KIND_GPU:
             groups = [g for g in groups if placement.device_id in g.gpus]
-        return max(1, sum(group.count for group in groups))
+        bounds = bounds_of(self._config)
+        return bounds.most if bounds is not None else max(1, sum(group.count for group in groups))
 
 
 class PyTorchBackend:

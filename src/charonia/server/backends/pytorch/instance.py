@@ -75,6 +75,11 @@ class PyTorchInstance:
         results = [self._execute_alone(request) for request in requests]
         return Execution(results, start, time.monotonic_ns())
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._program is None
+
     def close(self) -> None:
         """Release the model."""
         self._program = None

@@ -1,0 +1,192 @@
+"""`charonia deploy`: a model of the registry, or a file or folder of this machine, in one step.
+
+Exit status: 0 it serves, 1 it does not or was refused, 2 for invalid arguments.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from charonia.cli.command_line import CommandLine, Option, carry_out, flag
+from charonia.cli.models import AddModel, add_version
+from charonia.cli.platform_access import ACCESS, THIS_MACHINE, PlatformAccess, connect
+from charonia.cli.rollout import NO_WAIT, show_plan, wait_until_served
+from charonia.cli.values import integer, integers, number
+from charonia.core.errors import Code, ServingError, invalid
+from charonia.platform.api_client import PlatformClient, path_of
+
+
+@dataclass(frozen=True, slots=True)
+class DeployOptions:
+    """What to deploy. What is None or empty stays as it is in a deployment that is there.
+
+    Attributes:
+        model: NAME or NAME/VERSION in the registry, or a file or folder of this machine.
+        name: Name of the deployment, "" for that of the model.
+        model_name: Name of the model in the registry, for a file or folder.
+        environment: Name of its environment.
+        cpu_cores: Cores that its models may use.
+        gpus: Numbers of the GPUs that it sees.
+        memory_mib: Memory that it may use.
+        instances: Instances of the model.
+        instances_max: Bound of instances by load.
+        max_batch_size: Largest batch.
+        max_queue_delay_us: Longest wait for a fuller batch.
+        keys: Whether clients need an API key.
+        ready_within_s: A revision that is not ready after this has failed.
+        note: What to write about the change.
+        is_dry: Whether to say only what would change.
+        waits: Whether the command ends when it serves.
+        access: The platform.
+    """
+
+    model: str = ""
+    name: str = ""
+    model_name: str = ""
+    environment: str = ""
+    cpu_cores: int | None = None
+    gpus: tuple[int, ...] = ()
+    memory_mib: int | None = None
+    instances: int | None = None
+    instances_max: int | None = None
+    max_batch_size: int | None = None
+    max_queue_delay_us: int | None = None
+    keys: bool = False
+    ready_within_s: float | None = None
+    note: str = ""
+    is_dry: bool = False
+    waits: bool = True
+    access: PlatformAccess = THIS_MACHINE
+
+
+LINE = CommandLine(
+    command="charonia deploy",
+    intro="""\
+usage: charonia deploy [OPTIONS] MODEL|PATH
+
+Deploy a model of the registry, in its latest version that is ready or in MODEL/VERSION; or add a file or folder to the
+registry and deploy that. If there is a deployment of the name, it gets the model and the options given here, and
+keeps the rest; the version before serves until the new one is ready.
+""",
+    groups={
+        "Options": (
+            Option("MODEL", "model", str, "MODEL|PATH", "NAME, NAME/VERSION, or a file or folder", default=""),
+            Option("--name", "name", str, "NAME", "Name of the deployment; by default that of the model"),
+            Option("--model-name", "model_name", str, "NAME", "Name of the model in the registry, for a PATH"),
+            Option("--environment", "environment", str, "NAME", "Its environment; by default the platform's Python"),
+            Option("--cpu-cores", "cpu_cores", integer(0), "N", "Cores that its models may use, 0 for all", default=""),
+            Option("--gpus", "gpus", integers(0), "LIST", "Numbers of the GPUs that it sees"),
+            Option("--memory-mib", "memory_mib", integer(0), "N", "Memory that it may use, 0 for no limit", default=""),
+            Option("--instances", "instances", integer(1), "N", "Instances of the model", default=""),
+            Option("--instances-max", "instances_max", integer(1), "N", "Bound of instances by load", default=""),
+            Option("--max-batch-size", "max_batch_size", integer(1), "N", "Largest batch", default=""),
+            Option(
+                *("--max-queue-delay-us", "max_queue_delay_us", integer(0), "N"),
+                "Longest wait for a fuller batch, in microseconds",
+                default="",
+            ),
+            flag("--keys", "keys", True, "Clients need an API key"),
+            Option(
+                *("--ready-within", "ready_within_s", number(0, above=True), "SECONDS"),
+                "A revision that is not ready after this has failed",
+                default="",
+            ),
+            Option("--note", "note", str, "TEXT", "What to write about the change"),
+            flag("--dry-run", "is_dry", True, "Only show what would change; nothing is added to the registry"),
+            NO_WAIT,
+            *ACCESS,
+        )
+    },
+    record=DeployOptions(),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    return carry_out(LINE, arguments, _deploy)
+
+
+def _deploy(given: DeployOptions) -> int:
+    client, project = connect(given.access), given.access.project
+    model, version = _model(client, given)
+    name = given.name or re.sub(r"[^a-z0-9_-]+", "-", model.lower()).strip("-_")
+    place = path_of("projects", project, "deployments", name)
+    before = _there(client, place)
+    query = {
+        "dry_run": "true" if given.is_dry else "",
+        "note": given.note,
+        "revision": before["revision"] if before else 0,
+    }
+    spec = changed_spec(before["spec"] if before else None, name, model, version, given)
+    plan = client.call("PUT", place, spec, query=query)
+    show_plan(name, plan, is_dry=given.is_dry)
+    if given.is_dry:
+        return 1 if plan["problems"] else 0
+    if given.waits:
+        wait_until_served(client, project, name, plan["revision"])
+    return 0
+
+
+def _model(client: PlatformClient, given: DeployOptions) -> tuple[str, int]:
+    """Return model and version, 0 for the latest; a file or folder is added to the registry before.
+
+    Raises:
+        ServingError: It is refused.
+    """
+    path = Path(given.model).expanduser()
+    if path.exists():
+        if given.is_dry:
+            raise invalid(f"--dry-run: '{given.model}' is not in the registry yet", hint="charonia models add")
+        return add_version(client, AddModel(given.model, given.model_name, given.note, access=given.access))
+    name, slash, version = given.model.partition("/")
+    if not name or (slash and not version.isdecimal()):
+        raise invalid(
+            f"expected NAME, NAME/VERSION or a file or folder, got '{given.model}'",
+            hint="there is no such file or folder on this machine",
+        )
+    return name, int(version) if slash else 0
+
+
+def _there(client: PlatformClient, place: str) -> Mapping[str, Any] | None:
+    try:
+        found: Mapping[str, Any] = client.call("GET", place)
+    except ServingError as error:
+        if error.code is Code.NOT_FOUND:
+            return None
+        raise
+    return found
+
+
+def changed_spec(
+    before: Mapping[str, Any] | None, name: str, model: str, version: int, given: DeployOptions
+) -> dict[str, Any]:
+    """Return the specification of a deployment with a model, and with the options that were given.
+
+    Args:
+        before: The specification that it has, None if it is new.
+        name: Its name.
+        model: The model; one that is not among its models is added.
+        version: The version that takes the place of those of before, 0 for the latest.
+        given: The options.
+    """
+    spec: dict[str, Any] = {"models": [], **(before or {}), "name": name}
+    entry: dict[str, Any] = next((dict(each) for each in spec["models"] if each["name"] == model), {"name": model})
+    entry["versions"] = [version] if version else "latest"
+    entry.pop("traffic", None)  # it was between the versions of before
+    _add(entry, "instances", {"min": given.instances, "max": given.instances_max})
+    batching = {"max_batch_size": given.max_batch_size, "max_queue_delay_microseconds": given.max_queue_delay_us}
+    _add(entry, "batching", batching)
+    others = [each for each in spec["models"] if each["name"] != model]
+    device = {"cpu_cores": given.cpu_cores, "gpus": list(given.gpus) or None, "memory_mib": given.memory_mib}
+    _add(spec, "device", device)
+    further = {"environment": given.environment, "keys": given.keys, "ready_within_s": given.ready_within_s}
+    return spec | {"models": [*others, entry]} | {key: value for key, value in further.items() if value}
+
+
+def _add(target: dict[str, Any], key: str, values: Mapping[str, Any]) -> None:
+    """Add the values that were given to a mapping within a mapping."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if given:
+        target[key] = {**target.get(key, {}), **given}

@@ -1,0 +1,303 @@
+"""`charonia models`: the registry of a platform.
+
+Exit status: 0 done, 1 refused or not found, 2 for invalid arguments.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from charonia.cli.command_line import CommandLine, Option, flag
+from charonia.cli.platform_access import (
+    ACCESS,
+    THIS_MACHINE,
+    PlatformAccess,
+    PlatformSubcommand,
+    connect,
+    follow,
+    moment,
+    run_subcommand,
+    size_text,
+    table,
+)
+from charonia.cli.values import integer
+from charonia.core.errors import invalid, not_found
+from charonia.platform.api_client import PlatformClient, path_of
+from charonia.stores.location import is_store
+
+_MLFLOW = "models:/"
+
+
+@dataclass(frozen=True, slots=True)
+class ListModels:
+    """Which models to list."""
+
+    search: str = ""
+    tag: str = ""
+    access: PlatformAccess = THIS_MACHINE
+
+
+@dataclass(frozen=True, slots=True)
+class ShowModel:
+    """The model or version to show."""
+
+    model: str = ""
+    access: PlatformAccess = THIS_MACHINE
+
+
+@dataclass(frozen=True, slots=True)
+class AddModel:
+    """What to add.
+
+    Attributes:
+        source: A file or folder of this machine, an address, or "models:/NAME/VERSION" of MLflow.
+        name: Name of the model, "" for that of the file or folder.
+        notes: What to write about the version.
+        take: Which version of a folder with several, 0 for the highest.
+        mlflow: Address of MLflow's server.
+        is_there: Whether the source is a folder of the platform's machine.
+        waits: Whether the command ends when the version is checked.
+        access: The platform.
+    """
+
+    source: str = ""
+    name: str = ""
+    notes: str = ""
+    take: int = 0
+    mlflow: str = ""
+    is_there: bool = False
+    waits: bool = True
+    access: PlatformAccess = THIS_MACHINE
+
+
+LIST = CommandLine(
+    command="charonia models list",
+    intro="usage: charonia models list [OPTIONS]\n\nList the models of a project.\n",
+    groups={
+        "Options": (
+            Option("--search", "search", str, "TEXT", "Only those with this in name, owner, description or tags"),
+            Option("--tag", "tag", str, "TAG", "Only those with this tag"),
+            *ACCESS,
+        )
+    },
+    record=ListModels(),
+)
+
+SHOW = CommandLine(
+    command="charonia models show",
+    intro="""\
+usage: charonia models show [OPTIONS] MODEL[/VERSION]
+
+Show a model with its versions, or a version with its signature.
+""",
+    groups={"Options": (Option("MODEL", "model", str, "MODEL", "NAME or NAME/VERSION", default=""), *ACCESS)},
+    record=ShowModel(),
+)
+
+ADD = CommandLine(
+    command="charonia models add",
+    intro="""\
+usage: charonia models add [OPTIONS] SOURCE
+
+Add a version of a model: a file, a folder or an archive of this machine, which is sent; an address such as
+s3://bucket/path; or models:/NAME/VERSION of MLflow. The platform checks it, as `charonia config` does.
+""",
+    groups={
+        "Options": (
+            Option("SOURCE", "source", str, "SOURCE", "Where it is", default=""),
+            Option("--name", "name", str, "NAME", "Name of the model; by default that of the file or folder"),
+            Option("--notes", "notes", str, "TEXT", "What to write about this version"),
+            Option(
+                "--take", "take", integer(0), "VERSION", "Which version of a folder with several, 0 for the highest"
+            ),
+            Option("--mlflow", "mlflow", str, "URL", "Address of MLflow's server"),
+            flag("--on-server", "is_there", True, "SOURCE is a folder of the platform's machine"),
+            flag("--no-wait", "waits", False, "Do not wait for the check"),
+            *ACCESS,
+        )
+    },
+    record=AddModel(),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    return run_subcommand("charonia models", "Keep models with versions, on a platform.", SUBCOMMANDS, arguments)
+
+
+def add_version(client: PlatformClient, given: AddModel) -> tuple[str, int]:
+    """Add a version, wait for its check if wanted, and return the model and the number.
+
+    Raises:
+        ServingError: It cannot be read or sent, or the platform refuses it.
+    """
+    name = given.name or default_name(given.source)
+    project = given.access.project
+    kind, place = _source(client, given)
+    source = {"kind": kind, "place": place, "take": given.take, "server": given.mlflow}
+    added = client.call(
+        *("POST", path_of("projects", project, "models", name, "versions"), {"source": source, "notes": given.notes})
+    )
+    model, number = str(added["model"]), int(added["number"])
+    if given.waits:
+        follow(client, added["task"])
+        version = client.call("GET", path_of("projects", project, "models", model, "versions", number))
+        if version["state"] == "refused":
+            raise invalid(f"{model}/{number}: {version['report']['problem']}", hint=version["report"]["hint"])
+    return model, number
+
+
+def default_name(source: str) -> str:
+    """Return the name of a model from that of its file, folder or address.
+
+    Raises:
+        ServingError: INVALID_ARG for one that says nothing.
+    """
+    if source.startswith(_MLFLOW):
+        return source.removeprefix(_MLFLOW).split("/")[0].split("@")[0]
+    parts = [part for part in re.split(r"[/\\]", source) if part not in ("", ".", "..")]
+    stem = re.sub(r"\.(tar\.\w+|tgz|\w+)$", "", parts[-1]) if parts else ""
+    if stem in ("model", "model_repository", "models") and len(parts) > 1:
+        stem = next((part for part in reversed(parts[:-1]) if not part.isdigit()), "")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")
+    if not name:
+        raise invalid(f"'{source}' names no model", hint="--name gives it one")
+    return name
+
+
+def files_of(source: Path) -> dict[str, Path]:
+    """Return the files to send by the path that they are to have: below the name of the folder, if it is one.
+
+    Raises:
+        ServingError: NOT_FOUND if there are none.
+    """
+    if source.is_file():
+        return {source.name: source}
+    source = source.resolve()
+    found = {path.relative_to(source.parent).as_posix(): path for path in sorted(source.rglob("*")) if path.is_file()}
+    if not found:
+        raise not_found(f"'{source}' has no files" if source.exists() else f"there is no '{source}' on this machine")
+    return found
+
+
+def _source(client: PlatformClient, given: AddModel) -> tuple[str, str]:
+    """Return kind and place of a source, after its files are sent where it is on this machine."""
+    if given.is_there:
+        return "folder", given.source
+    if given.source.startswith(_MLFLOW):
+        return "mlflow", given.source
+    if is_store(given.source):
+        return "address", given.source
+    batch = client.send_files(given.access.project, files_of(Path(given.source).expanduser()), _show_progress)
+    return "upload", batch
+
+
+def _show_progress(sent: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if sent == total else ""
+        sys.stderr.write(f"\rsending {size_text(sent)} of {size_text(total)}{end}")
+
+
+def _list(given: ListModels) -> int:
+    client = connect(given.access)
+    rows, total = list[Sequence[object]](), 1
+    while len(rows) < total:
+        page = client.call(
+            *("GET", path_of("projects", given.access.project, "models")),
+            query={"search": given.search, "tag": given.tag, "limit": 200, "offset": len(rows)},
+        )
+        total = page["total"] if page["models"] else 0
+        rows += [_row(model) for model in page["models"]]
+    print(table(("Model", "Version", "State", "Backend", "Size", "Added", "Tags"), rows))
+    return 0
+
+
+def _row(model: Mapping[str, Any]) -> Sequence[object]:
+    tags = ", ".join(model["tags"])
+    match model["latest"]:
+        case None:
+            return model["name"], "-", "-", "-", "-", moment(model["created"]), tags
+        case latest:
+            size = size_text(latest["size"])
+            added = moment(latest["created"])
+            return model["name"], latest["number"], latest["state"], latest["backend"] or "-", size, added, tags
+
+
+def _show(given: ShowModel) -> int:
+    client = connect(given.access)
+    name, _, number = given.model.partition("/")
+    place = path_of("projects", given.access.project, "models", name)
+    found = client.call("GET", f"{place}/versions/{quote(number, safe='')}" if number else place)
+    print("\n".join(version_text(found) if number else model_text(found)))
+    return 0
+
+
+def model_text(model: Mapping[str, Any]) -> list[str]:
+    """Return a model in words."""
+    facts = [("owner", model["owner"]), ("tags", ", ".join(model["tags"]))]
+    facts += [(label, address) for label, address in model["links"].items()]
+    facts += [("deployed in", ", ".join(model["deployments"]))]
+    rows = [
+        (
+            each["number"],
+            each["state"],
+            each["backend"] or "-",
+            size_text(each["size"]),
+            moment(each["created"]),
+            each["author"],
+        )
+        for each in model["versions"]
+    ]
+    return [
+        model["name"],
+        *([model["description"]] if model["description"] else []),
+        *(f"{label}: {text}" for label, text in facts if text),
+        "",
+        table(("Version", "State", "Backend", "Size", "Added", "By"), rows),
+    ]
+
+
+def version_text(version: Mapping[str, Any]) -> list[str]:
+    """Return a version in words."""
+    report = version["report"]
+    tensors = [
+        (kind, each["name"], each["data_type"], "x".join(map(str, each["shape"])) or "-")
+        for kind in ("inputs", "outputs")
+        for each in report[kind]
+    ]
+    facts = [
+        ("state", version["state"]),
+        ("problem", report["problem"]),
+        ("hint", report["hint"]),
+        ("backend", report["backend"]),
+        ("size", size_text(version["size"])),
+        ("from", version["source"]),
+        ("added", f"{moment(version['created'])} by {version['author']}"),
+        ("runs code", "; ".join(report["code"])),
+        ("needs", ", ".join(each["name"] for each in report["needs"])),
+        ("deployed in", ", ".join(version["deployments"])),
+        ("notes", version["notes"]),
+    ]
+    return [
+        f"{version['model']}/{version['number']}",
+        *(f"{label}: {text}" for label, text in facts if text),
+        *(f"warning: {text}" for text in report["warnings"]),
+        *(["", table(("", "Name", "Type", "Shape"), tensors)] if tensors else []),
+    ]
+
+
+def _add(given: AddModel) -> int:
+    model, number = add_version(connect(given.access), given)
+    print(f"{model}/{number}")
+    return 0
+
+
+SUBCOMMANDS = {
+    "list": PlatformSubcommand("List models", LIST, _list),
+    "show": PlatformSubcommand("Show a model, or a version with its signature", SHOW, _show),
+    "add": PlatformSubcommand("Add a version from a file, a folder, an object store or MLflow", ADD, _add),
+}

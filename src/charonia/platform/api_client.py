@@ -1,0 +1,193 @@
+"""A client of the platform's API, for commands and programs. Standard library only.
+
+client = PlatformClient("http://127.0.0.1:8080", "charonia_...")
+client.call("GET", "/api/v1/projects/default/models")
+"""
+
+import json
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from charonia.core.errors import Code, ServingError, invalid
+
+ANSWER_S_MAX = 120.0
+"""Time that a call may take."""
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""What is sent of a file in one call."""
+
+TRIES_MAX = 6
+"""How often in a row a piece of a file is sent when the connection breaks."""
+
+PAUSE_S = 1.0
+"""Pause before it is sent again."""
+
+KEY_HINT = "give a key with --key or CHARONIA_PLATFORM_KEY"
+
+_CODES = {
+    404: Code.NOT_FOUND,
+    409: Code.ALREADY_EXISTS,
+    501: Code.UNSUPPORTED,
+    503: Code.UNAVAILABLE,
+    507: Code.UNAVAILABLE,
+}
+
+Progress = Callable[[int, int], None]
+"""Gets the bytes that were sent, and how many there are."""
+
+
+class PlatformAwayError(ServingError):
+    """The platform does not answer, or the connection broke."""
+
+
+class PlatformClient:
+    """The API of a platform.
+
+    Args:
+        url: Its address: "http://127.0.0.1:8080".
+        key: An API key.
+
+    Raises:
+        ServingError: INVALID_ARG for an address that is none.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        self._parts = urlsplit(url)
+        if self._parts.scheme not in ("http", "https") or not self._parts.hostname:
+            raise invalid(f"--server: expected http://HOST:PORT or https://HOST, got '{url}'")
+        self._url = url.rstrip("/")
+        self._key = key
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Make a call, and return its answer: JSON as plain values, anything else as text.
+
+        Args:
+            method: "GET".
+            path: The path, see `path_of`.
+            body: Plain values for JSON, or bytes that are sent as they are; None for none.
+            query: Parameters behind the path; those that are None or "" are left out.
+
+        Raises:
+            PlatformAwayError: If it does not answer.
+            ServingError: What it answers instead: NOT_FOUND, ALREADY_EXISTS, INVALID_ARG, UNAVAILABLE or INTERNAL.
+        """
+        headers = {"Authorization": f"Bearer {self._key}", "Accept": "application/json"}
+        if isinstance(body, bytes):
+            headers["Content-Type"] = "application/octet-stream"
+        elif body is not None:
+            body, headers["Content-Type"] = json.dumps(body, default=str).encode(), "application/json"
+        given = {name: value for name, value in (query or {}).items() if value not in (None, "")}
+        target = f"{self._parts.path.rstrip('/')}{path}{f'?{urlencode(given)}' if given else ''}"
+        connection = self._connection()
+        try:
+            connection.request(method, target, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, HTTPException) as error:
+            raise self._away(error) from None
+        finally:
+            connection.close()
+        if answer.status >= 300:
+            raise self._refusal(answer, content)
+        if not answer.headers.get_content_type().endswith("json"):
+            return content.decode("utf-8", "replace")
+        return json.loads(content)
+
+    def send_files(self, project: str, files: Mapping[str, Path], progress: Progress) -> str:
+        """Send files for a version of a model, and return their batch.
+
+        Args:
+            project: Name of the project.
+            files: Files of this machine by the path that they are to have.
+            progress: Called after each piece.
+
+        Raises:
+            ServingError: As `call`; INVALID_ARG for a file that cannot be read, or changes meanwhile.
+        """
+        try:
+            sizes = {path: file.stat().st_size for path, file in files.items()}
+        except OSError as error:
+            raise _unreadable(error) from None
+        place = path_of("projects", project, "uploads")
+        begun = self.call("POST", place, {"files": [{"path": p, "size": size} for p, size in sizes.items()]})
+        sent, total = 0, sum(sizes.values())
+        progress(sent, total)
+        for upload in begun:
+            address, position, size = f"{place}/{quote(upload['key'], safe='')}", 0, upload["size"]
+            with _opened(files[upload["path"]]) as file:
+                while position < size:
+                    file.seek(position)
+                    piece = file.read(PIECE_BYTES)
+                    if not piece:
+                        raise invalid(f"'{files[upload['path']]}' has become shorter while it was sent")
+                    before, position = position, self._send(address, piece, position)
+                    sent += position - before
+                    progress(sent, total)
+        return str(begun[0]["batch"])
+
+    def _send(self, address: str, piece: bytes, position: int) -> int:
+        """Send a piece, also when the connection breaks, and return how much of the file has arrived."""
+        for attempt in range(TRIES_MAX):
+            try:
+                if attempt:
+                    time.sleep(PAUSE_S)
+                    received = int(self.call("GET", address)["received"])
+                    if received > position:
+                        return received
+                return int(self.call("PUT", address, piece, query={"offset": position})["received"])
+            except PlatformAwayError as error:
+                last = error
+        raise last
+
+    def _connection(self) -> HTTPConnection:
+        host = self._parts.hostname or ""
+        if self._parts.scheme == "https":
+            return HTTPSConnection(host, self._parts.port, timeout=ANSWER_S_MAX, context=ssl.create_default_context())
+        return HTTPConnection(host, self._parts.port, timeout=ANSWER_S_MAX)
+
+    def _away(self, error: Exception) -> PlatformAwayError:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return PlatformAwayError(
+            Code.UNAVAILABLE,
+            f"no platform answers at {self._url}: {reason}",
+            hint="`charonia platform` starts one; --server names its address",
+        )
+
+    def _refusal(self, answer: HTTPResponse, content: bytes) -> ServingError:
+        try:
+            told = json.loads(content)
+            message, hint = str(told["error"]), str(told.get("hint", ""))
+        except (ValueError, KeyError, TypeError):
+            message, hint = f"{self._url} answers {answer.status} {answer.reason}: is it charonia platform?", ""
+        if answer.status == 401:
+            hint = hint or KEY_HINT
+        code = _CODES.get(answer.status, Code.INTERNAL if answer.status >= 500 else Code.INVALID_ARG)
+        return ServingError(code, message, hint=hint)
+
+
+def path_of(*parts: str | int) -> str:
+    """Return the path of a call from its parts, which are quoted: "/api/v1/projects/default/models"."""
+    return "/api/v1/" + "/".join(quote(str(part), safe="") for part in parts)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: OSError) -> ServingError:
+    return invalid(f"'{error.filename}' cannot be read: {(error.strerror or str(error)).lower()}")

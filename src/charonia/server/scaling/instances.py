@@ -1,0 +1,139 @@
+"""The instances of one model version whose number follows the load: carries out what the rule decides.
+
+An added instance gets requests when it is made and warmed up. One that is closed had nothing to do: it gives its slots
+back first, so no request waits for it, and is closed in the background.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from charonia.core.errors import ServingError
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.executor import Executor
+from charonia.server.execution.runner import (
+    ModelRunner,
+    add_instance,
+    free_instances,
+    give_up_instance,
+    instances_of,
+    runs_in_place,
+    waited_ns,
+)
+from charonia.server.metrics.prometheus import InstanceCount
+from charonia.server.scaling.room import Demand, Room, obstacle, threads_of
+from charonia.server.scaling.rule import (
+    Change,
+    ChangeReason,
+    Closed,
+    InstanceRule,
+    InstanceSample,
+    Started,
+    StartFailed,
+)
+
+_log = logging.getLogger(__name__)
+
+MakeInstance = Callable[[int, int], Awaitable[Executor]]
+"""Makes the instance with this number and so many threads, and warms it up. Raises ServingError."""
+
+
+class ScaledInstances:
+    """The instances of one model version.
+
+    Args:
+        runner: Runs them.
+        rule: Decides their number.
+        make: Makes one.
+        demand: Returns what one more takes.
+        threads: Threads that each of the first ones may use.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, rule: InstanceRule, make: MakeInstance, demand: Callable[[], Demand], threads: int
+    ) -> None:
+        self.rule = rule
+        self._runner = runner
+        self._make = make
+        self._demand = demand
+        self._threads = threads
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_over = False
+
+    @property
+    def count(self) -> int:
+        """Number of instances."""
+        return len(instances_of(self._runner))
+
+    def counts(self) -> InstanceCount:
+        """Return their number, its bounds and its changes."""
+        bounds, changes = self.rule.bounds, self.rule.changes
+        return InstanceCount(
+            self.count, bounds.least, bounds.most, {reason.value: changes[reason] for reason in ChangeReason}
+        )
+
+    def look(self, room: Callable[[], Room]) -> bool:
+        """Add an instance or close one, if it is time to; return whether one is being added from now on.
+
+        Args:
+            room: Returns what the machine has left; called only while requests wait.
+        """
+        if self._is_over:
+            return False
+        now, free = now_ns(), len(free_instances(self._runner))
+        waited = 0 if free else waited_ns(self._runner, now)
+        left = room() if waited else Room(0)
+        reason = obstacle(left, self._what_one_takes()) if waited else ""
+        change = self.rule.handle(InstanceSample(self.count, free, waited, reason), now)
+        if change is Change.ADD:
+            self._starting = asyncio.create_task(self._add(threads_of(left.idle_cores, self._threads)))
+        elif change is Change.CLOSE:
+            self._close()
+        return change is Change.ADD
+
+    async def aclose(self) -> None:
+        """Change nothing more, and give up an instance that is being made. The others belong to the runner."""
+        self._is_over = True
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _what_one_takes(self) -> Demand:
+        return replace(self._demand(), on_event_loop=runs_in_place(self._runner))
+
+    async def _add(self, threads: int) -> None:
+        runner, config = self._runner, self._runner.config
+        number = next(n for n in range(self.rule.bounds.most) if n not in instances_of(runner))
+        began_ns = now_ns()
+        try:
+            executor = await self._make(number, threads)
+        except Exception as error:
+            reason = error.message if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
+            self.rule.handle(StartFailed(reason), now_ns())
+            _log.warning("'%s' version %s: one more instance failed to start: %s", config.name, runner.version, reason)
+            return
+        finally:
+            self._starting = None
+        add_instance(runner, number, executor)
+        self.rule.handle(Started(now_ns() - began_ns), now_ns())
+        _log.info("'%s' version %s: %s", config.name, runner.version, self.rule.story(now_ns()))
+
+    def _close(self) -> None:
+        executor = give_up_instance(self._runner)
+        if executor is None:  # a request has come meanwhile: the rule will say so again
+            return
+        self.rule.handle(Closed(), now_ns())
+        _log.info("'%s' version %s: %s", self._runner.config.name, self._runner.version, self.rule.story(now_ns()))
+        task = asyncio.create_task(self._aclose(executor))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _aclose(self, executor: Executor) -> None:
+        try:
+            await executor.aclose()
+        except Exception:  # a backend that cannot clean up must not keep the server from going on
+            _log.exception("closing instance '%s'", executor.placement.name)

@@ -1,0 +1,245 @@
+"""Decides when a model gets one more instance, and when it has one too many. Pure.
+
+It is told every `SAMPLE_NS` what the instances do, and answers with at most one change at a time:
+
+1. One is added when, in every sample of the last `GROW_AFTER_NS`, a request waited and no instance was free; but not
+   while the machine has no room for it (see `room`), nor while another one is starting.
+2. One is closed when, in every sample of the last `idle_for_ns`, an instance had nothing to do. That is
+   `SHRINK_AFTER_NS`, and at least `START_FACTOR` times as long as an instance takes to start: one that is expensive
+   stays for longer.
+3. Where one is added within `idle_for_ns` after one was closed, that was too early: the time doubles, up to
+   `SHRINK_AFTER_NS_MAX`. It is what it was before as soon as load has been steady for `STEADY_FACTOR` times as long.
+4. After one that fails to start, the next is tried after `BACK_OFF_NS`, which doubles with each failure that follows.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from charonia.config.instance_bounds import InstanceBounds
+
+_NS_PER_S = 1_000_000_000
+
+SAMPLE_NS = _NS_PER_S // 4
+"""Time between two samples."""
+
+GROW_AFTER_NS = _NS_PER_S
+"""Time for which requests wait before an instance is added."""
+
+SHRINK_AFTER_NS = 10 * _NS_PER_S
+"""Time for which an instance has nothing to do before one is closed."""
+
+SHRINK_AFTER_NS_MAX = 600 * _NS_PER_S
+
+START_FACTOR = 10
+STEADY_FACTOR = 4
+
+BACK_OFF_NS = _NS_PER_S
+"""Pause after an instance that failed to start."""
+
+BACK_OFF_NS_MAX = 300 * _NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSample:
+    """What the instances of a model do.
+
+    Attributes:
+        count: Instances that there are.
+        free: Those of them that have nothing to do.
+        waited_ns: Time that the oldest waiting request has waited, 0 where none waits.
+        obstacle: Why the machine has no room for another instance, "" where it has.
+    """
+
+    count: int
+    free: int
+    waited_ns: int = 0
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The instance that was to be added is there; `took_ns` after it was asked for."""
+
+    took_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The instance that was to be added could not be made."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The instance that was to be closed gets no more batches."""
+
+
+class Change(Enum):
+    """What is to be done."""
+
+    ADD = "add"
+    CLOSE = "close"
+
+
+class ChangeReason(Enum):
+    """Why the number of instances changed, or did not, as label values of the counter."""
+
+    WAITING = "requests_waited"
+    IDLE = "idle"
+    FAILED = "start_failed"
+
+
+class InstanceRule:
+    """The rule for one model version.
+
+    Args:
+        bounds: The bounds.
+        count: Instances that there are, 0 for the fewest.
+
+    Attributes:
+        bounds: The bounds.
+        idle_for_ns: Time for which an instance has nothing to do before one is closed.
+        changes: Changes so far, by reason.
+    """
+
+    def __init__(self, bounds: InstanceBounds, count: int = 0) -> None:
+        self.bounds = bounds
+        self.idle_for_ns = SHRINK_AFTER_NS
+        self.changes: Counter[ChangeReason] = Counter()
+        self._base_ns = SHRINK_AFTER_NS
+        self._count = count or bounds.least
+        self._sampled_ns: int | None = None
+        self._waiting_since_ns: int | None = None
+        self._spare_since_ns: int | None = None
+        self._starting_since_ns: int | None = None
+        self._closed_ns: int | None = None  # when the last one was closed
+        self._failures = 0
+        self._retry_ns = 0
+        self._failure = ""
+        self._obstacle = ""  # what kept the last sample from adding one
+        self._waited_ns = 0  # of the request for which the last one was added
+        self._last: tuple[str, int] | None = None  # the last change in words, and when
+
+    def wake_at(self) -> int | None:
+        """Return when to send the next sample, None for at once."""
+        return None if self._sampled_ns is None else self._sampled_ns + SAMPLE_NS
+
+    def handle(self, event: InstanceSample | Started | StartFailed | Closed, now_ns: int) -> Change | None:
+        """Take in one event at this monotonic time and return what is to be done, None for nothing."""
+        match event:
+            case InstanceSample():
+                return self._sample(event, now_ns)
+            case Started():
+                self._started(event, now_ns)
+            case StartFailed():
+                self._failed(event.reason, now_ns)
+            case Closed():
+                self._ended(now_ns)
+        return None
+
+    def story(self, now_ns: int) -> str:
+        """Return the number of instances and why it is that, in words."""
+        bounds = self.bounds
+        text = f"{self._count} of {bounds.least} to {bounds.most} instances"
+        if self._last is not None:
+            said, at_ns = self._last
+            text += f"; {said.format(ago=_ago(now_ns - at_ns))}"
+        if self._starting_since_ns is not None:
+            text += f"; another one has been starting for {_time(now_ns - self._starting_since_ns)}"
+        elif self._failure:
+            text += f"; the last attempt to add one failed: {self._failure}"
+            if now_ns < self._retry_ns:
+                text += f"; not tried again for {_time(self._retry_ns - now_ns)}"
+        elif self._obstacle:
+            text += f"; requests wait, and none is added: {self._obstacle}"
+        return text
+
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where the state contradicts itself."""
+        assert self.bounds.least <= self._count <= self.bounds.most
+        assert self._base_ns <= self.idle_for_ns <= max(self._base_ns, SHRINK_AFTER_NS_MAX)
+        assert self._waiting_since_ns is None or self._spare_since_ns is None
+
+    def _sample(self, sample: InstanceSample, now_ns: int) -> Change | None:
+        self._sampled_ns = now_ns
+        self._count = sample.count
+        waits = bool(sample.waited_ns) and not sample.free
+        if not waits:
+            self._waiting_since_ns = None
+        elif self._waiting_since_ns is None:
+            self._waiting_since_ns = now_ns
+        if not sample.free:
+            self._spare_since_ns = None
+        elif self._spare_since_ns is None:
+            self._spare_since_ns = now_ns
+        self._obstacle = ""
+        if self._starting_since_ns is not None:
+            return None
+        if self._waiting_since_ns is not None and now_ns - self._waiting_since_ns >= GROW_AFTER_NS:
+            return self._add(sample, now_ns)
+        if sample.count > self.bounds.least and self._spare_since_ns is not None:
+            return Change.CLOSE if now_ns - self._spare_since_ns >= self.idle_for_ns else None
+        return None
+
+    def _add(self, sample: InstanceSample, now_ns: int) -> Change | None:
+        if sample.count >= self.bounds.most or now_ns < self._retry_ns:
+            return None
+        if sample.obstacle:
+            self._obstacle = sample.obstacle
+            return None
+        self._starting_since_ns, self._waited_ns = now_ns, sample.waited_ns
+        if self._closed_ns is not None and now_ns - self._closed_ns < self.idle_for_ns:
+            self.idle_for_ns = min(2 * self.idle_for_ns, max(SHRINK_AFTER_NS_MAX, self._base_ns))
+            self._closed_ns = None  # this one has been counted
+        return Change.ADD
+
+    def _ended(self, now_ns: int) -> None:
+        idle_ns = now_ns - self._spare_since_ns if self._spare_since_ns is not None else 0
+        if self._closed_ns is not None and now_ns - self._closed_ns > STEADY_FACTOR * self.idle_for_ns:
+            self.idle_for_ns = self._base_ns
+        self.changes[ChangeReason.IDLE] += 1
+        self._last = f"one was closed {{ago}} because it had had nothing to do for {_time(idle_ns)}", now_ns
+        self._closed_ns = now_ns
+        self._spare_since_ns = None
+        self._failure = ""
+        self._count -= 1
+
+    def _started(self, event: Started, now_ns: int) -> None:
+        self._count += 1
+        self._failures, self._failure = 0, ""
+        self.changes[ChangeReason.WAITING] += 1
+        said = f"a {_ordinal(self._count)} was added {{ago}} because requests waited {_time(self._waited_ns)}"
+        self._last = said, now_ns
+        self._base_ns = max(SHRINK_AFTER_NS, START_FACTOR * event.took_ns)
+        self.idle_for_ns = max(self.idle_for_ns, self._base_ns)
+        self._begin_again()
+
+    def _failed(self, reason: str, now_ns: int) -> None:
+        self._failures += 1
+        self._failure = reason
+        self._retry_ns = now_ns + min(BACK_OFF_NS << min(self._failures - 1, 32), BACK_OFF_NS_MAX)
+        self.changes[ChangeReason.FAILED] += 1
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """What was seen before an attempt to add an instance says nothing about what follows it."""
+        self._starting_since_ns = self._waiting_since_ns = self._spare_since_ns = None
+
+
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+
+
+def _ordinal(number: int) -> str:
+    return _ORDINALS[number - 1] if number <= len(_ORDINALS) else f"number {number}"
+
+
+def _ago(ns: int) -> str:
+    return f"{_time(ns)} ago" if ns >= _NS_PER_S else "just now"
+
+
+def _time(ns: int) -> str:
+    if ns >= _NS_PER_S:
+        return f"{ns / _NS_PER_S:.0f} s"
+    return f"{max(1, round(ns / 1e6))} ms"

@@ -1,0 +1,96 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from charonia.cli import platform
+from charonia.cli.main import main
+from charonia.cli.platform import LINE, with_environment
+from charonia.core.errors import ServingError
+from charonia.platform.settings import Oidc, PlatformSettings
+
+
+def problems(*arguments: str) -> str:
+    with pytest.raises(ServingError) as raised:
+        LINE.parse(arguments)
+    return raised.value.message
+
+
+def test_the_options_are_the_settings(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hidden\n")
+    settings = LINE.parse(
+        [
+            f"--data={tmp_path}",
+            "--database=postgresql://db/charonia",
+            "--artifacts=s3://bucket/models",
+            "--host=0.0.0.0",
+            "--port=80",
+            "--public-url=https://models.example.org",
+            "--ports=20000-20100",
+            "--oidc-issuer=https://id.example.org",
+            "--oidc-client-id=charonia",
+            f"--oidc-secret-file={secret}",
+            "--oidc-admins=ada@example.org, eve@example.org",
+        ]
+    )
+
+    assert settings == PlatformSettings(
+        data=tmp_path,
+        database="postgresql://db/charonia",
+        artifacts="s3://bucket/models",
+        host="0.0.0.0",
+        port=80,
+        public_url="https://models.example.org",
+        ports=(20000, 20100),
+        oidc=Oidc("https://id.example.org", "charonia", "hidden", ("ada@example.org", "eve@example.org")),
+    )
+    assert "hidden" not in repr(settings)
+    assert (settings.url, settings.is_https) == ("https://models.example.org", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--host=0.0.0.0"], "--host: others reach '0.0.0.0', so expected --public-url as well"),
+        (["--host=models.example.org"], "--host: others reach 'models.example.org'"),
+        (["--public-url=models.example.org"], "--public-url: expected http://HOST or https://HOST"),
+        (["--public-url=https://example.org/models"], "--public-url: expected http://HOST or https://HOST"),
+        (["--ports=9000"], "--ports: expected FIRST-LAST, got '9000'"),
+        (["--ports=9999-9000"], "--ports: expected FIRST-LAST from 1 to 65535, got '9999-9000'"),
+        (["--port=65536"], "--port: expected an integer from 0 to 65535"),
+        (["--oidc-issuer=https://id.example.org"], "--oidc-issuer: expected --oidc-client-id as well"),
+        (["--oidc-issuer=http://id.example.org", "--oidc-client-id=x"], "--oidc-issuer: expected https://..."),
+        (["--oidc-secret-file=/nowhere"], "--oidc-secret-file: expected a file with the secret"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(arguments: list[str], expected: str) -> None:
+    assert problems(*arguments).startswith(expected)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_this_machine_alone_needs_no_public_address(host: str) -> None:
+    settings = LINE.parse([f"--host={host}", "--port=1"])
+
+    assert settings.url == f"http://{f'[{host}]' if ':' in host else host}:1"
+    assert not settings.is_https
+
+
+def test_the_environment_has_what_the_command_line_should_not(tmp_path: Path) -> None:
+    environment = {"CHARONIA_OIDC_SECRET": "hidden", "CHARONIA_DATABASE": "postgresql://db/charonia"}
+    found = with_environment(PlatformSettings(tmp_path), environment)
+    kept = with_environment(replace(found, database="sqlite:///x", oidc=Oidc(client_secret="own")), environment)
+
+    assert (found.oidc.client_secret, found.database) == ("hidden", "postgresql://db/charonia")
+    assert (kept.oidc.client_secret, kept.database) == ("own", "sqlite:///x")
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platform, "find_spec", lambda name: None if name == "fastapi" else name)
+
+    assert main(["platform"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("charonia platform: the platform needs fastapi (hint: ")
+    assert "[platform]" in printed

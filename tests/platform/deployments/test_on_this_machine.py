@@ -1,0 +1,186 @@
+"""Deployments on this machine, with real servers."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import psutil
+import pytest
+from tests.support.onnx_writer import GraphWriter
+from tests.support.platform_models import add_version
+from tests.support.process import eventually
+
+from charonia.client import Client
+from charonia.core.dtypes import DataType
+from charonia.platform.artifacts.store import open_artifacts
+from charonia.platform.database.connection import Database
+from charonia.platform.deployments.service import Deployments
+from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.people.access import Grant, Principal, ProjectRole
+from charonia.platform.targets.local import LocalTarget
+
+ADA = Principal.of("Ada", [Grant(ProjectRole.ADMIN)])
+PORTS = (21000, 21900)
+READY_S = 110.0
+
+pytestmark = [pytest.mark.timeout(240)]
+
+
+def plus(number: float) -> bytes:
+    """An ONNX model: y = x + number."""
+    graph = GraphWriter()
+    graph.input("x", DataType.FP32, ["batch", 4])
+    graph.weight("number", DataType.FP32, np.full(1, number, np.float32))
+    graph.node("Add", ["x", "number"], "y")
+    graph.output("y", DataType.FP32, ["batch", 4])
+    return graph.model()
+
+
+class Place:
+    """A platform without its page, on this machine."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.database = Database(f"sqlite:///{data / 'platform.sqlite'}")
+        self.database.migrate()
+        self.begin()
+
+    def begin(self) -> None:
+        self.target = LocalTarget(self.data / "deployments", PORTS)
+        workloads = Workloads(self.data, open_artifacts("", self.data))
+        self.deployments = Deployments(self.database, {"local": self.target}, workloads)
+        self.deployments.start()
+
+    def end(self) -> None:
+        self.deployments.close()
+
+    def get(self) -> DeploymentView:
+        return self.deployments.reads.get(ADA, "default", "adder")
+
+    def is_so(self, **wanted: object) -> bool:
+        view = self.get()
+        return all(getattr(view, name) == value for name, value in wanted.items())
+
+    def until(self, **wanted: object) -> DeploymentView:
+        """Wait until a deployment is so."""
+        assert eventually(lambda: self.is_so(**wanted), READY_S), (self.get(), self.log())
+        return self.get()
+
+    def log(self) -> str:
+        return self.deployments.servers.log(ADA, "default", "adder")
+
+    def pid(self) -> int:
+        return int((self.data / "deployments" / "default" / "adder" / "pid").read_text())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    for number in (1.0, 2.0):
+        add_version(place.database, tmp_path, "plus", {"1/model.onnx": plus(number)})
+    add_version(place.database, tmp_path, "plus", {"1/model.onnx": b"no model"})
+    yield place
+    with contextlib.suppress(Exception):
+        os.kill(place.pid(), signal.SIGKILL)
+    place.end()
+    place.database.close()
+
+
+def spec(*versions: int, **more: object) -> dict[str, Any]:
+    return {"name": "adder", "models": [{"name": "plus", "versions": list(versions), **more}]}
+
+
+def result(address: str, x: float = 0.0) -> float:
+    with Client(address) as client:
+        return float(client.infer("plus", {"x": np.full((1, 4), x, np.float32)})["y"][0, 0])
+
+
+class Load:
+    """Clients that send requests one after the other, over both protocols, and note the versions that answer."""
+
+    def __init__(self, view: DeploymentView) -> None:
+        self.seen: set[float] = set()
+        self.answers = 0
+        self.errors: list[str] = []
+        self._is_over = threading.Event()
+        addresses = (view.http, view.grpc)
+        self._threads = [threading.Thread(target=self._run, args=(one,), daemon=True) for one in addresses]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _run(self, address: str) -> None:
+        url = address if address.startswith("http") else f"grpc://{address}"
+        with Client(url) as client:
+            while not self._is_over.is_set():
+                try:
+                    answer = client.infer("plus", {"x": np.zeros((1, 4), np.float32)})
+                    self.seen.add(float(answer["y"][0, 0]))
+                    self.answers += 1
+                except Exception as error:
+                    self.errors.append(str(error))
+                time.sleep(0.002)
+
+
+def test_a_deployment_answers_and_its_next_revision_takes_over_without_a_lost_request(place: Place) -> None:
+    place.deployments.changes.create(ADA, "default", spec(1))
+    first = place.until(state="ready", serving=1)
+    assert result(first.http) == 1.0
+
+    with Load(first) as load:
+        place.deployments.changes.change(ADA, "default", spec(2))
+        second = place.until(state="ready", serving=2)
+        assert eventually(lambda: 2.0 in load.seen)
+        place.deployments.changes.change(ADA, "default", spec(3))
+        third = place.until(latest_state="failed")
+        assert eventually(lambda: load.answers > 50)
+
+    assert load.errors == []
+    assert load.seen == {1.0, 2.0}
+    assert (second.http, second.grpc) == (first.http, first.grpc)
+    assert (third.serving, third.state) == (2, "ready")
+    assert "plus" in third.latest_reason
+    assert result(third.http) == 2.0
+
+
+def test_what_runs_survives_the_platform_and_is_adopted_and_a_server_that_is_killed_comes_back(place: Place) -> None:
+    place.deployments.changes.create(ADA, "default", spec(1))
+    place.end()  # while it is being started
+    place.begin()
+    place.until(state="ready", serving=1)
+    pid = place.pid()
+    place.end()
+    assert result(place.get().http) == 1.0
+
+    place.begin()
+    time.sleep(1.0)
+    assert place.until(state="ready", serving=1).replicas[0].name == f"pid {pid}"
+    os.kill(pid, signal.SIGKILL)
+    place.until(state="starting")
+    again = place.until(state="ready")
+
+    assert place.pid() != pid
+    assert result(again.http) == 1.0
+    place.deployments.changes.stop(ADA, "default", "adder")
+    place.until(state="stopped")
+    assert eventually(lambda: not psutil.pid_exists(place.pid()))
+    place.deployments.changes.start(ADA, "default", "adder")
+    assert result(place.until(state="ready").http) == 1.0
+    assert place.get().http == again.http
+    place.deployments.changes.remove(ADA, "default", "adder")
+    assert eventually(lambda: not place.deployments.reads.list(ADA, "default")[1])
+    assert list((place.data / "deployments").rglob("*")) == []

@@ -1,0 +1,217 @@
+"""What the reconciler decides, and that it comes to the right end whatever happens on the way."""
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.platform.deployments.conftest import ADA, Stage
+from tests.support.platform_models import add_version
+
+from charonia.core.errors import ServingError
+from charonia.platform.deployments.reconcile import HEALTHY_S, RETRY_S_MAX, NextStep, Step, WantedState, decide
+from charonia.platform.targets.api import Observed, Replica, RevisionPhase
+
+NOW = 1000.0
+READY = RevisionPhase.READY
+STARTING = RevisionPhase.STARTING
+FAILED = RevisionPhase.FAILED
+WELL = (Replica("one", is_ready=True),)
+
+
+def test_a_new_revision_is_applied() -> None:
+    found = decide(WantedState(revision=1), Observed(), NOW)
+
+    assert (found.step, found.state, found.wanted.begun_s) == (Step.APPLY, "starting", NOW)
+
+
+def test_what_is_being_applied_is_waited_for() -> None:
+    seen = Observed(serving=1, applying=2, phase=STARTING, doing="models are loaded", replicas=WELL)
+
+    found = decide(WantedState(revision=2, serving=1, begun_s=NOW - 5), seen, NOW)
+
+    assert (found.step, found.state, found.reason) == (Step.NONE, "updating", "models are loaded")
+
+
+def test_what_is_not_ready_in_time_is_given_up_and_the_one_before_stays() -> None:
+    wanted = WantedState(revision=2, serving=1, begun_s=NOW - 61, ready_within_s=60)
+
+    found = decide(wanted, Observed(serving=1, applying=2, phase=STARTING, replicas=WELL), NOW)
+
+    assert found.step is Step.ABANDON
+    assert (found.wanted.revision, found.state) == (1, "ready")
+    assert found.outcomes == {2: "it is not ready after 60 s"}
+
+
+def test_what_fails_leaves_the_one_before_and_says_why() -> None:
+    seen = Observed(serving=1, applying=2, phase=FAILED, reason="no such file", replicas=WELL)
+
+    found = decide(WantedState(revision=2, serving=1, begun_s=NOW - 5), seen, NOW)
+    after = decide(found.wanted, seen, NOW + 1)
+
+    assert (found.step, found.outcomes) == (Step.NONE, {2: "no such file"})
+    assert found.reason == "revision 2 has failed, and revision 1 stays: no such file"
+    assert (after.step, after.state, after.wanted.revision) == (Step.NONE, "ready", 1)
+
+
+def test_a_first_revision_that_fails_is_not_tried_again() -> None:
+    seen = Observed(applying=1, phase=FAILED, reason="no such file")
+
+    found = decide(WantedState(revision=1, begun_s=NOW - 5), seen, NOW)
+
+    assert (found.step, found.state, found.outcomes) == (Step.NONE, "failed", {1: "no such file"})
+    assert decide(found.wanted, Observed(), NOW + 100).step is Step.NONE
+
+
+def test_a_failure_of_an_attempt_before_does_not_count() -> None:
+    assert decide(WantedState(revision=1), Observed(applying=1, phase=FAILED, reason="old"), NOW).step is Step.APPLY
+
+
+def test_a_revision_that_nobody_wants_any_more_is_given_up_first() -> None:
+    found = decide(WantedState(revision=3, serving=1), Observed(serving=1, applying=2, phase=STARTING), NOW)
+
+    assert (found.step, found.wanted.begun_s) == (Step.ABANDON, 0.0)
+
+
+def test_a_server_that_has_ended_is_started_again_with_pauses_that_grow_and_end_with_its_health() -> None:
+    wanted, pauses, now_s = WantedState(revision=1, serving=1, ready_s=NOW - 5), [], NOW
+    for _ in range(9):
+        begun_s = now_s
+        while (found := decide(wanted, Observed(), now_s)).step is Step.NONE:
+            now_s += 0.25
+            assert found.state == "failed"
+        pauses.append(now_s - begun_s)
+        wanted = found.wanted
+    served = decide(wanted, Observed(serving=1, phase=READY, replicas=WELL), now_s)
+    healthy = decide(served.wanted, Observed(serving=1, phase=READY, replicas=WELL), now_s + HEALTHY_S)
+
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, RETRY_S_MAX]
+    assert served.wanted.attempts == 9
+    assert healthy.wanted.attempts == 0
+
+
+def test_a_server_that_does_not_answer_is_degraded() -> None:
+    seen = Observed(serving=1, phase=READY, replicas=[Replica("pid 7", is_ready=False, reason="it does not answer")])
+
+    found = decide(WantedState(revision=1, serving=1, ready_s=5.0), seen, NOW)
+
+    assert (found.step, found.state, found.reason) == (Step.NONE, "degraded", "pid 7: it does not answer")
+
+
+def test_nothing_wanted_means_stop_and_a_removal_goes_on_until_all_is_gone() -> None:
+    seen = Observed(serving=1, phase=READY)
+
+    assert decide(WantedState(), seen, NOW).step is Step.STOP
+    assert decide(WantedState(), Observed(phase=RevisionPhase.ENDING), NOW).state == "stopping"
+    assert decide(WantedState(), Observed(), NOW) == NextStep(Step.NONE, "stopped", "", WantedState())
+    assert decide(WantedState(is_removed=True), seen, NOW).step is Step.STOP
+    assert decide(WantedState(is_removed=True), Observed(), NOW).step is Step.REMOVE
+
+
+def test_a_server_that_ends_is_waited_for_before_it_starts_again() -> None:
+    assert decide(WantedState(revision=1), Observed(phase=RevisionPhase.ENDING), NOW).step is Step.STOP
+
+
+@given(
+    wanted=st.builds(
+        WantedState,
+        revision=st.integers(0, 3),
+        serving=st.integers(0, 3),
+        is_removed=st.booleans(),
+        begun_s=st.sampled_from([0.0, NOW - 700.0, NOW - 5.0]),
+        attempts=st.integers(0, 20),
+        ready_s=st.sampled_from([0.0, NOW - 90.0]),
+        failure=st.sampled_from(["", "no such file"]),
+    ),
+    seen=st.builds(
+        Observed,
+        serving=st.integers(0, 3),
+        applying=st.integers(0, 3),
+        phase=st.sampled_from(RevisionPhase),
+        replicas=st.sampled_from([(), WELL]),
+    ),
+)
+def test_whatever_is_seen_the_same_is_decided_again_after_a_crash(wanted: WantedState, seen: Observed) -> None:
+    found = decide(wanted, seen, NOW)
+
+    assert decide(wanted, seen, NOW) == found
+    if found.step is Step.APPLY:
+        assert found.wanted.revision == wanted.revision != 0
+        assert not wanted.is_removed
+    if found.wanted.revision != wanted.revision:
+        assert wanted.revision in found.outcomes
+        assert found.wanted.revision in (seen.serving, wanted.serving)
+    assert replace(found.wanted, revision=wanted.revision).is_removed == wanted.is_removed
+
+
+ACTIONS = ("change", "change", "break", "stop", "start", "rollback", "crash", "away", "back", "kill", "lock")
+HAPPENINGS = st.lists(
+    st.tuples(st.sampled_from(ACTIONS), st.sampled_from([0.5, 1.0, 2.5, 6.0, 40.0])), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(happenings=HAPPENINGS)
+def test_in_the_end_there_is_what_is_wanted_whatever_has_happened(
+    happenings: list[tuple[str, float]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stage = _stage(tmp_path_factory.mktemp("stage"))
+    for number, (action, seconds) in enumerate(happenings, 1):
+        _act(stage, action, number)
+        before = stage.target.servers.get("default/reader")
+        served = before.serving if before is not None else 0
+        stage.pass_s(seconds, is_locked=action == "lock")  # what is done and not written down: as a kill in between
+        view = stage.deployments.reads.get(ADA, "default", "reader")
+        after = stage.target.servers.get("default/reader")
+        if action == "break" and served and view.wanted and after is not None:
+            assert after.serving  # what served goes on
+    stage.target.is_away = False
+    stage.pass_s(250, step_s=2.0)
+
+    view = stage.deployments.reads.get(ADA, "default", "reader")
+    server = stage.target.servers.get("default/reader")
+    running = server.serving if server is not None else 0
+    assert running == (0 if view.state in ("stopped", "failed") else view.wanted), (view, server)
+    assert view.state in ("ready", "stopped", "failed")
+    assert view.state != "failed" or view.wanted in stage.target.broken
+    stage.deployments.changes.remove(ADA, "default", "reader")
+    stage.pass_s(10)
+    assert stage.deployments.reads.list(ADA, "default")[1] == 0
+    assert stage.target.servers == {}
+    stage.deployments.close()
+    stage.database.close()
+
+
+def _stage(data: Path) -> Stage:
+    stage = Stage(data)
+    for content in (b"one", b"two"):
+        add_version(stage.database, data, "echo", {"1/model": content})
+    stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
+    return stage
+
+
+def _act(stage: Stage, action: str, number: int) -> None:
+    changes = stage.deployments.changes
+    match action:
+        case "change" | "break":
+            spec = stage.spec(versions=[1], ready_within_s=100.0 + number)
+            if action == "break":
+                latest = stage.deployments.reads.get(ADA, "default", "reader").revision
+                stage.target.broken[latest + 1] = "no such file"
+            changes.change(ADA, "default", spec)
+        case "stop":
+            changes.stop(ADA, "default", "reader")
+        case "start":
+            changes.start(ADA, "default", "reader")
+        case "rollback":
+            with contextlib.suppress(ServingError):  # there is none that served
+                changes.rollback(ADA, "default", "reader")
+        case "crash":
+            if "default/reader" in stage.target.servers:
+                stage.target.crash("default/reader")
+        case "away" | "back":
+            stage.target.is_away = action == "away"
+        case "kill":
+            stage.restart()

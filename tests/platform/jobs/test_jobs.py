@@ -1,0 +1,109 @@
+"""Measurements of real deployments and real models, started through the API."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from tests.support.models import mlp
+from tests.support.platform_models import add_version
+
+from charonia.platform.state import Platform
+
+PROJECT = "/api/v1/projects/default"
+
+
+def when_ended(client: TestClient, answer: Any, wait_s: float = 150) -> dict[str, Any]:
+    assert answer.status_code == 202, answer.text
+    deadline = time.monotonic() + wait_s
+    while True:
+        task: dict[str, Any] = client.get(f"/api/v1/tasks/{answer.json()['id']}").json()
+        if task["ended"]:
+            return task
+        assert time.monotonic() < deadline, task
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def model(platform: Platform, admin: TestClient) -> str:
+    files = {"1/model.onnx": mlp(), "config.pbtxt": b'backend: "onnxruntime" max_batch_size: 8'}
+    add_version(platform.database, platform.settings.data, "mlp", files)
+    return "mlp"
+
+
+@pytest.fixture
+def deployment(admin: TestClient, model: str) -> Iterator[str]:
+    spec = {"name": "reader", "models": [{"name": model}], "keys": True}
+    made = admin.post(f"{PROJECT}/deployments", json=spec)
+    assert made.status_code in (200, 201, 202), made.text
+    deadline = time.monotonic() + 120
+    while (shown := admin.get(f"{PROJECT}/deployments/reader").json())["state"] != "ready":
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.1)
+    yield "reader"
+    admin.delete(f"{PROJECT}/deployments/reader")
+    while admin.get(f"{PROJECT}/deployments/reader").status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_model_of_a_deployment_is_measured(admin: TestClient, deployment: str) -> None:
+    body = {"deployment": deployment, "model": "mlp", "concurrency": "1:2"}
+
+    task = when_ended(admin, admin.post(f"{PROJECT}/jobs/perf", json=body))
+
+    assert task["state"] == "done", admin.get(f"/api/v1/tasks/{task['id']}/log").text
+    assert [level["load"] for level in task["result"]["levels"]] == [1, 2]
+    assert all(level["throughput"] > 10 and level["p99"] >= level["p50"] > 0 for level in task["result"]["levels"])
+    assert {"measurements.csv", "report.html"} <= set(task["files"])
+    report = admin.get(f"/api/v1/tasks/{task['id']}/files/report.html")
+    assert report.text.startswith("<!doctype html>")
+    assert report.headers["content-security-policy"].startswith("sandbox allow-scripts; default-src 'none'")
+
+
+def test_what_does_not_serve_is_not_measured(admin: TestClient, model: str) -> None:
+    body = {"deployment": "none", "model": model}
+
+    assert admin.post(f"{PROJECT}/jobs/perf", json=body).status_code == 404
+    assert admin.post(f"{PROJECT}/jobs/perf", json={**body, "concurrency": "0"}).status_code == 400
+
+
+def test_a_model_that_a_deployment_lacks_is_named(admin: TestClient, deployment: str) -> None:
+    answer = admin.post(f"{PROJECT}/jobs/perf", json={"deployment": deployment, "model": "other"})
+
+    assert answer.status_code == 404
+    assert answer.json()["hint"] == "it has mlp"
+
+
+def test_a_search_finds_a_configuration_that_is_offered(admin: TestClient, model: str) -> None:
+    body = {"model": model, "version": 1, "minutes": 0.1}
+
+    task = when_ended(admin, admin.post(f"{PROJECT}/jobs/tune", json=body))
+
+    assert task["state"] == "done", admin.get(f"/api/v1/tasks/{task['id']}/log").text
+    assert task["files"] == ["report.html", "tune.json"]
+    found = admin.get(f"{PROJECT}/models/{model}/found", params={"version": 1}).json()
+    assert (found["task"], found["version"]) == (task["id"], 1)
+    assert found["result"]["max_batch_size"] >= 1
+    assert found["result"]["instances"] >= 1
+    assert found["result"]["sentences"]
+    assert admin.get(f"{PROJECT}/models/{model}/found", params={"version": 2}).json()["task"] == 0
+
+
+def test_a_search_is_cancelled(admin: TestClient, model: str) -> None:
+    answer = admin.post(f"{PROJECT}/jobs/tune", json={"model": model, "version": 1, "minutes": 5})
+    number = answer.json()["id"]
+    deadline = time.monotonic() + 30
+    while admin.get(f"/api/v1/tasks/{number}").json()["progress"] < 0.05:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    admin.post(f"/api/v1/tasks/{number}/cancel")
+
+    assert when_ended(admin, answer)["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("body", [{"model": "none", "version": 1}, {"model": "mlp", "version": 9}])
+def test_what_is_not_there_is_not_searched(admin: TestClient, model: str, body: dict[str, Any]) -> None:
+    assert admin.post(f"{PROJECT}/jobs/tune", json=body).status_code == 400

@@ -1,0 +1,201 @@
+"""A served model whose number of instances follows the load: it grows, shrinks, and loses no request meanwhile."""
+
+import json
+import os
+import re
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+from tests.support.models import identity_pbtxt, write_model
+from tests.support.process import SHAPES, ServeProcess, Shape, eventually
+
+SLOW = """\
+import os
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.1)
+        pid = np.array([os.getpid()], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", pid)]) for _ in requests]
+"""
+TENSORS = (
+    'input { name: "INPUT0" data_type: TYPE_INT32 dims: 1 } output { name: "OUTPUT0" data_type: TYPE_INT32 dims: 1 }'
+)
+BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": [1]}]}).encode()
+CLIENTS = 6
+# More than the machine may have, so that other tests do not take the cores that an instance could use.
+CORES = "--cpu-cores=16"
+
+
+def bounds(least: int, most: int) -> str:
+    return "".join(
+        f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
+        for name, value in (("INSTANCES_MIN", least), ("INSTANCES_MAX", most))
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    write_model(tmp_path, "slow", SLOW, config=f'backend: "python" {TENSORS}\n{bounds(1, 3)}')
+    write_model(tmp_path, "wrong", "", config=identity_pbtxt(more=bounds(3, 2)))
+    return tmp_path
+
+
+def serve(repository: Path, *arguments: str) -> ServeProcess:
+    return ServeProcess(repository, "--model-control-mode=explicit", "--load-model=slow", CORES, *arguments)
+
+
+def ask(server: ServeProcess) -> int:
+    """Send a request, and return the process that answered it."""
+    with urllib.request.urlopen(f"http://{server.http}/v2/models/slow/infer", BODY, timeout=60) as answer:
+        return int(json.load(answer)["outputs"][0]["data"][0])
+
+
+class Load:
+    """Clients that send one request after the other.
+
+    Attributes:
+        answers: The processes that answered.
+        errors: The errors of the others.
+    """
+
+    def __init__(self, server: ServeProcess, clients: int = CLIENTS) -> None:
+        self.answers: list[int] = []
+        self.errors: list[str] = []
+        self._server = server
+        self._over = threading.Event()
+        self._threads = ThreadPoolExecutor(clients)
+        self._running: list[Future[None]] = [self._threads.submit(self._send) for _ in range(clients)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._threads.shutdown()
+        if error is None:
+            for each in self._running:
+                each.result()
+
+    def _send(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.answers.append(ask(self._server))
+            except urllib.error.HTTPError as error:
+                self.errors.append(error.read().decode())
+
+
+def instances(server: ServeProcess) -> dict[str, int]:
+    """Return the metrics of the instances of the model."""
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+        text = page.read().decode()
+    found = re.findall(r'(charonia_instance\w*)\{model="slow",version="1"(?:,reason="(\w+)")?\} (\d+)', text)
+    return {reason or name: int(value) for name, reason, value in found}
+
+
+def count(server: ServeProcess) -> int:
+    return instances(server)["charonia_instances"]
+
+
+def explained(server: ServeProcess) -> dict[str, object]:
+    with urllib.request.urlopen(f"http://{server.http}/v2/models/slow/explain") as answer:
+        document: dict[str, object] = json.load(answer)["instances"]
+    return document
+
+
+@contextmanager
+def grown(server: ServeProcess) -> Iterator[Load]:
+    """Keep the model busy; it has all of its instances."""
+    with Load(server) as load:
+        assert eventually(lambda: count(server) == 3), server.log
+        yield load
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_busy_model_grows_and_an_idle_one_shrinks_without_a_lost_request(repository: Path, shape: Shape) -> None:
+    with serve(repository, *shape) as server:
+        assert instances(server)["charonia_instances_min"] == 1
+        assert instances(server)["charonia_instances_max"] == 3
+
+        with grown(server) as load:
+            assert eventually(lambda: len(set(load.answers)) == 3)
+            said = str(explained(server)["scaling"])
+        assert re.fullmatch(r"3 of 1 to 3 instances; a third was added .* because requests waited .*", said)
+
+        assert eventually(lambda: count(server) == 1)
+        assert ask(server) in load.answers
+        assert load.errors == []
+        assert instances(server) == {
+            "charonia_instances": 1,
+            "charonia_instances_min": 1,
+            "charonia_instances_max": 3,
+            "requests_waited": 2,
+            "idle": 2,
+            "start_failed": 0,
+        }
+        assert "; one was closed" in str(explained(server)["scaling"])
+        assert "3 of 1 to 3 instances" in server.log
+
+
+def test_a_killed_worker_of_an_added_instance_costs_its_batch_and_is_started_again(repository: Path) -> None:
+    with serve(repository) as server:
+        first = ask(server)
+
+        with grown(server) as load:
+            assert eventually(lambda: len(set(load.answers)) == 3)
+            killed = next(pid for pid in load.answers if pid != first)
+            os.kill(killed, signal.SIGKILL)
+            assert eventually(lambda: len(set(load.answers)) == 4)
+            assert count(server) == 3
+
+        assert len(load.errors) <= 1
+        assert all("SIGKILL" in error for error in load.errors)
+
+
+def test_a_reload_under_load_loses_no_request_and_begins_with_as_many_instances(repository: Path) -> None:
+    with serve(repository) as server, grown(server) as load:
+        before = set(load.answers)
+        model = repository / "slow" / "1" / "model.py"
+        model.write_text(SLOW.replace("0.1", "0.11"), encoding="utf-8")
+
+        urllib.request.urlopen(f"http://{server.http}/v2/repository/models/slow/load", b"{}", timeout=60).close()
+
+        assert count(server) == 3
+        assert eventually(lambda: set(load.answers[-CLIENTS:]).isdisjoint(before))
+        assert eventually(lambda: len(set(load.answers)) == 6)
+        assert load.errors == []
+
+
+def test_a_model_with_instances_by_load_is_unloaded_while_it_grows(repository: Path) -> None:
+    with serve(repository) as server:
+        with Load(server) as load:
+            assert eventually(lambda: count(server) == 2), server.log
+            urllib.request.urlopen(f"http://{server.http}/v2/repository/models/slow/unload", b"{}", timeout=60).close()
+            assert server.logs("successfully unloaded 'slow' version 1")
+            assert eventually(lambda: bool(load.errors))
+        assert all(("slow" in error and "unloaded" in error) or "unknown model" in error for error in load.errors)
+        assert instances(server) == {}
+
+
+def test_bounds_that_contradict_each_other_are_refused_when_the_model_is_loaded(repository: Path) -> None:
+    with serve(repository) as server, pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"http://{server.http}/v2/repository/models/wrong/load", b"{}")
+
+    message = caught.value.read().decode()
+    assert "parameters[INSTANCES_MAX]: must be at least INSTANCES_MIN, which is 3, got 2" in message

@@ -1,0 +1,107 @@
+"""A `charonia platform` process for tests."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_LINK = re.compile(r"(http://127\.0\.0\.1:\d+)/login/link\?token=\S+")
+_START_S_MAX = 60.0
+_STOP_S_MAX = 30.0
+
+
+class PlatformProcess:
+    """A platform as a user starts it. Use it as a context manager; entering waits until it answers.
+
+    Args:
+        data: Its data folder.
+        arguments: Further arguments of `charonia platform`.
+
+    Attributes:
+        link: The link that signs its owner in.
+        url: Its address.
+    """
+
+    def __init__(self, data: Path, *arguments: str) -> None:
+        self.data = data
+        self.link = self.url = ""
+        self._arguments: Sequence[str] = ("platform", f"--data={data}", "--port=0", *arguments)
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> Self:
+        """Start it.
+
+        Raises:
+            RuntimeError: It ended, or did not start in time; the message has what it wrote.
+        """
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "charonia", *self._arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self.link or self.process.poll() is not None, _START_S_MAX)
+        if not self.link:
+            self.kill()
+            raise RuntimeError(f"the platform did not start:\n{self.output}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop it if the test has not."""
+        if self.process.poll() is None:
+            self.stop()
+
+    @property
+    def key(self) -> str:
+        """The key for commands of its owner."""
+        return (self.data / "owner.key").read_text().strip()
+
+    @property
+    def output(self) -> str:
+        """What it has written."""
+        with self._changed:
+            return "".join(self._lines)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Stop it in order, and return its exit status."""
+        self.process.send_signal(number)
+        return self._wait()
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self.process.kill()
+        self._wait()
+
+    def _wait(self) -> int:
+        try:
+            status = self.process.wait(_STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        self._reader.join()
+        return status
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self._lines.append(line)
+                    found = _LINK.search(line)
+                    if found is not None:
+                        self.link, self.url = found[0], found[1]
+                    self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
