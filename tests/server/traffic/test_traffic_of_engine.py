@@ -526,8 +526,8 @@ def test_an_operator_pauses_resumes_promotes_and_aborts(tmp_path: Path) -> None:
         assert (await served.change(action="pause", sticky="key"))["canary"]["state"] == "paused"
         assert served.traffic.words("m") == [
             "Requests without a version go 80.0% to version 1, 20.0% to version 2; by API key",
-            "Canary of version 2, paused: paused at 20 % by an operator; it waits for an operator, who resumes, promotes or "
-            "aborts it",
+            "Canary of version 2, paused: paused at 20 % by an operator; "
+            "it waits for an operator, who resumes, promotes or aborts it",
         ]
         assert (await served.change(action="resume"))["canary"]["state"] == "running"
         shown = await served.change(action="promote")
