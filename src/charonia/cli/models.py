@@ -212,7 +212,7 @@ def _list(given: ListModels) -> int:
         )
         total = page["total"] if page["models"] else 0
         rows += [_row(model) for model in page["models"]]
-    print(table(("Model", "Version", "State", "Backend", "Size", "Added", "Tags"), rows))
+    print(table(("Model", "Latest", "State", "Backend", "Size", "Added", "Tags"), rows))
     return 0
 
 
