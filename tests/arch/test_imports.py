@@ -70,6 +70,7 @@ INTERNAL = {
         "server.metrics",
         "server.execution",
     },
+    "server.traffic": {"core", "config", "wire.json_text", "server.metrics", "server.execution", "server.sequences"},
     "server.lifecycle": {
         "install_hint",
         "core",
@@ -81,7 +82,7 @@ INTERNAL = {
     }
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
     | {"server.response_cache", "server.options", "server.directory", "server.log_file", "wire.example_inputs"}
-    | {"server.scaling", "stores"},
+    | {"stores", "server.scaling", "server.traffic"},
     # The driver of GPUs has one binding, which workers need without the package.
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
@@ -128,7 +129,7 @@ INTERNAL = {
     # The third, from the bottom up. What every room of the platform may know is `SHARED`.
     "platform.database": {"core"},
     "platform.people": {"core"},
-    "platform.tasks": {"core"},
+    "platform.tasks": {"core", "die_with_parent"},
     "platform.artifacts": {"core", "install_hint", "stores"},
     "platform.models": {"core", "config", "stores", "platform.artifacts"},
     "platform.environments": {"core"},
@@ -137,7 +138,7 @@ INTERNAL = {
     | {"platform.environments"},
     "platform.jobs": {"core", "config", "platform.deployments", "platform.targets"},
     "platform.console": {"__version__", "core", "config", "platform"},
-    "platform": {"__version__", "core", "config", "platform", "stores", "install_hint"},
+    "platform": {"__version__", "core", "config", "die_with_parent", "platform", "stores", "install_hint"},
 }
 
 # What every room of the platform may know, but the database those below it only.

@@ -13,26 +13,28 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """The repositories to examine, and whether to print JSON."""
+    """The repositories to examine, whether the machine is left out, and whether to print JSON."""
 
     repositories: tuple[str, ...] = ()
+    models_only: bool = False
     json: bool = False
 
 
 LINE = CommandLine(
     command="charonia doctor",
     intro="""\
-usage: charonia doctor [OPTIONS]
+usage: charonia doctor [OPTIONS] [REPOSITORY...]
 
 Show what this machine offers to models, and what the models of a repository need.
 """,
     groups={
         "Options": (
             Option(
-                *("--model-repository", "repositories", str, "PATH"),
+                *("--model-repository REPOSITORY", "repositories", str, "PATH"),
                 "Also examine the models of this folder, without loading them; repeatable",
                 tuple,
             ),
+            flag("--models-only", "models_only", True, "Show the models only, not the machine"),
             flag("--json", "json", True, "Print JSON"),
         )
     },
@@ -51,7 +53,7 @@ def _look(given: DoctorOptions) -> int:
     from charonia.server.doctor.report import problem_count, to_json, to_text
     from charonia.server.doctor.repository import examine
 
-    sections = look()
+    sections = [] if given.models_only else look()
     if given.repositories:
         sections += asyncio.run(examine(given.repositories))
     print(json.dumps(to_json(sections), indent=2) if given.json else to_text(sections))

@@ -1,44 +1,400 @@
-"""The registry over its API, with real checks."""
+"""Models and versions over the API, without real checks."""
 
-import time
+import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
-from tests.support.models import identity
+from sqlalchemy import event
+from tests.platform.models.conftest import MODELS, UPLOADS, add_files, send, settled
 
-MODELS = "/api/v1/projects/default/models"
-UPLOADS = "/api/v1/projects/default/uploads"
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import (
+    DeploymentRow,
+    EnvironmentRow,
+    ModelRow,
+    ProjectRow,
+    RevisionRow,
+    VersionRow,
+)
+from charonia.platform.models import registry
+from charonia.platform.models.check import CheckingPython
+from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.state import Platform
 
+Caller = Callable[..., dict[str, str]]
+ROOT = Principal("root", everywhere=ProjectRole.ADMIN)
 
-def send(client: TestClient, files: dict[str, bytes]) -> str:
-    """Send files and return their batch."""
-    listed = [{"path": path, "size": len(content)} for path, content in files.items()]
-    rows = client.post(UPLOADS, json={"files": listed}).json()
-    for row in rows:
-        answer = client.put(f"{UPLOADS}/{row['key']}", content=files[row["path"]])
-        assert answer.json()["received"] == row["size"]
-    return str(rows[0]["batch"])
-
-
-def add(client: TestClient, name: str, source: dict[str, Any]) -> dict[str, Any]:
-    """Add a version and return it when it is settled."""
-    answer = client.post(f"{MODELS}/{name}/versions", json={"source": source})
-    assert answer.status_code == 202, answer.text
-    return settled(client, name, answer.json()["number"])
-
-
-def settled(client: TestClient, name: str, number: int) -> dict[str, Any]:
-    for _ in range(600):
-        found = client.get(f"{MODELS}/{name}/versions/{number}").json()
-        if found["state"] in ("ready", "refused"):
-            return dict(found)
-        time.sleep(0.1)
-    raise AssertionError(found)
+pytestmark = pytest.mark.usefixtures("quick_checks")
 
 
-def test_an_uploaded_file_becomes_a_version(admin: TestClient) -> None:
-    batch = send(admin, {"echo.onnx": identity()})
+def deploy(platform: Platform, name: str, models: list[dict[str, Any]]) -> None:
+    with platform.database.transaction() as session:
+        project = session.query(ProjectRow).filter_by(name="default").one()
+        row = DeploymentRow(
+            project_id=project.id, name=name, target="local", latest=1, wanted=1, state="ready", created=now()
+        )
+        row.revisions = [RevisionRow(number=1, spec={"models": models}, state="serving", created=now())]
+        session.add(row)
 
-    version = add(admin, "echo", {"kind": "upload", "place": batch})
 
-    assert version["state"] == "ready", version
+@pytest.fixture
+def statements(platform: Platform) -> list[str]:
+    """The statements that the database is sent."""
+    seen: list[str] = []
+    event.listen(platform.database.engine, "before_cursor_execute", lambda *args: seen.append(args[2]))
+    return seen
+
+
+def test_a_model_is_made_changed_found_and_removed(admin: TestClient) -> None:
+    made = admin.post(MODELS, json={"name": "resnet", "description": "Finds cats", "tags": ["vision", "cat"]})
+    assert made.status_code == 201, made.text
+    assert made.json()["owner"] == "key owner"
+    changed = admin.patch(f"{MODELS}/resnet", json={"owner": "Ada", "links": {"card": "https://example.org/card"}})
+    assert changed.json()["links"] == {"card": "https://example.org/card"}
+    assert (changed.json()["description"], changed.json()["tags"]) == ("Finds cats", ["cat", "vision"])
+
+    for search in ("res", "RESNET", "ada", "cats", "vis"):
+        assert [m["name"] for m in admin.get(MODELS, params={"search": search}).json()["models"]] == ["resnet"]
+    for search in ("dog", "%", "_"):
+        assert admin.get(MODELS, params={"search": search}).json()["models"] == []
+    assert admin.get(MODELS, params={"tag": "vision"}).json()["total"] == 1
+    assert admin.get(MODELS, params={"tag": "visio"}).json()["total"] == 0
+    assert admin.get(MODELS).json()["tags"] == {"cat": 1, "vision": 1}
+
+    assert admin.delete(f"{MODELS}/resnet").status_code == 204
+    assert admin.get(f"{MODELS}/resnet").status_code == 404
+
+
+def test_a_list_comes_in_pages(admin: TestClient) -> None:
+    for name in ("c", "a", "b"):
+        admin.post(MODELS, json={"name": name})
+
+    page = admin.get(MODELS, params={"limit": 2, "offset": 1}).json()
+
+    assert ([model["name"] for model in page["models"]], page["total"]) == (["b", "c"], 3)
+    assert admin.get(MODELS, params={"limit": 201}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"name": "a/b"}, 400),
+        ({"name": ""}, 400),
+        ({"name": "x" * 200}, 400),
+        ({"name": "a", "tags": [""]}, 400),
+        ({"name": "a", "links": {"x": "javascript:alert(1)"}}, 400),
+        ({"name": "a", "color": "red"}, 400),
+        ({"name": "taken"}, 409),
+    ],
+)
+def test_models_that_cannot_be_are_refused(admin: TestClient, body: dict[str, Any], status: int) -> None:
+    admin.post(MODELS, json={"name": "taken"})
+
+    answer = admin.post(MODELS, json=body)
+
+    assert answer.status_code == status
+    assert answer.json()["error"]
+
+
+def test_an_upload_becomes_a_version_with_its_files(admin: TestClient) -> None:
+    files = {"net/config.pbtxt": b"max_batch_size: 2", "net/1/model.onnx": b"weights", "net/.git/HEAD": b""}
+
+    version = add_files(admin, "net", files)
+
+    assert (version["state"], version["number"], version["size"]) == ("ready", 1, 24)
+    assert [(file["path"], file["size"]) for file in version["files"]] == [("1/model.onnx", 7), ("config.pbtxt", 17)]
+    assert version["report"]["left_out"] == ["net/.git/HEAD"]
+    assert version["report"]["backend"] == "onnxruntime"
+    assert version["source"] == "upload of net and others (3 files)"
+    file = admin.get(f"{MODELS}/net/versions/1/files/1/model.onnx")
+    assert (file.content, file.headers["content-type"]) == (b"weights", "application/octet-stream")
+    assert admin.get(f"{MODELS}/net/versions/1/files/1/%2E%2E/config.pbtxt").status_code == 404
+    assert admin.get(f"{MODELS}/net/versions/1/files/none").status_code == 404
+    (summary,) = admin.get(MODELS).json()["models"]
+    assert (summary["version_count"], summary["latest"]["number"], summary["latest"]["state"]) == (1, 1, "ready")
+
+
+def test_what_was_sent_is_gone_when_it_is_a_version(admin: TestClient, platform: Platform) -> None:
+    batch = send(admin, {"a.onnx": b"weights"})
+    answer = admin.post(f"{MODELS}/a/versions", json={"source": {"kind": "upload", "place": batch}})
+    settled(admin, "a", answer.json()["number"])
+
+    assert admin.get(UPLOADS, params={"batch": batch}).status_code == 404
+    assert list(platform.uploads.folder.iterdir()) == []
+
+
+def test_an_upload_that_was_cut_off_goes_on_where_it_was(admin: TestClient) -> None:
+    (row,) = admin.post(UPLOADS, json={"files": [{"path": "a.onnx", "size": 10}]}).json()
+    path = f"{UPLOADS}/{row['key']}"
+    admin.put(path, content=b"abcd")
+
+    assert admin.get(path).json()["received"] == 4
+    body = {"source": {"kind": "upload", "place": row["batch"]}}
+    early = admin.post(f"{MODELS}/a/versions", json=body)
+    assert (early.status_code, early.json()["error"]) == (400, "file 'a.onnx': expected 10 bytes, 4 have arrived")
+    assert admin.put(path, params={"offset": 6}, content=b"ghij").status_code == 409
+    assert admin.put(path, params={"offset": 4}, content=b"efghijk").status_code == 413
+    assert admin.put(path, params={"offset": 4}, content=b"efghij").json()["received"] == 10
+    number = admin.post(f"{MODELS}/a/versions", json=body).json()["number"]
+    assert admin.post(f"{MODELS}/a/versions", json=body).status_code in (404, 409)
+    assert settled(admin, "a", number)["size"] == 10
+
+
+@pytest.mark.parametrize(
+    ("files", "status"),
+    [
+        ([], 400),
+        ([{"path": "../a", "size": 1}], 400),
+        ([{"path": "a", "size": -1}], 400),
+        ([{"path": "a", "size": 2**41}], 400),
+        ([{"path": "a", "size": 1}, {"path": "a", "size": 1}], 400),
+        ([{"path": "a", "size": 1}, {"path": "a/b", "size": 1}], 400),
+        ([{"path": "a", "size": 2**40}], 507),
+    ],
+)
+def test_uploads_that_cannot_be_are_refused(admin: TestClient, files: list[dict[str, Any]], status: int) -> None:
+    answer = admin.post(UPLOADS, json={"files": files})
+
+    assert answer.status_code == status, answer.text
+
+
+def test_files_are_added_to_a_batch_and_a_batch_is_given_up(admin: TestClient) -> None:
+    batch = send(admin, {"1/model.onnx": b"w"})
+    more = admin.post(UPLOADS, json={"files": [{"path": "config.pbtxt", "size": 1}], "batch": batch}).json()
+    assert [row["batch"] for row in more] == [batch]
+    assert len(admin.get(UPLOADS, params={"batch": batch}).json()) == 2
+    assert admin.post(UPLOADS, json={"files": [{"path": "x", "size": 1}], "batch": "other"}).status_code == 404
+
+    assert admin.delete(UPLOADS, params={"batch": batch}).status_code == 204
+    assert admin.get(f"{UPLOADS}/{more[0]['key']}").status_code == 404
+
+
+def test_two_uploads_at_once_become_two_versions(admin: TestClient) -> None:
+    batches = [send(admin, {"a.onnx": bytes([number])}) for number in range(6)]
+    numbers: list[int] = []
+
+    def post(batch: str) -> None:
+        answer = admin.post(f"{MODELS}/a/versions", json={"source": {"kind": "upload", "place": batch}})
+        numbers.append(answer.json()["number"])
+
+    threads = [threading.Thread(target=post, args=(batch,)) for batch in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(numbers) == [1, 2, 3, 4, 5, 6]
+    assert {settled(admin, "a", number)["state"] for number in numbers} == {"ready"}
+
+
+def test_the_same_files_are_one_version(admin: TestClient) -> None:
+    add_files(admin, "a", {"a.onnx": b"weights"})
+
+    again = add_files(admin, "a", {"b.onnx": b"weights"})
+
+    assert (again["state"], again["report"]["problem"]) == ("refused", "version 1 has the same files")
+    assert add_files(admin, "b", {"b.onnx": b"weights"})["state"] == "ready"
+
+
+def test_what_is_no_model_is_refused_and_can_be_sent_anew(admin: TestClient) -> None:
+    batch = send(admin, {"a.onnx": b"1", "b.onnx": b"2"})
+    body = {"source": {"kind": "upload", "place": batch}}
+    number = admin.post(f"{MODELS}/a/versions", json=body).json()["number"]
+
+    version = settled(admin, "a", number)
+
+    assert version["report"]["problem"] == "expected one model, got 'a.onnx', 'b.onnx'"
+    assert "send one of them" in version["report"]["hint"]
+    assert admin.get(f"{MODELS}/a").json()["versions"][0]["problem"] == version["report"]["problem"]
+    assert {row["received"] for row in admin.get(UPLOADS, params={"batch": batch}).json()} == {1}
+
+
+def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) -> None:
+    code = {"greet.py": b"def greet(): pass"}
+
+    refused = add_files(admin, "greet", code, as_caller("deployer"))
+    allowed = add_files(admin, "greet", code, as_caller("deployer", may_run_code=True))
+
+    assert (refused["state"], refused["runs_code"]) == ("refused", True)
+    assert refused["report"]["problem"] == "it runs code: 1/model.py: Python code"
+    assert (allowed["state"], allowed["runs_code"]) == ("ready", True)
+
+
+def test_who_may_only_look_adds_nothing(admin: TestClient, as_caller: Caller) -> None:
+    add_files(admin, "a", {"a.onnx": b"weights"})
+    viewer = as_caller("viewer")
+    source = {"source": {"kind": "address", "place": "s3://bucket/model"}}
+
+    assert admin.get(f"{MODELS}/a/versions/1", headers=viewer).status_code == 200
+    assert admin.get(f"{MODELS}/a/versions/1/files/1/model.onnx", headers=viewer).status_code == 200
+    for method, path, body in (
+        ("POST", MODELS, {"name": "b"}),
+        ("PATCH", f"{MODELS}/a", {"owner": "me"}),
+        ("DELETE", f"{MODELS}/a", None),
+        ("POST", f"{MODELS}/a/versions", source),
+        ("PATCH", f"{MODELS}/a/versions/1", {"notes": "x"}),
+        ("DELETE", f"{MODELS}/a/versions/1", None),
+        ("POST", f"{MODELS}/a/versions/1/check", None),
+        ("POST", UPLOADS, {"files": [{"path": "a", "size": 1}]}),
+        ("GET", f"{UPLOADS}?batch=x", None),
+    ):
+        assert admin.request(method, path, json=body, headers=viewer).status_code == 403, path
+
+
+def test_folders_of_the_machine_are_for_administrators(admin: TestClient, as_caller: Caller) -> None:
+    body = {"source": {"kind": "folder", "place": "/etc"}}
+
+    answer = admin.post(f"{MODELS}/a/versions", json=body, headers=as_caller("deployer", may_run_code=True))
+
+    assert answer.status_code == 403
+    assert admin.post(f"{MODELS}/a/versions", json={"source": {"kind": "folder", "place": "etc"}}).status_code == 400
+
+
+def test_changes_are_in_the_audit_log(admin: TestClient) -> None:
+    add_files(admin, "a", {"a.onnx": b"weights"})
+    admin.patch(f"{MODELS}/a/versions/1", json={"notes": "good"})
+    admin.delete(f"{MODELS}/a/versions/1")
+
+    entries = admin.get("/api/v1/audit", params={"project": "default"}).json()
+
+    found = [(entry["action"], entry["subject"]) for entry in entries]
+    assert found[:4] == [
+        ("version.delete", "default/a/1"),
+        ("version.annotate", "default/a/1"),
+        ("version.add", "default/a/1"),
+        ("model.create", "default/a"),
+    ]
+
+
+def test_versions_are_compared(admin: TestClient) -> None:
+    add_files(admin, "a", {"config.pbtxt": b"max_batch_size: 2", "1/model.onnx": b"weights", "labels.txt": b"cat"})
+    add_files(admin, "a", {"config.pbtxt": b"max_batch_size: 4", "1/model.onnx": b"weights", "1/new.bin": b"x"})
+
+    found = admin.get(f"{MODELS}/a/versions/2/difference", params={"from": 1}).json()
+
+    assert (found["added"], found["removed"], found["changed"]) == (["1/new.bin"], ["labels.txt"], ["config.pbtxt"])
+    assert found["config"] == [{"path": "max_batch_size", "before": 2, "after": 4}]
+
+
+def test_what_is_deployed_stays(admin: TestClient, platform: Platform) -> None:
+    for content in (b"1", b"2", b"3"):
+        add_files(admin, "a", {"a.onnx": content})
+    deploy(platform, "first", [{"name": "a", "versions": [1]}])
+    deploy(platform, "latest", [{"name": "b"}, {"name": "a"}])
+
+    assert admin.get(f"{MODELS}/a").json()["deployments"] == ["first", "latest"]
+    assert admin.get(f"{MODELS}/a/versions/1").json()["deployments"] == ["first"]
+    assert admin.get(f"{MODELS}/a/versions/3").json()["deployments"] == ["latest"]
+    for number, by in ((1, "first"), (3, "latest")):
+        answer = admin.delete(f"{MODELS}/a/versions/{number}")
+        assert (answer.status_code, answer.json()["error"]) == (409, f"version {number} of 'a' is deployed by {by}")
+    assert admin.delete(f"{MODELS}/a").status_code == 409
+    assert admin.delete(f"{MODELS}/a/versions/2").status_code == 204
+
+
+def test_a_number_is_not_given_twice_and_files_go_with_their_last_version(
+    admin: TestClient, platform: Platform
+) -> None:
+    add_files(admin, "a", {"a.onnx": b"one"})
+    version = add_files(admin, "a", {"a.onnx": b"two"})
+    blob = platform.artifacts.local.path(version["files"][0]["sha256"])
+    assert blob.exists()
+
+    admin.delete(f"{MODELS}/a/versions/2")
+
+    number = max(task["id"] for task in admin.get("/api/v1/projects/default/tasks").json())
+    while not admin.get(f"/api/v1/tasks/{number}").json()["ended"]:
+        pass
+    assert admin.get(f"/api/v1/tasks/{number}").json()["result"] == {"files": 1, "bytes": 3, "uploads": 0}
+    assert not blob.exists()
+    assert add_files(admin, "a", {"a.onnx": b"three"})["number"] == 3
+
+
+def test_a_version_whose_task_was_cancelled_before_it_began_is_refused(admin: TestClient, platform: Platform) -> None:
+    batch = send(admin, {"a.onnx": b"weights"})
+    platform.tasks.close()  # nobody works
+    body = {"source": {"kind": "upload", "place": batch}}
+    added = admin.post(f"{MODELS}/a/versions", json=body).json()
+    assert admin.delete(f"{MODELS}/a/versions/1").status_code == 409
+
+    admin.post(f"/api/v1/tasks/{added['task']}/cancel")
+
+    version = admin.get(f"{MODELS}/a/versions/1").json()
+    assert (version["state"], version["report"]["problem"]) == ("refused", "it was cancelled")
+    assert admin.get(f"{MODELS}/a").json()["versions"][0]["state"] == "refused"
+    assert admin.delete(f"{MODELS}/a/versions/1").status_code == 204
+
+
+def test_a_version_whose_framework_is_nowhere_is_not_checked_until_it_is(
+    admin: TestClient, platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("charonia.platform.models.check.importlib.util.find_spec", lambda name: None)
+    version = add_files(admin, "a", {"a.pt": b"weights"})
+
+    assert (version["state"], version["report"]["is_checked"]) == ("ready", False)
+    assert version["report"]["needs"] == [{"name": "torch", "extra": "torch", "is_here": False}]
+    assert version["report"]["warnings"] == [
+        "it needs torch, which neither the platform nor an environment has: it is not checked"
+    ]
+
+    python = platform.settings.data / "environments" / "d1" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    with platform.database.transaction() as session:
+        owner = session.query(ProjectRow).filter_by(name="default").one()
+        row = EnvironmentRow(
+            project_id=owner.id, name="torch2", python="3.11", requirements="torch", digest="d1", state="ready"
+        )
+        row.packages, row.created = [["torch", "2.9"]], now()
+        session.add(row)
+    used: list[CheckingPython] = []
+    monkeypatch.setattr(
+        "charonia.platform.models.arrival.full_check",
+        lambda *args: used.append(args[-1]) or {"is_checked": True, "checked_with": args[-1].name},  # type: ignore[func-returns-value]
+    )
+
+    assert admin.post(f"{MODELS}/a/versions/1/check").status_code == 202
+
+    checked = settled(admin, "a", 1)
+    assert used == [CheckingPython("torch2", python)]
+    assert (checked["report"]["checked_with"], checked["report"]["warnings"]) == ("torch2", [])
+
+
+def test_versions_for_deployments(admin: TestClient, platform: Platform) -> None:
+    for content in (b"1", b"2"):
+        add_files(admin, "a", {"a.onnx": content})
+    add_files(admin, "a", {"x.onnx": b"", "y.onnx": b""})  # refused
+
+    with platform.database.reading() as session:
+        project = session.query(ProjectRow).filter_by(name="default").one()
+        assert [row.number for row in registry.ready_versions(session, project, "a")] == [2]
+        assert [row.number for row in registry.ready_versions(session, project, "a", [2, 1, 2])] == [1, 2]
+        with pytest.raises(Exception, match="version 3 of 'a' is refused, expected ready"):
+            registry.ready_versions(session, project, "a", [3])
+        with pytest.raises(Exception, match="no version 4"):
+            registry.ready_versions(session, project, "a", [4])
+
+
+def test_a_page_of_many_models_takes_few_statements(
+    admin: TestClient, platform: Platform, statements: list[str]
+) -> None:
+    with platform.database.transaction() as session:
+        project = session.query(ProjectRow).filter_by(name="default").one()
+        for number in range(300):
+            row = ModelRow(project_id=project.id, name=f"m{number:04}", tags=["t"], links={}, created=now())
+            row.versions = [
+                VersionRow(number=n, state="ready", created=now(), files={}, report={"config": {"x": "y" * 1000}})
+                for n in (1, 2, 3)
+            ]
+            session.add(row)
+    statements.clear()
+
+    with platform.database.reading() as session:
+        page = registry.models(session, ROOT, "default", limit=200)
+
+    assert (len(page.models), page.total, page.tags) == (200, 300, {"t": 300})
+    assert {(each.version_count, each.latest.number) for each in page.models if each.latest} == {(3, 3)}
+    assert len(statements) <= 6, json.dumps(statements, indent=1)

@@ -31,6 +31,9 @@ UNPACKED_BYTES_FREE = 1024 * 1024 * 1024
 ENTRIES_MAX = 2 * FILES_MAX
 """Entries of an archive, folders and unwanted files among them."""
 
+PADDING_BYTES_MAX = 1024 * 1024
+"""What follows the last entry of a tar: zeros."""
+
 
 def is_archive(name: str) -> bool:
     """Return whether a file is an archive, by its name."""
@@ -108,6 +111,8 @@ def _tar_entries(path: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
             if not (entry.isreg() or entry.isdir()):
                 raise invalid(f"'{entry.name}' is a link or a device, expected files and folders")
             yield entry.name, entry.size, archive.extractfile(entry) if entry.isreg() else None
+        assert archive.fileobj is not None
+        archive.fileobj.read(PADDING_BYTES_MAX)  # to the end, where the checksum of what is compressed stands
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def full_check(
         config, notes = read_config(lines.output, str(repository / name))
         if config is None:
             raise _refusal(lines, name, str(repository / name))
-        doctor = _run(run, python, ["doctor", "--json", "--model-repository", str(repository)])
+        doctor = _run(run, python, ["doctor", "--json", "--models-only", "--model-repository", str(repository)])
         warnings = read_warnings(doctor.output)
     return {
         "is_checked": True,

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
+from http.client import HTTPException
 from typing import Any
 
 from charonia.core.errors import ServingError, invalid, not_found, unavailable
@@ -84,7 +85,7 @@ class MlflowServer:
             try:
                 text = answer.read(ANSWER_BYTES_MAX + 1)
                 found = json.loads(text[:ANSWER_BYTES_MAX])
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 raise self._away(error) from None
             except ValueError:
                 raise unavailable(f"server of MLflow '{self.address}': its answer is not JSON") from None
@@ -106,7 +107,7 @@ class MlflowServer:
                 reason = _message(error.read(2000))
             text = f"server of MLflow '{self.address}' answers {error.code}{f': {reason}' if reason else ''}"
             raise (not_found(text) if error.code == 404 else unavailable(text)) from None
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             raise self._away(error) from None
 
     def list(self, folder: str) -> list[Mapping[str, Any]]:
@@ -118,7 +119,7 @@ class MlflowServer:
         files = self._ask("mlflow-artifacts/artifacts", {"path": folder}).get("files", [])
         return [entry for entry in files if isinstance(entry, dict)] if isinstance(files, list) else []
 
-    def _away(self, error: OSError) -> ServingError:
+    def _away(self, error: OSError | HTTPException) -> ServingError:
         reason = getattr(error, "reason", error)
         return unavailable(f"server of MLflow '{self.address}' cannot be reached: {reason}", hint="try again")
 
@@ -159,7 +160,7 @@ class ProxiedArtifacts:
             while left > 0:
                 try:
                     piece = answer.read(min(PIECE_BYTES, left))
-                except OSError as error:
+                except (OSError, HTTPException) as error:
                     raise unavailable(f"'{self.uri}': '{file.path}' cannot be fetched: {error}") from None
                 if not piece:
                     return

@@ -73,26 +73,34 @@ def open_source(
         case "address":
             return _at(source.place), source.place
         case "folder":
-            return FolderFiles(Path(source.place)), f"folder {source.place}"
+            return _folder(Path(source.place), uploads), f"folder {source.place}"
         case "mlflow":
             server = MlflowServer(source.server)
             uri, name = server.artifacts(source.place)
-            return _of_mlflow(server, uri, may_read_folders=may_read_folders), f"{name} of {server.address}"
+            return _of_mlflow(server, uri, uploads if may_read_folders else None), f"{name} of {server.address}"
 
 
-def _of_mlflow(server: MlflowServer, uri: str, *, may_read_folders: bool) -> ArrivingFiles:
+def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None) -> ArrivingFiles:
+    """Return the files at an address that MLflow names; without `uploads`, none of this machine."""
     scheme = uri.partition(":")[0]
     if scheme == PROXIED:
         return RemoteFiles(ProxiedArtifacts(server, uri))
     if is_store(uri) and scheme != "file":
         return _at(uri)
     path = uri.removeprefix("file://") if scheme == "file" else uri
-    if path.startswith("/") and may_read_folders:
-        return FolderFiles(Path(path))
+    if path.startswith("/") and uploads is not None:
+        return _folder(Path(path), uploads)
     raise unsupported(
         f"the files of the model are at '{uri}', which the platform does not read",
         hint="start MLflow with --serve-artifacts, or let an administrator import the folder",
     )
+
+
+def _folder(folder: Path, uploads: UploadFolder) -> ArrivingFiles:
+    data = uploads.folder.parent.resolve()
+    if data.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(data):
+        raise invalid(f"folder '{folder}': it holds the platform's own data", hint="name the folder of a model")
+    return FolderFiles(folder)
 
 
 def _at(address: str) -> ArrivingFiles:

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import select, update
 
 from charonia.core.errors import ServingError, internal
+from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import TaskRow
 
@@ -115,7 +116,7 @@ class TaskRun:
         """
         started = now()
         with subprocess.Popen(
-            command,
+            with_parent_death_signal(command, signal.SIGTERM),  # the task runs again: not beside what is left of it
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,9 +1,7 @@
 """Repositories in a real S3 server on this machine, served to the stock clients."""
 
-import logging
 import os
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tests.support.models import identity, identity_pbtxt
 from tests.support.process import ServeProcess
+from tests.support.s3_server import S3, s3_server
 from tritonclient.utils import InferenceServerException
 
 from charonia.core.errors import Code, ServingError
@@ -22,60 +21,16 @@ from charonia.stores.location import parse_address
 from charonia.stores.remote import ObjectStore, RemoteFile
 
 pytest.importorskip("obstore")
-moto = pytest.importorskip("moto.server")
+pytest.importorskip("moto.server")
 
 CONFIG = identity_pbtxt("onnxruntime", dims=(4,))
 WAIT_S = 60.0
 
 
-class S3:
-    """A server, and a bucket in it."""
-
-    def __init__(self) -> None:
-        self._server: Any = None
-        self.port = 0
-
-    def start(self) -> None:
-        self._server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
-        self._server.start()
-        self.port = self._server.get_host_and_port()[1]
-
-    def stop(self) -> None:
-        self._server.stop()
-
-    @property
-    def uri(self) -> str:
-        return f"s3://127.0.0.1:{self.port}/bucket/models"
-
-    def put(self, path: str, content: bytes | str) -> None:
-        self._ask("PUT", f"bucket/models/{path}", content if isinstance(content, bytes) else content.encode())
-
-    def delete(self, path: str) -> None:
-        self._ask("DELETE", f"bucket/models/{path}")
-
-    def make_bucket(self) -> None:
-        self._ask("PUT", "bucket")
-
-    def _ask(self, method: str, path: str, body: bytes | None = None) -> None:
-        url = f"http://127.0.0.1:{self.port}/{path}"
-        headers = {"Content-Type": "application/octet-stream", "x-amz-acl": "public-read"}
-        request = urllib.request.Request(url, method=method, data=body, headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            answer.read()
-
-
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    moto_backends = pytest.importorskip("moto.backends")
-    moto_backends.get_backend("s3").reset()
-    server = S3()
-    server.start()
-    server.make_bucket()
-    yield server
-    server.stop()
+    with s3_server(monkeypatch) as server:
+        yield server
 
 
 def until(holds: Callable[[], bool]) -> None:

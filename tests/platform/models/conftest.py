@@ -1,0 +1,65 @@
+"""What tests of the registry share: how versions come, and a check without processes."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from charonia.platform.models import arrival
+
+MODELS = "/api/v1/projects/default/models"
+UPLOADS = "/api/v1/projects/default/uploads"
+
+
+@pytest.fixture
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks find nothing, at once."""
+    monkeypatch.setattr(arrival, "full_check", lambda *_: {"is_checked": True})
+
+
+@pytest.fixture
+def as_caller(admin: TestClient) -> Callable[..., dict[str, str]]:
+    """Returns the headers of a new caller with a role in the default project."""
+
+    def make(role: str, **more: Any) -> dict[str, str]:
+        body = {"name": f"{role}-{len(more)}", "roles": [{"role": role, "project": "default", **more}]}
+        return {"Authorization": f"Bearer {admin.post('/api/v1/keys', json=body).json()['key']}"}
+
+    return make
+
+
+def send(client: TestClient, files: dict[str, bytes], headers: dict[str, str] | None = None) -> str:
+    """Send files and return their batch."""
+    listed = [{"path": path, "size": len(content)} for path, content in files.items()]
+    rows = client.post(UPLOADS, json={"files": listed}, headers=headers).json()
+    for row in rows:
+        answer = client.put(f"{UPLOADS}/{row['key']}", content=files[row["path"]], headers=headers)
+        assert answer.json()["received"] == row["size"], answer.text
+    return str(rows[0]["batch"])
+
+
+def add(client: TestClient, name: str, headers: dict[str, str] | None = None, **source: Any) -> dict[str, Any]:
+    """Add a version and return it when it is settled."""
+    answer = client.post(f"{MODELS}/{name}/versions", json={"source": source}, headers=headers)
+    assert answer.status_code == 202, answer.text
+    return settled(client, name, answer.json()["number"])
+
+
+def add_files(
+    client: TestClient, name: str, files: dict[str, bytes], headers: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Add a version by upload and return it when it is settled."""
+    return add(client, name, headers, kind="upload", place=send(client, files, headers))
+
+
+def settled(client: TestClient, name: str, number: int) -> dict[str, Any]:
+    """Return a version when it is ready or refused, and its task has ended."""
+    deadline = time.monotonic() + 100
+    while True:
+        found: dict[str, Any] = client.get(f"{MODELS}/{name}/versions/{number}").json()
+        if found["state"] in ("ready", "refused") and client.get(f"/api/v1/tasks/{found['task']}").json()["ended"]:
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)

@@ -1,0 +1,134 @@
+"""Versions with real checks: real models, real processes."""
+
+import io
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from tests.platform.models.conftest import add_files
+from tests.support.models import PYTHON_IDENTITY, identity
+
+from charonia.platform.models.arrival import VersionTasks
+from charonia.platform.models.check import CheckingPython
+from charonia.platform.state import Platform
+
+Caller = Callable[..., dict[str, str]]
+
+PYTHON_CONFIG = b"""
+backend: "python"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: 4 }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 4 }
+"""
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return content.getvalue()
+
+
+def test_a_model_gets_its_signature_and_its_complete_configuration(admin: TestClient, platform: Platform) -> None:
+    version = add_files(admin, "echo", {"whatever.onnx": identity()})
+
+    assert version["state"] == "ready", version["report"]
+    report = version["report"]
+    assert (report["is_checked"], report["checked_with"], report["backend"]) == (True, "", "onnxruntime")
+    assert report["inputs"] == [{"name": "INPUT0", "data_type": "FP32", "shape": [16], "is_optional": False}]
+    assert report["outputs"][0]["name"] == "OUTPUT0"
+    assert report["config"]["max_batch_size"] == report["max_batch_size"] == 4
+    assert "backend: onnxruntime, from the file 'model.onnx'" in report["inferred"]
+    assert (report["code"], report["warnings"], report["problem"]) == ([], [], "")
+    assert list((platform.artifacts.local.folder / "incoming").iterdir()) == []
+
+
+def test_an_archive_is_unpacked_and_its_problems_are_told_without_paths_of_the_machine(
+    admin: TestClient, platform: Platform
+) -> None:
+    config = b'backend: "nothing"'
+    version = add_files(
+        admin, "echo", {"echo.zip": zipped({"echo/config.pbtxt": config, "echo/1/model.onnx": identity()})}
+    )
+
+    assert version["state"] == "refused"
+    assert [file["path"] for file in version["files"]] == ["1/model.onnx", "config.pbtxt"]
+    assert "unable to find backend 'nothing'" in version["report"]["problem"]
+    assert str(platform.settings.data) not in version["report"]["problem"]
+
+
+def test_a_damaged_file_is_refused(admin: TestClient) -> None:
+    version = add_files(admin, "echo", {"echo.onnx": b"no model"})
+
+    assert version["state"] == "refused"
+    assert "model.onnx" in version["report"]["problem"]
+
+
+def test_a_file_that_crashes_its_reader_is_refused_and_the_platform_lives(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    crash = tmp_path / "python"
+    crash.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    crash.chmod(0o755)
+    monkeypatch.setattr(VersionTasks, "_python", lambda *_: CheckingPython("", crash))
+
+    version = add_files(admin, "echo", {"echo.onnx": identity()})
+
+    assert version["report"]["problem"] == "the process that read 'echo' was ended by signal 11"
+
+
+def test_a_python_model_runs_without_the_credentials_of_the_platform(
+    admin: TestClient, as_caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    code = PYTHON_IDENTITY.replace(
+        "    def execute",
+        """    @staticmethod
+    def auto_complete_config(config):
+        import os
+        assert "AWS_SECRET_ACCESS_KEY" not in os.environ
+        config.set_max_batch_size(8)
+        return config
+
+    def execute""",
+    )
+
+    version = add_files(
+        admin,
+        "own",
+        {"config.pbtxt": PYTHON_CONFIG, "1/model.py": code.encode()},
+        as_caller("deployer", may_run_code=True),
+    )
+
+    assert version["state"] == "ready", version["report"]
+    assert (version["report"]["max_batch_size"], version["report"]["code"]) == (8, ["1/model.py: Python code"])
+
+
+def test_a_pickled_estimator_is_trusted_by_who_may_run_code(admin: TestClient) -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    estimator = linear.LinearRegression().fit([[0.0, 1.0], [1.0, 0.0]], [1.0, 2.0])
+
+    version = add_files(admin, "rows", {"rows.pkl": pickle.dumps(estimator)})
+
+    assert version["state"] == "ready", version["report"]
+    assert [file["path"] for file in version["files"]] == ["1/model.pkl", "config.pbtxt"]
+    assert version["report"]["code"] == ["1/model.pkl: a pickle", "parameter TRUSTED: its pickles are read"]
+    assert version["report"]["needs"] == [{"name": "scikit-learn", "extra": "sklearn", "is_here": True}]
+
+
+def test_warnings_of_the_doctor_are_kept(admin: TestClient) -> None:
+    config = b"instance_group { count: 200 kind: KIND_CPU }"
+
+    version = add_files(admin, "echo", {"config.pbtxt": config, "1/model.onnx": identity()})
+
+    (warning,) = version["report"]["warnings"]
+    assert warning.startswith("200 instances compute on")
+
+
+def test_the_configuration_of_another_model_is_refused(admin: TestClient) -> None:
+    version = add_files(admin, "echo", {"config.pbtxt": b'name: "other"', "1/model.onnx": identity()})
+
+    assert version["report"]["problem"].startswith("config.pbtxt: name: expected 'echo'")
