@@ -20,7 +20,7 @@ from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database, now
-from charonia.platform.database.tables import EnvironmentRow, ModelRow, TaskRow, UploadRow, VersionRow
+from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
 from charonia.platform.models.check import CheckingPython, first_look, full_check
@@ -68,9 +68,11 @@ def add(
     source.check()
     if source.kind == "folder":
         who.demand(ProjectRole.ADMIN)
+    # One after the other: the model may be there by then, and each version gets a number of its own.
+    session.execute(select(ProjectRow.id).where(ProjectRow.id == found.id).with_for_update())
     if source.kind == "upload":
         upload_rows.take(session, uploads, found, source.place)
-    query = select(ModelRow).where(ModelRow.project_id == found.id, ModelRow.name == name).with_for_update()
+    query = select(ModelRow).where(ModelRow.project_id == found.id, ModelRow.name == name)
     owner = session.scalar(query) or create(session, who, project, name, ModelDetails())
     owner.last_number += 1
     row = VersionRow(
