@@ -227,6 +227,14 @@ def test_what_is_no_model_is_refused_and_can_be_sent_anew(admin: TestClient) -> 
     assert {row["received"] for row in admin.get(UPLOADS, params={"batch": batch}).json()} == {1}
 
 
+@pytest.mark.parametrize("text", [b'default_model_filename: "\xff\x00"', b"\xff\x00: 5", b"\x00"])
+def test_a_configuration_that_is_no_text_is_told(admin: TestClient, text: bytes) -> None:
+    version = add_files(admin, "a", {"config.pbtxt": text, "requirements.txt": b"\xff\x00", "1/model.onnx": b"w"})
+
+    assert version["state"] in ("ready", "refused")
+    assert admin.get(f"{MODELS}/a").status_code == 200
+
+
 def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) -> None:
     code = {"greet.py": b"def greet(): pass"}
 
