@@ -181,7 +181,9 @@ def main() -> None:
     if given.name:
         document = {
             "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": " ".join(sys.argv[1:]),
+            "options": {
+                name: value for name, value in vars(given).items() if name not in ("url", "tokenizer", "aiperf")
+            },
             "machine": machine(),
             "rows": rows,
             "rounds": {"charonia": ours, "aiperf": theirs},

@@ -18,6 +18,9 @@ _DONE = b"data: [DONE]\n\n"
 
 PATH = "/v1/chat/completions"
 
+_SCHEDULED = 2
+"""Kind of a process's clock in Linux: CPU time in ns, where psutil's comes in ticks of 10 ms."""
+
 ENGINE_PROCESSES = ("VLLM::EngineCor", "VLLM::Worker")
 """Beginnings of the names of processes that compute, whoever serves."""
 
@@ -129,9 +132,8 @@ def serving_seconds(pid: int) -> float:
     for process in (root, *root.children(recursive=True)):
         try:
             if not process.name().startswith(ENGINE_PROCESSES):
-                times = process.cpu_times()
-                total += times.user + times.system
-        except psutil.NoSuchProcess:
+                total += time.clock_gettime(~process.pid << 3 | _SCHEDULED)
+        except (psutil.NoSuchProcess, OSError):
             continue
     return total
 

@@ -7,6 +7,9 @@ package:
 
 Both engines have the same arguments. In turn: 1, 8 and 32 streams of a chat at once. Tokens a second, time to the first
 event and between events, and the CPU time of everything but the engine's own processes, for each token.
+
+The server whose turn it is not is stopped (SIGSTOP): the processes of vLLM's engine look for work without a pause for a
+second after the last, on the core that the other engine computes on. `--together` leaves both running.
 """
 
 import argparse
@@ -19,8 +22,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +38,7 @@ from bench.token_load import StreamsRun, measure, middle
 
 NAME = "lm"
 START_S_MAX = 600.0
+SETTLE_S = 0.3
 ROOT = Path(__file__).resolve().parents[1]
 STREAMS = (1, 8, 32)
 
@@ -53,12 +57,13 @@ def serving(
         has_engine: Whether there is one, or the stand-in of `bench.fake_vllm`.
     """
     port, *others = free_ports(3)
+    path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     variables.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     with tempfile.TemporaryDirectory(prefix="charonia-bench-") as folder:
         if server == "vllm":
             module = "vllm.entrypoints.openai.api_server" if has_engine else "bench.fake_vllm"
-            variables["PYTHONPATH"] = str(ROOT)
+            variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *path])
             command = [
                 python,
                 "-m",
@@ -81,7 +86,7 @@ def serving(
             command += [f"--{kind}-address={HOST}" for kind in ("http", "grpc", "metrics")]
             if not has_engine:  # workers find it before they import vLLM
                 (Path(folder) / "sitecustomize.py").write_text("import bench.fake_vllm\nbench.fake_vllm.install()\n")
-                variables["PYTHONPATH"] = os.pathsep.join([folder, str(ROOT)])
+                variables["PYTHONPATH"] = os.pathsep.join([folder, str(ROOT), *path])
         log = Path(folder) / "log"
         with log.open("w") as output:
             child = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=variables)
@@ -91,6 +96,9 @@ def serving(
         finally:
             family = [process := psutil.Process(child.pid), *process.children(recursive=True)]
             child.send_signal(signal.SIGTERM)
+            for each in family:
+                with suppress(psutil.NoSuchProcess):
+                    each.resume()
             for left in psutil.wait_procs(family, timeout=30)[1]:
                 left.kill()
             child.wait()
@@ -134,6 +142,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
+    parser.add_argument("--together", action="store_true", help="stop neither server while the other is measured")
     given = parser.parse_args()
     arguments = {"enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 32}
     record: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
@@ -145,23 +154,51 @@ def main() -> None:
         for name in places:
             measure(*places[name], bodies(2, 16, -1), 16)
         for streams in given.streams:
-            record[f"{streams} streams"] = compare(places, streams, given.tokens, given.rounds)
+            record[f"{streams} streams"] = compare(
+                places, streams, given.tokens, given.rounds, stops=not given.together
+            )
     (RESULTS / "vllm_service.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def compare(places: dict[str, tuple[int, int]], streams: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Measure both servers in turn with so many streams."""
+@contextmanager
+def stopped(pids: Iterable[int]) -> Iterator[None]:
+    """Stop servers with all of their processes meanwhile."""
+    families = [each for pid in pids for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
+    for process in families:
+        process.suspend()
+    time.sleep(SETTLE_S)
+    try:
+        yield
+    finally:
+        for process in families:
+            process.resume()
+        time.sleep(SETTLE_S)
+
+
+def compare(
+    places: dict[str, tuple[int, int]], streams: int, tokens: int, rounds: int, *, stops: bool
+) -> dict[str, Any]:
+    """Measure both servers in turn with so many streams; `stops` says whether the other one is stopped meanwhile."""
     runs: dict[str, list[StreamsRun]] = {name: [] for name in places}
     for number in range(rounds):
         for name in list(places)[:: 1 if number % 2 else -1]:
-            runs[name].append(measure(*places[name], bodies(streams, tokens, number), tokens))
+            with stopped([server for other, (_, server) in places.items() if stops and other != name]):
+                runs[name].append(measure(*places[name], bodies(streams, tokens, number), tokens))
     for name, each in runs.items():
         print(f"{streams:3} streams {name:9} {middle(each)}", flush=True)
     pairs = list(zip(runs["charonia"], runs["vllm"], strict=True))
-    rate = statistics.median(mine.tokens_per_s / its.tokens_per_s for mine, its in pairs)
-    cost = statistics.median(mine.serving_us / its.serving_us for mine, its in pairs)
-    print(f"{streams:3} streams charonia to vllm: tokens/s {rate:.2f}, CPU of the serving {cost:.2f}", flush=True)
-    return {name: [asdict(run) for run in each] for name, each in runs.items()}
+    rates = spread([mine.tokens_per_s / its.tokens_per_s for mine, its in pairs])
+    costs = spread([mine.serving_us / its.serving_us for mine, its in pairs])
+    print(f"{streams:3} streams charonia to vllm: tokens/s {rates}, CPU of the serving {costs}", flush=True)
+    return {name: [asdict(run) for run in each] for name, each in runs.items()} | {
+        "tokens_per_s": rates,
+        "serving_cpu": costs,
+    }
+
+
+def spread(ratios: Sequence[float]) -> dict[str, float]:
+    """Return the median of ratios, the least and the greatest."""
+    return {"median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3), "max": round(max(ratios), 3)}
 
 
 if __name__ == "__main__":

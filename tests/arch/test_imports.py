@@ -70,6 +70,7 @@ INTERNAL = {
         "server.metrics",
         "server.execution",
     },
+    "server.traffic": {"core", "config", "wire.json_text", "server.metrics", "server.execution", "server.sequences"},
     "server.lifecycle": {
         "install_hint",
         "core",
@@ -81,7 +82,7 @@ INTERNAL = {
     }
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
     | {"server.response_cache", "server.options", "server.directory", "server.log_file", "wire.example_inputs"}
-    | {"server.scaling", "stores"},
+    | {"stores", "server.scaling", "server.traffic"},
     # The driver of GPUs has one binding, which workers need without the package.
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}

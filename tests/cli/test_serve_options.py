@@ -263,6 +263,7 @@ def test_every_option_changes_its_field_and_no_other(option: Option) -> None:
         "grpc.port": ("--http-port=9000",),
         "metrics.port": ("--grpc-port=9001",),
         "trace.level": ("--trace-file=traces.json",),
+        "log.access_file": ("--access-log=text",),
     }.get(option.field, ())
 
     before, after = options(*needed), options(*needed, f"{option.name}={other_text(option)}")

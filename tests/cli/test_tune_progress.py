@@ -173,3 +173,25 @@ def test_a_terminal_that_is_gone_does_not_end_the_run() -> None:
 
     assert any("m_config_1" in text for text in written)
     assert terminal.closed
+
+
+def test_language_models_are_shown_by_their_tokens() -> None:
+    tokens: dict[str, Estimate] = {
+        Metric.OUTPUT_TOKENS: exactly(128.4),
+        Metric.TTFT_P99: exactly(266.0),
+        Metric.ITL_P99: exactly(24.1),
+    }
+    metrics: dict[str, dict[str, Estimate]] = {"m": {**METRICS["m"], **tokens}}
+    ranked = Ranked(VARIANT, LOADS, metrics, (1,), True, 0.0, Estimate(0.12, 0.1, 0.14))
+    terminal, out = Terminal(), io.StringIO()
+    table, printer = LiveTable(terminal, lambda: 0.0), TunePrinter(out, quiet=False)
+
+    for display in (table, printer):
+        display(TrialBegun(trial(1), "m_config_1", 10, 9.0))
+        display(TrialDone(trial(1), Measured(metrics, elapsed_s=2.0), ranked))
+
+    head, first, best_line = terminal.screen.split("\n")[:3]
+    assert head.split()[-5:] == ["load", "tokens/s", "TTFT", "p99", "ms"]
+    assert "128  " in first
+    assert "128  " in best_line
+    assert "128 tokens/s, TTFT p99 266.00 ms; best so far m_config_1 (128 tokens/s)" in out.getvalue()

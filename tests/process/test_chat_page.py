@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
-from tests.support.browser import chromium, chromium_path
+from tests.support.browser import chromium, needed, new_tab, without_faults
 from tests.support.language_models import write_language_models
 from tests.support.process import ServeProcess, eventually
 
-CHROMIUM = chromium_path()
-
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine (apt-get install chromium)"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [needed, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +28,10 @@ def server(repository: Path) -> Iterator[ServeProcess]:
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Page]:
-    with chromium(CHROMIUM or "") as browser:
-        opened = browser.new_context(reduced_motion="reduce").new_page()
-        opened.set_default_timeout(20_000)
-        faults: list[str] = []
-        opened.on("pageerror", lambda error: faults.append(str(error)))
-        opened.on("console", lambda line: faults.append(line.text) if "Content Security" in line.text else None)
-        yield opened
-        assert faults == []
+    with chromium() as browser:
+        opened = new_tab(browser)
+        with without_faults(opened):
+            yield opened
 
 
 def chat(tab: Page, server: ServeProcess, model: str) -> Locator:

@@ -171,9 +171,9 @@ def test_pieces_end_where_characters_do(server: ServeProcess) -> None:
 @pytest.mark.parametrize(
     ("sampling", "named"),
     [
-        ({"temperatur": 1}, "sampling parameter 'temperatur' is unknown (hint: did you mean 'temperature'?)"),
-        ({"temperature": 9}, "sampling parameter 'temperature': expected a number from 0 to 2, got 9"),
-        ({"n": 2}, "sampling parameter 'n': expected 1"),
+        ({"temperatur": 1}, "temperatur: there is no such parameter; did you mean 'temperature'?"),
+        ({"temperature": 9}, "temperature: expected a number from 0 to 2, got 9"),
+        ({"n": 2}, "n: expected 1"),
         ({"grammar": "root ::= 5"}, "failed to parse grammar"),
     ],
 )
@@ -364,6 +364,44 @@ def test_what_is_out_of_range_or_not_done_is_refused_by_name(
 def test_several_prompts_are_streamed_without_empty_events(client: openai.OpenAI) -> None:
     chunks = client.completions.create(model="smol", prompt=["One, two,", "A, b,"], max_tokens=2, stream=True)
     assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
+
+
+def test_the_usage_of_several_choices_is_that_of_all(server: ServeProcess, client: openai.OpenAI) -> None:
+    alone = [
+        client.completions.create(model="smol", prompt=prompt, max_tokens=2, extra_body={"ignore_eos": True}).usage
+        for prompt in ("One, two, three,", FRANCE)
+    ]
+    prompt_tokens = sum(usage.prompt_tokens for usage in alone if usage is not None)
+    before = tokens_counted(server)
+    asked: dict[str, Any] = {"model": "smol", "prompt": ["One, two, three,", FRANCE], "max_tokens": 2, "n": 1}
+    asked["extra_body"] = {"ignore_eos": True}
+    answer = client.completions.create(**asked)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (prompt_tokens, 4)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert all(choice.text and choice.finish_reason == "length" for choice in answer.choices)
+    *chunks, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.choices) == (prompt_tokens, 4, [])
+    assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
+    chat = client.chat.completions.create(model="smol", messages=user("Hi"), max_tokens=1, n=2)
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens == 2
+    assert [choice.message.role for choice in chat.choices] == ["assistant"] * 2
+    after = tokens_counted(server)
+    assert after[0] - before[0] == 2 * prompt_tokens + chat.usage.prompt_tokens
+    assert after[1] - before[1] == 4 + 4 + 2
+
+
+def tokens_counted(server: ServeProcess) -> tuple[float, float]:
+    """Return the tokens of prompts and of answers, as the metrics page has them."""
+    with urlopen(f"http://{server.metrics}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    names = ("nv_llm_prompt_tokens_total", "nv_llm_completion_tokens_total")
+    prompt, completion = (
+        next(float(line.split()[-1]) for line in lines if line.startswith(f'{name}{{model="smol"')) for name in names
+    )
+    return prompt, completion
 
 
 def test_openai_streams_that_are_closed_free_their_slots(client: openai.OpenAI) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import openai
 import pytest
+import tokenizers
 from tests.support.language_models import write_language_models
 from tests.support.process import SHAPES, ServeProcess, eventually
 
@@ -97,7 +98,7 @@ def user(text: str) -> list[Any]:
 def test_models_are_those_that_have_routes(client: openai.OpenAI) -> None:
     listed = [model.id for model in client.models.list()]
 
-    assert sorted(listed) == ["embedding", "engine", "engine:poet", "plain", "steps", "whole"]
+    assert sorted(listed) == ["crowd", "crowd:poet", "embedding", "engine", "engine:poet", "plain", "steps", "whole"]
     assert client.models.retrieve("engine:poet").id == "engine:poet"
     assert client.models.retrieve("plain").owned_by == "charonia"
 
@@ -175,6 +176,22 @@ def test_a_client_that_leaves_ends_the_work(client: openai.OpenAI, repository: P
     stream.close()
 
     assert eventually(mark.exists, 10)
+
+
+def test_after_a_storm_of_cancellations_nothing_is_open(client: openai.OpenAI) -> None:
+    def open_in_engine() -> int:
+        answer = client.chat.completions.create(model="crowd", messages=HELLO)
+        assert answer.model_extra is not None
+        return int(answer.model_extra["open"])
+
+    for _ in range(3):
+        streams = [client.chat.completions.create(model="crowd", messages=HELLO, stream=True) for _ in range(100)]
+        for stream in streams:
+            next(iter(stream))
+        assert open_in_engine() == 100
+        for stream in streams:
+            stream.close()
+        assert eventually(lambda: open_in_engine() == 0, 20)
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_holds_no_other(server: ServeProcess, repository: Path) -> None:
@@ -285,6 +302,15 @@ def test_what_a_model_cannot_do_is_refused_by_name(
     assert refused.value.param == param
 
 
+@pytest.mark.parametrize("model", ["plain", "whole", "steps", "embedding"])
+def test_only_engines_answer_responses(client: openai.OpenAI, model: str) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match=r"does not answer /v1/responses.*only engines do") as refused:
+            client.responses.create(model=model, input="hello", stream=stream)
+
+        assert (refused.value.param, refused.value.type) == ("model", "invalid_request_error")
+
+
 def test_unknown_models_and_routes_and_models_without_capacity(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="none", messages=HELLO)
@@ -319,7 +345,7 @@ def test_keys_need_scopes(repository: Path, tmp_path: Path) -> None:
 
         with client("secret-of-the-caller") as caller, client("secret-of-the-reader") as reader:
             assert caller.chat.completions.create(model="engine", messages=HELLO).choices
-            assert len(list(reader.models.list())) == 6
+            assert len(list(reader.models.list())) == 8
             with pytest.raises(openai.PermissionDeniedError, match="needs the scope 'infer'"):
                 reader.chat.completions.create(model="engine", messages=HELLO)
             with pytest.raises(openai.PermissionDeniedError):
@@ -396,6 +422,46 @@ def test_control_c_stops_an_answer_and_not_the_program(server: ServeProcess, rep
         terminal.wait_for("0 1 2 ")
 
     assert eventually(mark.exists, 10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_that_the_tokenizer_counts_are_in_the_metrics(tmp_path: Path, shape: tuple[str, ...]) -> None:
+    repository = tmp_path / "models"
+    write_language_models(repository)
+    for name in ("whole", "steps", "embedding"):
+        _write_word_tokenizer(repository / name / "tokenizer.json")
+    with (
+        ServeProcess(repository, *shape) as server,
+        openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        answer = client.completions.create(model="whole", prompt="one two three", n=2)
+        client.completions.create(model="steps", prompt="one two")
+        client.embeddings.create(model="embedding", input=["one", "two three"])
+        client.completions.create(model="plain", prompt="abc")
+
+        def counted() -> dict[str, int]:
+            with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+                lines = page.read().decode().splitlines()
+            return {
+                line[: line.index(",")].removeprefix("nv_llm_"): int(float(line.split()[-1]))
+                for line in lines
+                if line.startswith(("nv_llm_prompt_tokens_total", "nv_llm_completion_tokens_total"))
+            }
+
+        def of(name: str, prompt: int, completion: int) -> dict[str, int]:
+            kinds = {"prompt": prompt, "completion": completion}
+            return {f'{kind}_tokens_total{{model="{name}"': count for kind, count in kinds.items()}
+
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 6)
+        expected = {**of("whole", 6, 6), **of("steps", 2, 2), **of("embedding", 3, 0), **of("plain", 3, 3)}
+        assert eventually(lambda: expected.items() <= counted().items())
+
+
+def _write_word_tokenizer(path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(path))
 
 
 def test_tokens_are_counted_and_logged(repository: Path, tmp_path: Path) -> None:

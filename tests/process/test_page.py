@@ -9,18 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, ConsoleMessage, Error, FilePayload, Locator, Page, expect
-from tests.support.browser import chromium, chromium_path
+from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
+from tests.support.browser import chromium, needed, new_tab, without_faults
 from tests.support.page_models import write_page_models
 from tests.support.process import ServeProcess
 
-CHROMIUM = chromium_path()
 KEY = "a-key-of-some-length"
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine (apt-get install chromium)"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [needed, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +34,16 @@ def server(repository: Path) -> Iterator[ServeProcess]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium(CHROMIUM or "") as running:
+    with chromium() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser) -> Iterator[Page]:
     """A tab for all tests: one for each would be half of what they compute."""
-    context = browser.new_context(reduced_motion="reduce")
-    opened = context.new_page()
-    opened.set_default_timeout(20_000)
+    opened = new_tab(browser)
     yield opened
-    context.close()
+    opened.context.close()
 
 
 @pytest.fixture
@@ -57,24 +51,11 @@ def page(tab: Page) -> Iterator[Page]:
     """The tab as if it were new. Its errors fail the test, refusals by the content security policy among them."""
     tab.set_viewport_size({"width": 1280, "height": 900})
     tab.emulate_media(color_scheme="light")
-    faults: list[str] = []
-
-    def note_error(error: Error) -> None:
-        faults.append(str(error))
-
-    def note_line(line: ConsoleMessage) -> None:
-        if "Content Security" in line.text:
-            faults.append(line.text)
-
-    tab.on("pageerror", note_error)
-    tab.on("console", note_line)
-    yield tab
-    tab.evaluate("sessionStorage.clear()")
-    tab.context.clear_permissions()
-    tab.goto("about:blank")
-    tab.remove_listener("pageerror", note_error)
-    tab.remove_listener("console", note_line)
-    assert faults == []
+    with without_faults(tab):
+        yield tab
+        tab.evaluate("sessionStorage.clear()")
+        tab.context.clear_permissions()
+        tab.goto("about:blank")
 
 
 def show(page: Page, server: ServeProcess, model: str) -> None:

@@ -126,6 +126,7 @@ def test_a_condition_that_is_true_fails_the_run_and_is_told(server: ServeProcess
     assert done.status == 3
     assert line.startswith("failed: p99 > 1ns: ")
     assert line.endswith(" at concurrency 1.")
+    assert line.partition(": ")[2] not in done.out
     assert json.loads(file.read_text())["notes"][-1] == line.replace("failed", "Failed")
 
 

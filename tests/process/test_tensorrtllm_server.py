@@ -1,18 +1,15 @@
 """A server with a repository of Triton's LLM-API backend, as its clients see it, over a stand-in for TensorRT-LLM."""
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 from tests.support import pretended_tensorrt_llm
+from tests.support.engine_requests import pretended_environment
 from tests.support.process import ServeProcess, eventually
-
-ROOT = Path(__file__).parents[2]
 
 CONFIG = """
 name: "tensorrt_llm"
@@ -46,13 +43,8 @@ ARGUMENTS = "model: m\nbackend: pytorch\ntriton_config:\n  max_batch_size: 0\n  
 def pretended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """A server whose models run in an environment of their own, in which the stand-in is TensorRT-LLM."""
     folder = tmp_path_factory.mktemp("tensorrtllm")
-    (folder / "packages" / "tensorrt_llm").mkdir(parents=True)
-    (folder / "packages" / "tensorrt_llm" / "__init__.py").write_text(pretended_tensorrt_llm.INIT)
-    python = folder / "environment" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder / "packages"}:{ROOT} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    parameter = PARAMETER.format(folder / "environment")
+    environment = pretended_environment(folder, "tensorrt_llm", pretended_tensorrt_llm.INIT)
+    parameter = PARAMETER.format(environment)
     repository = folder / "repository"
     for name, config, arguments in (
         ("tensorrt_llm", CONFIG + parameter, ARGUMENTS),

@@ -337,7 +337,7 @@ def test_a_constraint_that_no_variant_meets_ends_in_a_status_of_its_own_and_says
 
     assert done.returncode == 2
     assert "No configuration keeps the constraints" in done.stdout
-    assert "the limit 1e+08" in done.stdout
+    assert "the limit 100,000,000" in done.stdout
 
 
 def test_a_remote_server_that_dies_ends_the_run_and_keeps_what_was_measured(

@@ -7,7 +7,6 @@ such as `python -m bench.smollm2 FOLDER` makes, in an environment with `vllm` or
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,9 +17,9 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 from tests.support import pretended_vllm
+from tests.support.engine_requests import pretended_environment
 from tests.support.process import ServeProcess, eventually, started_by
 
-ROOT = Path(__file__).parents[2]
 REAL = os.environ.get("CHARONIA_VLLM_MODEL", "")
 
 needs_vllm = pytest.mark.skipif(not REAL or find_spec("vllm") is None, reason="needs vLLM and CHARONIA_VLLM_MODEL")
@@ -30,13 +29,8 @@ needs_vllm = pytest.mark.skipif(not REAL or find_spec("vllm") is None, reason="n
 def pretended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """A server whose models run in an environment of their own, in which the stand-in is vLLM."""
     folder = tmp_path_factory.mktemp("vllm")
-    (folder / "packages" / "vllm").mkdir(parents=True)
-    (folder / "packages" / "vllm" / "__init__.py").write_text(pretended_vllm.INIT)
-    python = folder / "environment" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder / "packages"}:{ROOT} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    parameters = {"EXECUTION_ENV_PATH": str(folder / "environment")}
+    environment = pretended_environment(folder, "vllm", pretended_vllm.INIT)
+    parameters = {"EXECUTION_ENV_PATH": str(environment)}
     place(folder / "repository" / "lm", {"model": "m"}, parameters)
     place(folder / "repository" / "misspelt", {"model": "m", "max_modle_len": 3}, parameters)
     place(folder / "repository" / "wrong", {"model": "m"}, {**parameters, "REPORT_CUSTOM_METRICS": "yes"})

@@ -12,6 +12,7 @@ from charonia.server.options import (
     ModelOptions,
     ServerOptions,
 )
+from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
 
 def problems(**fields: object) -> str:
@@ -28,6 +29,13 @@ def test_the_defaults_are_tritons() -> None:
     assert options.id == "triton"
     assert options.models.control_mode is ControlMode.NONE
     assert options.http.input_bytes_max == 67108864
+
+
+def test_a_file_of_an_access_log_needs_one() -> None:
+    message = problems(log=LogOptions(access_file="access.log"))
+
+    assert message.startswith("--access-log-file: expected --access-log=text or --access-log=json")
+    ServerOptions(log=LogOptions(access=AccessLogFormat.JSON, access_file="access.log"))
 
 
 def test_models_to_load_need_explicit_mode() -> None:

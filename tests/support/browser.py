@@ -5,24 +5,51 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, sync_playwright
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_PATH = next((path for name in _NAMES if (path := shutil.which(name)) is not None), None)
 
-
-def chromium_path() -> str | None:
-    """Return the program of a Chromium on this machine, None if there is none."""
-    return next((path for name in _NAMES if (path := shutil.which(name)) is not None), None)
+needed = pytest.mark.skipif(_PATH is None, reason="there is no chromium on this machine (apt-get install chromium)")
+"""Skips tests where there is none."""
 
 
 @contextmanager
-def chromium(path: str) -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     """Run a browser without a window."""
     # Its sandbox needs rights that containers withhold, and root has none at all.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=arguments)
+        browser = driver.chromium.launch(executable_path=_PATH, args=arguments)
         try:
             yield browser
         finally:
             browser.close()
+
+
+def new_tab(browser: Browser) -> Page:
+    """Return a tab without animations, in a context of its own."""
+    tab = browser.new_context(reduced_motion="reduce").new_page()
+    tab.set_default_timeout(20_000)
+    return tab
+
+
+@contextmanager
+def without_faults(tab: Page) -> Iterator[None]:
+    """Fail if scripts of the page do, or if something is refused by the content security policy."""
+    faults: list[str] = []
+
+    def note_error(error: Error) -> None:
+        faults.append(str(error))
+
+    def note_line(line: ConsoleMessage) -> None:
+        if "Content Security" in line.text:
+            faults.append(line.text)
+
+    tab.on("pageerror", note_error)
+    tab.on("console", note_line)
+    yield
+    tab.remove_listener("pageerror", note_error)
+    tab.remove_listener("console", note_line)
+    assert faults == []

@@ -77,6 +77,46 @@ parameters { key: "openai_routes" value { string_value: "chat/completions, compl
 parameters { key: "lora_adapters" value { string_value: "poet" } }
 """
 
+CROWD = """
+import json
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, arguments):
+        self.open = 0
+        self.lock = threading.Lock()
+
+    def execute(self, requests):
+        for request in requests:
+            body = json.loads(pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().ravel()[0])
+            sender = request.get_response_sender()
+            if body.get("stream"):
+                self.open += 1
+                threading.Thread(target=self.stream, args=(sender,)).start()
+            else:
+                self.send(sender, {"choices": [], "open": self.open})
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def stream(self, sender):
+        while not sender.is_cancelled():
+            self.send(sender, {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]})
+            time.sleep(0.2)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        with self.lock:
+            self.open -= 1
+
+    def send(self, sender, document):
+        head = {"id": "e-1", "object": "chat.completion.chunk", "created": 1, "model": "crowd"}
+        text = json.dumps({**head, **document}).encode()
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([text], object))]))
+"""
+"""An engine of which many requests are open; an answer that is not streamed says how many."""
+
 PLAIN = '''
 import json
 import time
@@ -181,8 +221,9 @@ output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
 
 
 def write_language_models(folder: Path) -> None:
-    """Write the models `engine`, `plain`, `whole`, `steps` and `embedding`, and `numbers`, no language model."""
+    """Write the models `engine`, `crowd`, `plain`, `whole`, `steps`, `embedding`, and `numbers`, no language model."""
     write_model(folder, "engine", ENGINE, config=ENGINE_CONFIG)
+    write_model(folder, "crowd", CROWD, config=ENGINE_CONFIG)
     write_model(folder, "plain", PLAIN, config=PLAIN_CONFIG)
     write_model(folder, "whole", WHOLE, config=WHOLE_CONFIG)
     (folder / "whole" / "own.jinja").write_text(TEMPLATE)

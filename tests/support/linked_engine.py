@@ -15,7 +15,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.directory import Directory, Target
 from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import ModelRequests, Services
+from charonia.server.facade import KeptTraffic, ModelRequests, Services
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.lifecycle.in_front import Offer
@@ -58,6 +58,7 @@ class ServedFake(FakeEngine):
     offered: Mapping[Target, Offer] = MappingProxyType({})
     changed: Callable[[], None] = staticmethod(lambda: None)
     requests: ModelRequests | None = None
+    traffic: KeptTraffic | None = None
 
     @classmethod
     def of(cls, fake: FakeEngine) -> "ServedFake":

@@ -88,6 +88,7 @@ class AsyncEngineArgs:
     enable_lora: bool = False
     disable_log_stats: bool = False
     tensor_parallel_size: int = 1
+    stream_interval: int = 1
 
 
 @dataclasses.dataclass
@@ -126,7 +127,8 @@ class RequestOutput:
 class Queue:
     """As `RequestOutputCollector`: whoever holds it may replace `put`."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
         self.output: Any = None
 
     def put(self, output: Any) -> None:
@@ -137,6 +139,51 @@ class Queue:
         if isinstance(output, Exception):
             raise output
         return output
+
+
+class RequestState:
+    """What the output processor knows of a request with one choice; `make_request_output` may be replaced."""
+
+    def __init__(self, request_id: str, prompt_ids: list[int], stream_interval: int) -> None:
+        self.prompt_len = len(prompt_ids)
+        self.num_cached_tokens = 2
+        self.stream_interval = stream_interval
+        self.detokenizer = self
+        self.logprobs: Any = None
+        self.total: float | None = None
+        self.text = ""
+        self._request_id = request_id
+        self._prompt_ids = prompt_ids
+
+    def get_next_output_text(self, finished: bool, delta: bool) -> str:
+        text, self.text = self.text, ""
+        return text
+
+    def make_request_output(
+        self,
+        new_token_ids: list[int],
+        pooling_output: Any,
+        finish_reason: Any,
+        stop_reason: int | str | None,
+        kv_transfer_params: Any = None,
+        ec_transfer_params: Any = None,
+        error: Any = None,
+    ) -> RequestOutput | None:
+        text, reason = self.get_next_output_text(bool(finish_reason), True), finish_reason
+        choice = CompletionOutput(0, text, new_token_ids, self.total, self.logprobs, reason and str(reason))
+        return RequestOutput(self._request_id, self._prompt_ids, [choice], bool(reason))
+
+
+class PrometheusStatLogger:
+    """As vLLM's logger of statistics."""
+
+    def __init__(self, vllm_config: Any = None, engine_indexes: list[int] | None = None) -> None:
+        self.recorded: list[Any] = []
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        self.recorded.append(iteration_stats)
 
 
 class AsyncLLM:
@@ -156,14 +203,25 @@ class AsyncLLM:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.aborted: list[str] = []
         self.is_shut_down = False
+        self.shutdown_s: float | None = None
+        self.output_processor = types.SimpleNamespace(request_states={})
+        self.stat_loggers: list[Any] = []
         self._running: dict[str, tuple[Queue, asyncio.Task[None]]] = {}
         AsyncLLM.latest = self
 
     @classmethod
-    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> "AsyncLLM":
+    def from_engine_args(
+        cls,
+        engine_args: AsyncEngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: list[Any] | None = None,
+    ) -> "AsyncLLM":
         if engine_args.model == "absent":
             raise ValueError("absent is not a model")
-        return cls(engine_args)
+        made = cls(engine_args)
+        made.stat_loggers = [factory(None, [0]) for factory in stat_loggers or ()]
+        return made
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
@@ -176,7 +234,10 @@ class AsyncLLM:
         if len(words) > self.arguments.max_model_len:
             raise VLLMValidationError(f"the prompt has {len(words)} tokens", parameter="prompt")
         self.requests.append((text, options))
-        queue = Queue()
+        queue = Queue(f"{request_id}-internal")
+        if params.output_kind is RequestOutputKind.DELTA and params.n == 1:
+            state = RequestState(request_id, list(range(len(words))), self.arguments.stream_interval)
+            self.output_processor.request_states[queue.request_id] = state
         task = asyncio.create_task(self._generate(request_id, words, params, queue))
         self._running[request_id] = queue, task
         if text == "die":
@@ -195,15 +256,19 @@ class AsyncLLM:
             task.cancel()
             queue.put(EngineDeadError())
 
-    def shutdown(self) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.shutdown_s = timeout
         self.is_shut_down = True
 
     async def _generate(self, request_id: str, words: list[str], params: SamplingParams, queue: Queue) -> None:
         ids = list(range(len(words)))
         texts: list[str] = []
         count = params.max_tokens or 16
+        state = self.output_processor.request_states.get(queue.request_id)
         for number in range(count):
             await asyncio.sleep(TOKEN_S)
+            for logger in self.stat_loggers:
+                logger.record(None, number)
             text = f" {words[number % len(words)]}" if words else " x"
             texts.append(text)
             is_last = number == count - 1
@@ -214,12 +279,19 @@ class AsyncLLM:
             new = [number] if params.output_kind is RequestOutputKind.DELTA else list(range(count))
             logprobs = [{token: Logprob(-0.5, 1, text)} for token in new] if params.logprobs is not None else None
             total = -0.5 * (number + 1) if params.logprobs is not None else None
+            if state is not None:
+                state.text, state.logprobs, state.total = text, logprobs, total
+                output = state.make_request_output(new, None, "length" if is_last else None, None)
+                if output is not None:
+                    queue.put(output)
+                continue
             choices = [
                 CompletionOutput(index, text, new, total, logprobs, "length" if is_last else None)
                 for index in range(params.n)
             ]
             queue.put(RequestOutput(request_id, ids, choices, is_last))
         self._running.pop(request_id, None)
+        self.output_processor.request_states.pop(queue.request_id, None)
 
 
 class Request:
@@ -332,6 +404,7 @@ _MODULES: dict[str, dict[str, Any]] = {
     "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
     "vllm.utils.argparse_utils": {"FlexibleArgumentParser": argparse.ArgumentParser},
     "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
+    "vllm.v1.metrics.loggers": {"PrometheusStatLogger": PrometheusStatLogger},
     "vllm.entrypoints.launchers.cli_args": {"make_arg_parser": make_arg_parser},
     "vllm.entrypoints.launchers.app": {"build_app": build_app},
     "vllm.entrypoints.launchers.api_server.app_state": {"init_app_state": init_app_state},

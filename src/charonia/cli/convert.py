@@ -78,6 +78,7 @@ a model, also one of ONNX, to a TensorRT plan.
                 "Write NAME/1/model.onnx, or model.plan, in this folder instead",
             ),
             Option("--name", "name", str, "NAME", "Name of the model in the repository", default="MODEL's name"),
+            flag("--force", "force", True, "Replace a file that is there already"),
             flag("--trust", "trust", True, "Read files that can run code: pickles, Lambda layers"),
             Option(
                 *("--trusted-types", "trusted_types", names, "TYPE,..."),

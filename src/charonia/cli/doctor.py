@@ -23,14 +23,14 @@ class DoctorOptions:
 LINE = CommandLine(
     command="charonia doctor",
     intro="""\
-usage: charonia doctor [OPTIONS]
+usage: charonia doctor [OPTIONS] [REPOSITORY...]
 
 Show what this machine offers to models, and what the models of a repository need.
 """,
     groups={
         "Options": (
             Option(
-                *("--model-repository", "repositories", str, "PATH"),
+                *("--model-repository REPOSITORY", "repositories", str, "PATH"),
                 "Also examine the models of this folder, without loading them; repeatable",
                 tuple,
             ),

@@ -26,6 +26,7 @@ COMMANDS = {
     "apply": "Let the deployments of a platform be as files say.",
     "rollout": "Follow, undo and end the changes of deployments.",
     "upgrade": "Put a new engine behind the front ends of a running server, without losing a request.",
+    "traffic": "Split the requests of a model among its versions, copy them, or move them by a canary plan.",
     "explain": "Show what a model did in the last minute, what limits it, and what to change.",
     "config": "Print the complete configuration of a model and what was inferred.",
     "convert": "Convert an estimator, a TensorFlow or a PyTorch model to ONNX, and check it against the original.",

@@ -114,10 +114,10 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
         with live_view(options.report.live_port) as live:
             with stopped_by_signals() as stop, watched(options.report, printer, live) as progress:
                 made = run(settings, source, client, subject, progress, stop, replies)
-            failed = failures(options.report.fail_if, made)
-            made = replace(made, notes=(*made.notes, *(f"Failed: {sentence}" for sentence in failed)))
             if printer is not None:
                 printer.end(made)
+            failed = failures(options.report.fail_if, made)  # which the caller prints, to stderr
+            made = replace(made, notes=(*made.notes, *(f"Failed: {sentence}" for sentence in failed)))
             write_reports(made, options, source)
             if live is not None:
                 live.end(made)

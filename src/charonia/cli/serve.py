@@ -31,9 +31,9 @@ from charonia.server.files.given import GivenFiles, Unserveable, sort
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
-from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.machine.memory import collect_less_often, give_back_idle_memory, keep_freed_memory
+from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
 from charonia.stores.location import is_store
 from charonia.wire.example_inputs import takes_picture

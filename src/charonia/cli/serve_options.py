@@ -360,7 +360,9 @@ LOGS = (
     Option("--log-format", "log.format", choice(LogFormat), "default|ISO8601", "Format of the start of a line"),
     Option("--log-file", "log.file", str, "PATH", "File to append to", default="stderr"),
     Option("--access-log", "log.access", choice(AccessLogFormat), "none|text|json", "One line for each request"),
-    Option("--access-log-file", "log.access_file", str, "PATH", "File to append to", default="stderr"),
+    Option(
+        "--access-log-file", "log.access_file", str, "PATH", "File to append to; needs --access-log", default="stderr"
+    ),
 )
 
 TRACING = (

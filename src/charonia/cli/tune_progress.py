@@ -21,7 +21,7 @@ from charonia.tools.tune.progress import Event, Noted, Progress, SearchDone, Tri
 SHOWN_MAX = 8
 """Measurements that stay in view."""
 
-_HEAD = ("", "configuration", "load", "infer/s", "p99 ms", "")
+_COLUMNS = 6
 _NUMBERS = (0, 3, 4)
 _NAME_LENGTH_MAX = 36
 _WIDTH_UNKNOWN = 80
@@ -90,16 +90,16 @@ class TunePrinter:
         outcome = event.outcome
         if isinstance(outcome, Failed):
             return f"failed: {outcome.reason.splitlines()[0]}"
-        parts = [
-            f"{metrics[Metric.THROUGHPUT].value:,.0f} infer/s, p99 {metrics[Metric.LATENCY_P99].value:.2f} ms"
-            for metrics in outcome.metrics.values()
-        ]
+        parts = []
+        for metrics in outcome.metrics.values():
+            (rate, per_s), (latency, name) = _figures(metrics)
+            parts.append(f"{metrics[rate].value:,.0f} {per_s}, {name} {metrics[latency].value:.2f} ms")
         text = "; ".join(parts) + (" (from the journal)" if event.resumed else "")
         return text + (f"; best so far {self._best(event.best)}" if event.best is not None else "")
 
     def _best(self, best: Ranked) -> str:
-        rate = sum(metrics[Metric.THROUGHPUT].value for metrics in best.metrics.values())
-        return f"{self._names.get(best.variant.key, str(best.variant))} ({rate:,.0f} infer/s)"
+        rate, unit = _rate(best.metrics)
+        return f"{self._names.get(best.variant.key, str(best.variant))} ({rate:,.0f} {unit})"
 
 
 class LiveTable:
@@ -116,6 +116,7 @@ class LiveTable:
         self._begin = now()
         self._drawn = 0
         self._names: dict[str, str] = {}
+        self._head: tuple[str, ...] = ("", "configuration", "load", "infer/s", "p99 ms", "")
         self._latest: deque[tuple[str, ...]] = deque(maxlen=SHOWN_MAX)
         self._trying: tuple[str, ...] = ()
         self._best: tuple[str, ...] = ()
@@ -163,6 +164,9 @@ class LiveTable:
         if isinstance(outcome, Failed):
             found = ("", "", f"failed: {outcome.reason.splitlines()[0] if outcome.reason else ''}")
         else:
+            for metrics in outcome.metrics.values():
+                (_, per_s), (_, name) = _figures(metrics)
+                self._head = (*self._head[:3], per_s, f"{name} ms", "")
             found = (*_values(outcome.metrics), trial.purpose + (" (journal)" if event.resumed else ""))
         self._latest.append((str(trial.number), self._name(trial), loads_text(trial.loads), *found))
         if event.best is not None:
@@ -181,7 +185,12 @@ class LiveTable:
         return self._names.get(trial.variant.key, str(trial.variant))
 
     def _draw(self) -> None:
-        rows = [_HEAD, *self._latest, *([self._trying] if self._trying else []), *([self._best] if self._best else [])]
+        rows = [
+            self._head,
+            *self._latest,
+            *([self._trying] if self._trying else []),
+            *([self._best] if self._best else []),
+        ]
         lines = [*aligned(rows), self._left]
         width = self._width() - 1  # a line that reaches the last column may wrap
         text = "".join(f"{line[:width]}\n" for line in lines)
@@ -207,7 +216,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     shown = [[_plain(cell) for cell in row] for row in rows]
     for row in shown:
         row[1] = row[1] if len(row[1]) <= _NAME_LENGTH_MAX else f"…{row[1][1 - _NAME_LENGTH_MAX :]}"
-    widths = [max(len(row[column]) for row in shown) for column in range(len(_HEAD) - 1)]
+    widths = [max(len(row[column]) for row in shown) for column in range(_COLUMNS - 1)]
     return [
         "  ".join(
             [
@@ -227,7 +236,26 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _values(metrics: Mapping[str, Mapping[str, Estimate]]) -> tuple[str, str]:
-    rates = [found[Metric.THROUGHPUT].value for found in metrics.values() if Metric.THROUGHPUT in found]
-    latencies = [found[Metric.LATENCY_P99].value for found in metrics.values() if Metric.LATENCY_P99 in found]
+_Metrics = Mapping[str, Estimate]
+
+
+def _figures(metrics: _Metrics) -> tuple[tuple[Metric, str], tuple[Metric, str]]:
+    """Return the rate and the latency of a model that are shown, each with its name."""
+    if Metric.OUTPUT_TOKENS in metrics:
+        return (Metric.OUTPUT_TOKENS, "tokens/s"), (Metric.TTFT_P99, "TTFT p99")
+    return (Metric.THROUGHPUT, "infer/s"), (Metric.LATENCY_P99, "p99")
+
+
+def _values(found: Mapping[str, _Metrics]) -> tuple[str, str]:
+    rates, latencies = [], []
+    for metrics in found.values():
+        (rate, _), (latency, _) = _figures(metrics)
+        rates += [metrics[rate].value] if rate in metrics else []
+        latencies += [metrics[latency].value] if latency in metrics else []
     return number(sum(rates)) if rates else "", number(max(latencies)) if latencies else ""
+
+
+def _rate(found: Mapping[str, _Metrics]) -> tuple[float, str]:
+    """Return the rate of all models together, and its unit: that of the first."""
+    (_, unit), _ = _figures(next(iter(found.values())))
+    return sum(metrics[_figures(metrics)[0][0]].value for metrics in found.values()), unit

@@ -11,6 +11,7 @@ from charonia.client.errors import ClientError, error_of, failed
 from charonia.client.grpc_transport import GrpcTransport
 from charonia.client.http_transport import HttpTransport
 from charonia.client.requests import Ask, InferResult, Inputs, MetadataCache, Outputs, SequencePart, needs_metadata
+from charonia.client.traffic import AsyncTraffic
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
@@ -69,6 +70,9 @@ class AsyncClient:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
         timeout_s: Default timeout of a request, in seconds.
         options: Headers, TLS, compression, limits.
+
+    Attributes:
+        traffic: How requests without a version are split among the versions of models.
     """
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, options: WireOptions = _DEFAULT_OPTIONS) -> None:
@@ -83,6 +87,7 @@ class AsyncClient:
             self._transport = HttpTransport(endpoint, options)
             self._dialect = HttpDialect(self._transport.encoder)
         self._metadata = MetadataCache()
+        self.traffic = AsyncTraffic(self._dialect, self._ask)
 
     async def __aenter__(self) -> Self:
         """Do nothing: connections are opened on demand."""

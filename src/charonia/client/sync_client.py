@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from charonia.client.async_client import LOAD_TIMEOUT_S, TIMEOUT_S, AsyncClient
 from charonia.client.errors import ClientError
 from charonia.client.requests import InferResult, Inputs, Outputs, SequencePart
+from charonia.client.traffic import SyncTraffic
 from charonia.core.errors import Code
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
@@ -36,6 +37,9 @@ class Client:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
         timeout_s: Default timeout of a request, in seconds.
         options: Headers, TLS, compression, limits.
+
+    Attributes:
+        traffic: How requests without a version are split among the versions of models.
     """
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, options: WireOptions = _DEFAULT_OPTIONS) -> None:
@@ -50,6 +54,7 @@ class Client:
         self._thread.start()
         try:
             self._client = self._run(make())
+            self.traffic = SyncTraffic(self._client.traffic, self._run)
         except BaseException:
             self._stop()
             raise

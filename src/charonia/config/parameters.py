@@ -35,6 +35,9 @@ EXAMPLE_REFUSED = "EXAMPLE_REFUSED"
 FRONT_END = "front_end"
 """Model parameter: whether the model runs in the processes of front ends: "yes", "no" or "auto"."""
 
+TRAFFIC = "traffic"
+"""Model parameter: how requests without a version are split among versions, as a JSON object."""
+
 OPENAI_ROUTES = "openai_routes"
 """Model parameter of an engine model: the routes of OpenAI's API that it answers itself, separated by commas."""
 
@@ -64,7 +67,7 @@ SERVER_PARAMETERS = frozenset(
         *(CHAT_TEMPLATE, EMBEDDING_NORMALIZE, EMBEDDING_OUTPUT, EMBEDDING_POOLING, EMBEDDING_TOKENS_MAX),
         *(LORA_ADAPTERS, OPENAI_ROUTES, TEXT_OUTPUT_KIND),
         *(ADAPT_DELAY, CUSTOM_BATCHING, EXAMPLE, EXAMPLE_REFUSED, FRONT_END, PADDING, PINNED, PYTHON_STRATEGY),
-        *(INSTANCES_MAX, INSTANCES_MIN, TRY_EXAMPLE),
+        *(INSTANCES_MAX, INSTANCES_MIN, TRAFFIC, TRY_EXAMPLE),
     }
 )
 """All of them."""

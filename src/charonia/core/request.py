@@ -62,9 +62,11 @@ class InferRequest:
         deadline_ns: Monotonic time after which the caller no longer waits, in nanoseconds; 0 for none.
         caller: The model that made the request, None for a client.
         trace: The trace that records its events, None if it is not traced.
+        affinity: What stands for the client, if the model's traffic keeps clients on a version by a header; "" if not.
     """
 
     __slots__ = (
+        "affinity",
         "caller",
         "correlation_id",
         "deadline_ns",
@@ -96,6 +98,7 @@ class InferRequest:
         deadline_ns: int = 0,
         caller: CallFrame | None = None,
         trace: Trace | None = None,
+        affinity: str = "",
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -110,6 +113,7 @@ class InferRequest:
         self.deadline_ns = deadline_ns
         self.caller = caller
         self.trace = trace
+        self.affinity = affinity
 
     def __repr__(self) -> str:
         version = f" v{self.model_version}" if self.model_version else ""

@@ -12,6 +12,7 @@ from charonia import __version__
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
+from charonia.core.usage import TokenUsage
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
 from charonia.server.engine import ModelEngine
@@ -207,8 +208,8 @@ class InferenceServer:
         self._gpus: GpuSampler | None = None
         self._traffic: list[Traffic] = []
         self._poller: asyncio.Task[None] | None = None
-        loaded, find = self._lifecycle.table.loaded, self.engine.find
-        self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where)
+        loaded, find, words = self._lifecycle.table.loaded, self.engine.find, self._lifecycle.table.traffic.words
+        self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where, words)
         self._scaler = self._make_scaler(loaded)
         self._background: list[asyncio.Task[None]] = []
 
@@ -261,6 +262,7 @@ class InferenceServer:
             self._poller.cancel()
         for task in self._background:
             task.cancel()
+        self._lifecycle.table.traffic.close()
         self.front_ends.stop_accepting()
         finished = await self._drain(self._options.exit_timeout_secs)
         # The last answers have to be written, too, even after the exit timeout.
@@ -347,6 +349,9 @@ class InferenceServer:
         async def folders(name: str, version: str) -> list[str]:
             return folders_of(self._lifecycle.table.models.values(), self.engine.find(name, version))
 
+        async def count_tokens(name: str, usage: TokenUsage) -> None:
+            self.engine.find(name).metrics.count_tokens(usage)
+
         return Services(
             tracing=tracing,
             log=self._log,
@@ -356,6 +361,8 @@ class InferenceServer:
             sequences=sequences,
             explain=explain,
             folders=folders,
+            count_tokens=count_tokens,
+            traffic=self._lifecycle.table.traffic,
         )
 
     async def _collect(self) -> None:
@@ -369,6 +376,7 @@ class InferenceServer:
         shared += self._device_families()
         shared += process_families(read_record(), time.monotonic_ns(), process_usage)
         shared += traffic_families(self._traffic)
+        shared += self._lifecycle.table.traffic.families()
         return shared + (self._demand.families() if self._demand is not None else [])
 
     def _device_families(self) -> list[Family]:

@@ -23,13 +23,14 @@ from charonia.server.directory import (
 from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import ModelRequests
+from charonia.server.facade import KeptTraffic, ModelRequests
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.offers import Offers
 from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.sequences.models import open_sequences, sequences_of
 from charonia.server.sequences.overview import ModelSequences
+from charonia.server.traffic.split import unsplit
 
 
 class ModelEngine:
@@ -39,6 +40,7 @@ class ModelEngine:
         demand: Loads models on demand, None in other control modes.
         offers: The models that front ends in other processes load, too.
         requests: Is told of loads and unloads by request before these are answered.
+        traffic: How requests without a version are split.
         open_sequences: Returns the sequences that have begun and not ended: model and id.
     """
 
@@ -56,6 +58,7 @@ class ModelEngine:
         lifecycle.ensembles.infer = self.infer
         lifecycle.ensembles.infer_at_once = self.infer_at_once
         self._routes = lifecycle.table.routes
+        self.traffic: KeptTraffic | None = lifecycle.table.traffic
         self.open_sequences = partial(open_sequences, self._routes)
         self._models = lifecycle.table.models
         self._metadata = metadata
@@ -101,14 +104,14 @@ class ModelEngine:
     def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request of a model that is loaded, or answer that it is not."""
         try:
-            runner = self.find(request.model_name, request.model_version)
+            self.find(request.model_name, request.model_version)
             if self._is_exiting and request.caller is None:  # requests in flight may call other models
                 message = "Server is stopping, scheduler for model has stopped accepting new inference requests"
                 raise with_request_id(unavailable(message), request)
         except ServingError as error:
             reply(error, True)
             return ANSWERED
-        return runner.submit(request, reply)
+        return self._routes[target_of(request.model_name, request.model_version)].submit(request, reply)
 
     def is_live(self) -> bool:
         """Whether the server can answer at all: false while its repositories could never be read."""
@@ -215,7 +218,7 @@ class ModelEngine:
         ]
 
     def find(self, name: str, version: str = "") -> Runner:
-        """Return the runner of a version of a model, "" for the highest version that is ready.
+        """Return the runner of a version of a model, "" for the one that has most of the requests without a version.
 
         Raises:
             ServingError: There is no such version, or it is not ready.
@@ -223,12 +226,12 @@ class ModelEngine:
         runner = self._routes.get(target_of(name, version))
         if runner is None:
             raise missing(name, version, self._routes, self._models, self._lifecycle.unread)
-        return runner
+        return unsplit(runner)
 
     def directory(self) -> Directory:
         """Return the models as they are now."""
         return Directory(
-            {target: runner.config for target, runner in self._routes.items()},
+            {target: unsplit(runner).config for target, runner in self._routes.items()},
             {
                 key: ModelView(model.failure, {n: VersionView(v.state, v.reason) for n, v in model.versions.items()})
                 for key, model in self._models.items()

@@ -8,6 +8,7 @@ engine knows is awaited.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol
 
 from charonia.config.model import ModelConfig
@@ -16,6 +17,7 @@ from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.statistics import ModelStatistics
+from charonia.core.usage import TokenUsage
 from charonia.server.access.header_forward import HeaderForward
 from charonia.server.access.rules import Gate
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -25,6 +27,45 @@ from charonia.wire.tensors import Lend
 
 NO_LOG_CONTROL = "changing log settings is not offered by this server: its log is that of the program it runs in"
 """The error where the log belongs to the embedding program."""
+
+
+class TrafficControl(Protocol):
+    """How requests without a version are split among the versions of models."""
+
+    @property
+    def sticky(self) -> Mapping[str, tuple[bytes, ...]]:
+        """By model, the headers of which the first that a request has keeps its client on a version."""
+        ...
+
+    async def show(self, model: str) -> "Document":
+        """Return the traffic of a model.
+
+        Raises:
+            ServingError: There is no such model.
+        """
+        ...
+
+    async def change(self, model: str, document: dict[str, object]) -> "Document":
+        """Change the traffic of a model, and return it. Raises ServingError."""
+        ...
+
+    async def reset(self, model: str) -> "Document":
+        """Forget what requests have changed, and return the traffic of a model. Raises ServingError."""
+        ...
+
+
+class KeptTraffic(TrafficControl, Protocol):
+    """Traffic that an engine which follows goes on with.
+
+    Attributes:
+        keep: Called with the key of a model and what to keep of its traffic, "" for nothing, after every change.
+    """
+
+    keep: Callable[[str, str], None] | None
+
+    def restore(self, key: str, text: str) -> None:
+        """Go on with what an engine before has kept of a model."""
+        ...
 
 
 class LogControl(Protocol):
@@ -64,10 +105,12 @@ class Services:
         explain: Explains what limits a model, given by name and version, and what to change.
         folders: Returns where the files of a model, given by name and version, lie: the folder of its version, and its
             own.
+        count_tokens: Counts the tokens of a request to a model, given by name, that does not tell them itself.
         page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
         controls_models: Whether models are loaded and unloaded on request.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
         cors_origins: Origins of pages in browsers that may call the server over HTTP.
+        traffic: How requests without a version are split.
         lend: Lends memory for the bodies of requests with large tensors, from which the engine reads them.
         has_openai: Whether OpenAI's API is served over HTTP.
     """
@@ -86,7 +129,9 @@ class Services:
     sequences: Callable[[str, str], Awaitable[Document]] | None = None
     explain: Callable[[str, str], Awaitable[Document]] | None = None
     folders: Callable[[str, str], Awaitable[list[str]]] | None = None
+    count_tokens: Callable[[str, TokenUsage], Awaitable[None]] | None = None
     cors_origins: tuple[str, ...] = ()
+    traffic: TrafficControl | None = None
     lend: Lend | None = None
     has_openai: bool = True
 
@@ -94,6 +139,19 @@ class Services:
     def tracer(self) -> Tracing | None:
         """The tracing service, None where no request can ever be traced."""
         return self.tracing if self.tracing is not None and self.tracing.can_trace else None
+
+    def affinity(self, model: str, header: Callable[[bytes], bytes | None]) -> str:
+        """Return what stands for the client of a request, "" where the traffic of its model does not keep clients.
+
+        Args:
+            model: The model.
+            header: Returns the value of a header by its lower-case name.
+        """
+        for name in self.traffic.sticky.get(model, ()) if self.traffic is not None else ():
+            value = header(name)
+            if value:
+                return blake2b(value, digest_size=16).hexdigest()
+        return ""
 
 
 NO_SERVICES = Services()

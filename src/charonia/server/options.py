@@ -17,7 +17,7 @@ from charonia.server.machine.cores import HostPolicy
 from charonia.server.rate_limiter.options import RateLimitOptions
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.tracing.options import TraceOptions
-from charonia.wire.log_settings import LogOptions
+from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
 PORT_MAX = 65535
 CPU_CORES_MAX = 4096
@@ -323,6 +323,8 @@ class ServerOptions:
         if self.front_ends > 0 and sys.platform == "win32":
             found.append("--front-ends: this system cannot share a port among processes")
         found += [*self.trace.problems(), *self.cache.problems(), *self.rate_limit.problems(), *self._port_collisions()]
+        if self.log.access_file and self.log.access is AccessLogFormat.NONE:
+            found.append("--access-log-file: expected --access-log=text or --access-log=json, too; nothing is logged")
         found += self.http.access.problems("--http-restricted-api", "--http-header-forward-pattern")
         found += self.grpc.access.problems("--grpc-restricted-protocol", "--grpc-header-forward-pattern")
         if found:

@@ -122,9 +122,9 @@ class GrpcEncoder:
         self.infer_headers = self._headers("ModelInfer")
         self.stream_headers = self._headers("ModelStreamInfer")
 
-    def call(self, method: str, message: Message) -> GrpcRequest:
-        """Return a call of a method of the inference service."""
-        return GrpcRequest(self._headers(method), self.framed([message.SerializeToString()]))
+    def call(self, method: str, message: Message, service: str = _SERVICE) -> GrpcRequest:
+        """Return a call of a method of a service, by default that of inference."""
+        return GrpcRequest(self._headers(method, service), self.framed([message.SerializeToString()]))
 
     def infer(self, request: InferRequest, form: RequestForm) -> PreparedGrpc:
         """Return an inference request.
@@ -165,12 +165,12 @@ class GrpcEncoder:
         """Return a message with its prefix."""
         return framed(parts, self._encoding, COMPRESSION_LEVEL)
 
-    def _headers(self, method: str) -> Headers:
+    def _headers(self, method: str, service: str = _SERVICE) -> Headers:
         encoding: Headers = ((b"grpc-encoding", self._encoding),) if self._encoding != b"identity" else ()
         return (
             (b":method", b"POST"),
             (b":scheme", self._scheme),
-            (b":path", (_SERVICE + method).encode()),
+            (b":path", (service + method).encode()),
             (b":authority", self._authority),
             (b"te", b"trailers"),
             (b"content-type", b"application/grpc"),

@@ -15,6 +15,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.schema.pool import message_class
 from charonia.wire.grpc_codec import GrpcEncoder, GrpcRequest, decode_response, decode_stream_response, parsed
+from charonia.wire.json_text import dump, parse_object
 from charonia.wire.query import TRACE_LEVEL, Json, Query, SharedMemoryRegion, TraceChange, trace_texts
 from charonia.wire.transport import Answer, RequestForm
 
@@ -116,6 +117,17 @@ class GrpcDialect:
             lambda answer: _trace_settings(parsed("TraceSettingResponse", answer.body)),
         )
 
+    def traffic(self, model: str, change: Mapping[str, object]) -> Query[GrpcRequest, Json]:
+        """The traffic between the versions of a model, after an optional change."""
+        if not change:
+            return self._traffic("ModelTraffic", "ModelTrafficRequest", model_name=model)
+        text = dump(change).decode()
+        return self._traffic("ModelTrafficChange", "ModelTrafficChangeRequest", model_name=model, change=text)
+
+    def reset_traffic(self, model: str) -> Query[GrpcRequest, Json]:
+        """Forget what requests have changed of the traffic of a model."""
+        return self._traffic("ModelTrafficReset", "ModelTrafficRequest", model_name=model)
+
     def infer(self, request: InferRequest) -> Query[GrpcRequest, InferResponse]:
         """Run a model that sends one response."""
         return Query(self._encoder.infer(request, _UNARY), lambda answer: decode_response(answer.body))
@@ -123,6 +135,15 @@ class GrpcDialect:
     def stream(self, request: InferRequest) -> Query[GrpcRequest, InferResponse]:
         """Run a model that sends any number of responses; each is decoded individually."""
         return Query(self._encoder.infer(request, _STREAM), _stream_response)
+
+    def _traffic(self, method: str, message: str, **fields: object) -> Query[GrpcRequest, Json]:
+        call = self._encoder.call(method, message_class(f"charonia.{message}")(**fields), "/charonia.Traffic/")
+
+        def read(answer: Answer) -> Json:
+            response: Any = message_class("charonia.ModelTrafficResponse").FromString(bytes(answer.body))
+            return parse_object(response.traffic.encode())
+
+        return Query(call, read)
 
     def _query(self, method: str, read: Callable[[Any], T], **fields: object) -> Query[GrpcRequest, T]:
         request = self._encoder.call(method, _new(f"{method}Request", **fields))

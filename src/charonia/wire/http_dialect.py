@@ -103,6 +103,16 @@ class HttpDialect:
         }
         return self._query("POST", path, document, _object)
 
+    def traffic(self, model: str, change: Mapping[str, object]) -> Query[HttpRequest, Json]:
+        """The traffic between the versions of a model, after an optional change."""
+        return self._query(
+            "POST" if change else "GET", f"{model_path(model, '')}/traffic", dict(change) or None, _object
+        )
+
+    def reset_traffic(self, model: str) -> Query[HttpRequest, Json]:
+        """Forget what requests have changed of the traffic of a model."""
+        return self._query("DELETE", f"{model_path(model, '')}/traffic", None, _object)
+
     def infer(self, request: InferRequest) -> Query[HttpRequest, InferResponse]:
         """Run a model that sends one response."""
         return Query(self._encoder.infer(request, _BINARY), _response)

@@ -138,6 +138,14 @@ class Dialect(Protocol[R]):
         """The trace settings of a model, or with "" of the server, after an optional change."""
         ...
 
+    def traffic(self, model: str, change: Mapping[str, object]) -> Query[R, Json]:
+        """The traffic between the versions of a model, after an optional change."""
+        ...
+
+    def reset_traffic(self, model: str) -> Query[R, Json]:
+        """Forget what requests have changed of the traffic of a model."""
+        ...
+
     def infer(self, request: InferRequest) -> Query[R, InferResponse]:
         """Run a model that sends one response."""
         ...

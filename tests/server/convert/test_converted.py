@@ -110,6 +110,25 @@ def test_a_model_goes_to_a_repository_under_its_name() -> None:
     assert Path("models/iris/1/model.onnx").is_file()
 
 
+@pytest.mark.parametrize("where", [("--output", "m.onnx"), ("--repository", "models")])
+def test_a_file_that_is_there_is_replaced_by_force_only(
+    where: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    skops.io.dump(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
+    path = Path("m.onnx" if where[0] == "--output" else "models/m/1/model.onnx")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("precious")
+
+    assert run(["m.skops", *where]) == 1
+    shown = capsys.readouterr()
+    assert f"'{path}' is there already (hint: --force replaces it)" in shown.err
+    assert "converting" not in shown.out
+    assert path.read_text() == "precious"
+
+    assert run(["m.skops", *where, "--force"]) == 0
+    assert path.stat().st_size > 100
+
+
 def test_nothing_is_written_where_the_answers_differ(capsys: pytest.CaptureFixture[str]) -> None:
     skops.io.dump(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
 

@@ -229,7 +229,7 @@ def test_the_command_shows_what_each_model_of_a_repository_needs(
     (tmp_path / "file" / "1" / "model.graphdef").write_bytes(b"")
     write(tmp_path, "gpu", f"backend: 'identity' {tensors} instance_group {{ kind: KIND_GPU gpus: 97 }}")
 
-    status = command.run(["--model-repository", str(tmp_path), "--json"])
+    status = command.run([str(tmp_path), "--json"])
 
     models = {found["name"]: found for found in json.loads(capsys.readouterr().out)["Models"]}
     assert status == 1

@@ -184,6 +184,16 @@ def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "models"])
+def test_a_link_to_nothing_is_named_with_its_target(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("gone")
+
+    error = refusal(tmp_path / name)
+
+    assert (error.message, error.hint) == (f"'{tmp_path / name}' is a link to 'gone', and nothing is there", "")
+    assert name not in refusal(tmp_path / "other.onnx").hint
+
+
 def test_a_missing_file_names_those_that_are_there(tmp_path: Path) -> None:
     file(tmp_path / "resnet50.onnx")
 

@@ -77,6 +77,23 @@ def test_the_files_of_the_page(url: str, kind: str) -> None:
     assert len(response.body) > 500
 
 
+@pytest.mark.parametrize("url", [*FILES, "/openapi.json"])
+def test_the_header_alone_is_that_of_the_document(url: str) -> None:
+    async def main() -> bytes:
+        client = MemoryClient(HttpFrontend(echo(), HttpLimits(), services=PAGE))
+        client.send(request(url, method="HEAD"))
+        async with asyncio.timeout(10):
+            while not client.received:
+                await asyncio.sleep(0.001)
+        return client.received
+
+    head, _, body = asyncio.run(main()).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"Content-Length: %d" % len(get(url).body) in head
+    assert body == b""
+
+
 def test_the_policy_allows_the_files_of_the_page_and_nothing_else() -> None:
     policy = dict(part.strip().split(" ", 1) for part in get("/").headers["content-security-policy"].split(";"))
 

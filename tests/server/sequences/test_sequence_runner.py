@@ -93,14 +93,14 @@ def echo(request: InferRequest, **states: list[int]) -> Outputs:
 class Bench:
     """A runner and what comes out of it."""
 
-    def __init__(self, given: ModelConfig, instances: int = 1) -> None:
+    def __init__(self, given: ModelConfig, instances: int = 1, *, version: str = "1") -> None:
         self.instances = [ScriptedInstance() for _ in range(instances)]
         executors = [
             AsyncExecutor(each, Placement(f"m_{i}", InstanceKind.KIND_CPU)) for i, each in enumerate(self.instances)
         ]
         self.runner = make_sequence_runner(
             given,
-            "1",
+            version,
             initial_states(given, {}),
             executors=executors,
             labels={},
@@ -596,6 +596,27 @@ def test_a_version_that_goes_itself_does_not_wait_for_the_sequences_of_another()
         await asyncio.wait_for(old_drains, 60)
 
         assert sequences_of(old.runner, "m").ended == {"stopped": 1}
+
+    run(test())
+
+
+def test_a_version_that_is_loaded_again_leaves_the_sequences_of_another_alone() -> None:
+    async def test() -> None:
+        one, two, again = Bench(config()), Bench(config(), version="2"), Bench(config(), version="2")
+        one.send("begun", 1, flags=SEQUENCE_START)
+        one.instance.finish()
+        hand_over({("m", ""): one.runner}, {("m", ""): two.runner, ("m", "1"): one.runner, ("m", "2"): two.runner})
+        hand_over({("m", "2"): two.runner}, {("m", "2"): again.runner})
+        one_drains = asyncio.create_task(one.runner.drain())
+        await settle()
+
+        await asyncio.wait_for(two.runner.drain(), 60)
+        await settle()
+        assert not one_drains.done()
+        one.send("end", 1, flags=SEQUENCE_END)
+        one.instance.finish()
+        await asyncio.wait_for(one_drains, 60)
+        assert one.is_answered("end")
 
     run(test())
 

@@ -241,7 +241,7 @@ def test_no_variant_reaches_the_least_throughput() -> None:
     decision = decide(goal, [told(DEFAULT, exact(100)), told(OTHER, exact(800))])
 
     assert decision.conclusion is Conclusion.CONSTRAINTS_NOT_MET
-    assert "'instance_count 2': perf_throughput is 800, the limit 1000, 20.0% off" in decision.sentences[0]
+    assert "'instance_count 2': perf_throughput is 800, the limit 1,000, 20.0% off" in decision.sentences[0]
 
 
 def driver_of(space: LoadSpace, goal: Goal = GOAL) -> TrialDriver:

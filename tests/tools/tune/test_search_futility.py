@@ -88,6 +88,10 @@ def test_large_gains_are_written_out() -> None:
     assert percent(Estimate(0.1234, -0.0123, 0.5)) == "12.3 % (-1.23 to 50 %)"
 
 
+def test_an_interval_that_says_nothing_is_cut() -> None:
+    assert percent(Estimate(0.1, -1.0, 75_401_916.99)) == "10 % (-100 to more than 1,000 %)"
+
+
 def test_the_default_configuration_is_not_named_as_good_as_itself() -> None:
     search = make_search(SPACE, GOAL, OPTIONS)
 

@@ -114,9 +114,16 @@ def test_every_metric_has_a_name_and_a_header() -> None:
 def test_parameters_of_an_engine_are_tried_and_the_others_stay() -> None:
     own = parse('name: "m" backend: "llama_cpp" parameters { key: "n_ctx" value { string_value: "512" } }')
 
-    made = apply_change(BaseModel("m", own, own), ModelChange("m", fields=(("parameters", '{"n_parallel": 4}'),)))
+    text = '{"n_parallel": 4, "warmup": true, "dtype": "auto", "sizes": ["a", 1]}'
+    made = apply_change(BaseModel("m", own, own), ModelChange("m", fields=(("parameters", text),)))
 
-    assert made.parameters == {"n_ctx": "512", "n_parallel": "4"}
+    assert made.parameters == {
+        "n_ctx": "512",
+        "n_parallel": "4",
+        "warmup": "true",
+        "dtype": "auto",
+        "sizes": '["a", 1]',
+    }
 
 
 def test_arguments_of_vllm_are_combined_and_reach_its_engine() -> None:

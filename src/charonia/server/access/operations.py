@@ -13,6 +13,7 @@ class _Group(NamedTuple):
     scope: Scope | None
     routes: tuple[str, ...]
     methods: tuple[str, ...]
+    changes: tuple[str, ...] = ()
 
 
 _MODEL = "/v2/models/{model}"
@@ -69,13 +70,17 @@ _TABLE = (
             *(f"{_REPOSITORY}/load", f"{_REPOSITORY}/unload"),
             *(f"{_NAMED}/models/{{model}}/load", f"{_NAMED}/models/{{model}}/unload"),
         ),
-        ("RepositoryModelLoad", "RepositoryModelUnload"),
+        ("RepositoryModelLoad", "RepositoryModelUnload", "ModelTrafficChange", "ModelTrafficReset"),
+        (f"{_MODEL}/traffic",),
     ),
     _Group(
         Api.STATISTICS,
         Scope.READ,
-        ("/v2/models/stats", f"{_MODEL}/stats", f"{_MODEL}/sequences", f"{_MODEL}/explain", "/v2/ratelimit"),
-        ("ModelStatistics",),
+        (
+            *("/v2/models/stats", f"{_MODEL}/stats", f"{_MODEL}/sequences", f"{_MODEL}/explain", "/v2/ratelimit"),
+            f"{_MODEL}/traffic",
+        ),
+        ("ModelStatistics", "ModelTraffic"),
     ),
     _Group(Api.TRACE, Scope.ADMIN, ("/v2/trace/setting", f"{_MODEL}/trace/setting"), ("TraceSetting",)),
     _Group(Api.LOGGING, Scope.ADMIN, ("/v2/logging",), ("LogSettings",)),
@@ -83,6 +88,9 @@ _TABLE = (
 
 ROUTES: dict[str, Operation] = {path: Operation(g.api, g.scope) for g in _TABLE for path in g.routes}
 """Operation by route, without a version."""
+
+CHANGES: dict[str, Operation] = {path: Operation(g.api, g.scope) for g in _TABLE for path in g.changes}
+"""Operation by route of other methods than GET, where it is another one."""
 
 METHODS: dict[str, Operation] = {name: Operation(g.api, g.scope) for g in _TABLE for name in g.methods}
 """Operation by gRPC method, without its service."""

@@ -11,7 +11,7 @@ import numpy as np
 from charonia.config.complete import Signature, SignatureTensor
 from charonia.config.forms import model_name
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import Code, ServingError, invalid
 from charonia.core.tensor import Array
 from charonia.server.backends.onnxruntime.instance import to_bytes, to_text
 from charonia.server.backends.onnxruntime.options import CPU, SessionPlan
@@ -61,10 +61,10 @@ def convert(options: ConvertOptions, progress: Progress) -> Conversion:
         progress("converting", f"{path} to {target.name}, which takes minutes")
         return Conversion((), _written(target, path, output, options))
     form = form_of(path)
+    output = _output(options, path, target.filename)
     samples = _read_samples(options.samples) if options.samples else None
     progress("reading", f"{path}, {form.title}")
     original = open_original(form, path, options)
-    output = _output(options, path, target.filename)
     try:
         with tempfile.TemporaryDirectory(prefix="charonia-convert-") as folder:
             for warning in original.warnings:
@@ -89,11 +89,18 @@ def _written(target: Target, model: Path, output: Path, options: ConvertOptions)
 
 
 def _output(options: ConvertOptions, path: Path, filename: str) -> Path:
-    """Return where the converted model belongs."""
+    """Return where the converted model belongs.
+
+    Raises:
+        ServingError: Something is there.
+    """
     name = options.name or model_name(path.name)
+    output = Path(options.output or f"{name}{Path(filename).suffix}")
     if options.repository:
-        return Path(options.repository, name, "1", filename)
-    return Path(options.output or f"{name}{Path(filename).suffix}")
+        output = Path(options.repository, name, "1", filename)
+    if output.exists() and not options.force:
+        raise ServingError(Code.ALREADY_EXISTS, f"'{output}' is there already", hint="--force replaces it")
+    return output
 
 
 def _read_samples(path: str) -> Mapping[str, Array]:

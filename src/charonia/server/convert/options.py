@@ -29,6 +29,7 @@ class ConvertOptions:
         output: Path of the file to write, "" for the model's name in the current folder.
         repository: Folder of a repository to write the model to, "" for none.
         name: Name of the model, "" for that of the file.
+        force: Whether a file that is there already is replaced.
         trust: Whether the file may run code while it is read.
         trusted_types: Types that a file of skops may make.
         inputs: Inputs, for files that do not say them.
@@ -46,6 +47,7 @@ class ConvertOptions:
     output: str = ""
     repository: str = ""
     name: str = ""
+    force: bool = False
     trust: bool = False
     trusted_types: tuple[str, ...] = ()
     inputs: tuple[SignatureTensor, ...] = ()

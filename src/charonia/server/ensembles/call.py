@@ -319,6 +319,7 @@ class EnsembleCall:
             deadline_ns=request.deadline_ns,
             caller=self._frame,
             trace=request.trace.child() if request.trace is not None else None,
+            affinity=request.affinity,
         )
         return sent, sequence
 

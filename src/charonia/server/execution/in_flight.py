@@ -177,8 +177,10 @@ class InFlight:
             except ServingError as error:
                 outcome = error
         has_failed = isinstance(outcome, ServingError)
-        if has_failed:
+        if isinstance(outcome, ServingError):
             self.metrics.failed(FailureReason.BACKEND, now_ns() - arrival_ns)
+        elif self.metrics.tokens is not None:
+            self.metrics.tokens.answered(outcome)
         self.metrics.batch_done(
             arrivals_ns=() if has_failed else (arrival_ns,),
             inferences=0 if has_failed else record.batch_size,
@@ -207,13 +209,15 @@ class InFlight:
             arrival_ns: When they arrived.
         """
         name, version, reason = self._config.name, self._version, CloseReason.FULL
+        has_tokens = self.metrics.tokens is not None
         arrivals_ns = (arrival_ns,)
         outcomes: list[InferResponse | ServingError] = []
         notes: list[BatchNote] = []
         for request, (execution, start_ns, end_ns) in zip(requests, runs, strict=False):
             record = ExecutionRecord(instance, batch_size, start_ns - arrival_ns, end_ns - start_ns)
             result = execution if isinstance(execution, ServingError) else execution.results[0]
-            if isinstance(execution, ServingError) or isinstance(result, ServingError) or request.outputs:
+            is_plain = not request.outputs and not has_tokens
+            if isinstance(execution, ServingError) or isinstance(result, ServingError) or not is_plain:
                 outcomes.append(self.ran_alone(request, execution, record, reason, arrival_ns))
                 continue
             marks_ns = (start_ns, execution.input_end_ns, execution.output_start_ns, end_ns)
@@ -375,6 +379,8 @@ class RunningBatch:
         except ServingError as error:
             in_flight.fail(entry, error, FailureReason.BACKEND)
             return
+        if in_flight.metrics.tokens is not None:
+            in_flight.metrics.tokens.answered(response)
         in_flight.answer(entry, response)
         self._succeed(entry, end_ns)
 

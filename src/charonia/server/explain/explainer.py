@@ -1,7 +1,7 @@
 """Marks the counters of every loaded version once a second, and explains them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -33,6 +33,11 @@ def in_one_process(runner: Runner) -> None:
     """Return None: there are no front ends apart."""
 
 
+def not_split(model: str) -> Sequence[str]:
+    """Return nothing: requests without a version go to the newest."""
+    return ()
+
+
 class Explainer:
     """Records the activity of every loaded version in the last minute.
 
@@ -42,6 +47,7 @@ class Explainer:
         cores: Cores that the server may use.
         processes: Returns what is known of the server's processes.
         where: Returns where the requests of a version run, None for a server of one process.
+        traffic: Returns where requests of a model without a version go, in sentences.
     """
 
     def __init__(
@@ -51,12 +57,14 @@ class Explainer:
         cores: int,
         processes: Callable[[], tuple[ProcessRecord, ...]] = tuple,
         where: Callable[[Runner], WhereRun | None] = in_one_process,
+        traffic: Callable[[str], Sequence[str]] = not_split,
     ) -> None:
         self._loaded = loaded
         self._find = find
         self._cores = cores
         self._processes = processes
         self._where = where
+        self._traffic = traffic
         self._histories: WeakKeyDictionary[ModelMetrics, History] = WeakKeyDictionary()
         self._times = CpuTimes.read(0.0)
         self._at_ns = now_ns()
@@ -95,7 +103,7 @@ class Explainer:
             ProcessHistory(each.name, each.uptime_s(now), sum(each.restarts.values()), each.last_exit)
             for each in self._processes()
         )
-        return replace(explanation, processes=processes)
+        return replace(explanation, processes=processes, traffic=tuple(self._traffic(name)))
 
     def _explain(self, runner: Runner) -> Explanation:
         history = self._histories.get(runner.metrics)

@@ -33,12 +33,14 @@ class Explanation:
         findings: The findings, the strongest limit first.
         steps: The explanations of the models of an ensemble.
         processes: The processes of the server; none for a server of one process.
+        traffic: Where requests without a version go, in sentences; none where that is simply the newest version.
     """
 
     facts: Facts
     findings: tuple[Finding, ...]
     steps: tuple["Explanation", ...] = ()
     processes: tuple[ProcessHistory, ...] = ()
+    traffic: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, facts: Facts, steps: tuple["Explanation", ...] = ()) -> "Explanation":
@@ -107,6 +109,7 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
             }
             for each in explanation.processes
         ],
+        "traffic": list(explanation.traffic),
     }
 
 

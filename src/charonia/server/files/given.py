@@ -65,6 +65,8 @@ def sort(paths: Sequence[str]) -> GivenFiles:
     repositories, models, files = list[str](), list[Path](), list[tuple[Path, Form]]()
     for given in dict.fromkeys(paths):
         path = Path(given).expanduser()
+        if path.is_symlink() and not path.exists():
+            raise not_found(f"'{given}' is a link to '{path.readlink()}', and nothing is there")
         entries = _entries(path)
         form = form_of(path.name, entries, _start(path))
         if form in SERVED and _is_checkpoint(path):
@@ -138,5 +140,5 @@ def _is_model(path: Path, entries: Sequence[str]) -> bool:
 
 def _near(path: Path) -> str:
     """Return a hint with files of the same kind in the folder of a missing one."""
-    same = sorted(each.name for each in islice(path.parent.glob(f"*{path.suffix}"), ENTRIES_MAX))
+    same = sorted(each.name for each in islice(path.parent.glob(f"*{path.suffix}"), ENTRIES_MAX) if each.exists())
     return f"'{path.parent}' has {', '.join(same[:10])}" if same else ""

@@ -127,6 +127,7 @@ class RequestWriter(_Writer):
             or request.flags
             or request.priority
             or request.timeout_us
+            or request.affinity
         ):
             return False
         outputs = tuple([(each.name, each.classification) for each in request.outputs]) if request.outputs else ()

@@ -33,6 +33,7 @@ class ChangeLog:
         trace: Settings of traces by model, "" for those of the server.
         system: The regions of system shared memory.
         cuda: The regions of GPUs' memory.
+        traffic: What to keep of the traffic between versions, by model, as `TrafficService.restore` takes it.
     """
 
     models: dict[str, RequestedLoad | None] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class ChangeLog:
     trace: dict[str, dict[str, int]] = field(default_factory=dict)
     system: tuple[SystemRegion, ...] = ()
     cuda: tuple[CudaRegion, ...] = ()
+    traffic: dict[str, str] = field(default_factory=dict)
 
     def model_loaded(self, name: str, loaded: RequestedLoad, *, is_overridden: bool) -> None:
         """Note that a model was loaded.
@@ -64,3 +66,9 @@ class ChangeLog:
         kept = {name: int(value) for name, value in own.items() if value is not None}
         if kept:
             self.trace[model] = kept
+
+    def traffic_changed(self, model: str, text: str) -> None:
+        """Note what to keep of the traffic of a model, "" for nothing."""
+        self.traffic.pop(model, None)
+        if text:
+            self.traffic[model] = text

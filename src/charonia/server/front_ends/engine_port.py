@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
+from charonia.core.usage import TokenUsage
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Target
@@ -30,6 +31,7 @@ from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
+from charonia.server.front_ends.region_changes import change_regions
 from charonia.server.front_ends.served_engine import ServedEngine
 from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer, WhereRun
@@ -38,9 +40,10 @@ from charonia.server.metrics.model_metrics import Increase
 from charonia.server.metrics.traffic import Traffic
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire.log_settings import LogOptions
-from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CHANGE_S_MAX = 10.0
 """Time in which a front end confirms a change; one that does not is cut off, since it would answer from the past."""
@@ -97,11 +100,11 @@ class EnginePort:
                 request cannot be loaded, and the port is strict.
         """
         self.engine, self._services = engine, services
-        failures = await self._keeper.replay(engine, services)
+        failures = await self._keeper.replay(engine, services, engine.traffic)
         if failures and self._is_strict:
             raise invalid(f"{NOT_ALL_LOADED}:\n" + "\n".join(failures))
         if not self._is_due_to_catch_up:
-            engine.requests = self._keeper
+            self._keep_changes()
         engine.on_change(self._changed)
         self._listener.open()
         self.spawn(self._keep_up())
@@ -213,8 +216,16 @@ class EnginePort:
                 return await services.sequences(*arguments)
             case "folders" if services.folders is not None:
                 return await services.folders(*arguments)
+            case "count_tokens" if services.count_tokens is not None:
+                await services.count_tokens(arguments[0], TokenUsage(*arguments[1:]))
             case "explain" if services.explain is not None:
                 return await services.explain(*arguments)
+            case "split" if services.traffic is not None:
+                return await services.traffic.show(*arguments)
+            case "change_split" if services.traffic is not None:
+                return await self._then_published(services.traffic.change(*arguments))
+            case "reset_split" if services.traffic is not None:
+                return await self._then_published(services.traffic.reset(*arguments))
             case "trace_settings" | "change_trace":
                 return await self._trace(question, arguments)
             case "log" if services.log is not None:
@@ -225,7 +236,7 @@ class EnginePort:
                     self._keeper.log_changed(options)
             case "register_system" | "register_cuda" | "unregister_system" | "unregister_cuda":
                 async with self._changing:
-                    await self._change_regions(question, arguments)
+                    await change_regions(services.regions, self._tell_all, question, arguments)
                     self._keeper.regions_changed(services)
             case _:
                 raise unsupported(f"'{question}' is not offered by this server")
@@ -243,14 +254,15 @@ class EnginePort:
             "sequences": services.sequences is not None,
             "explain": services.explain is not None,
             "folders": services.folders is not None,
+            "split": services.traffic is not None,
         }
         async with self._changing:
             self.hand_over.check()
             if self._is_due_to_catch_up:
                 self._is_due_to_catch_up = False
                 self._listener.path = self._folder / SOCKET_NAME  # by the engine that hands over
-                await self._keeper.replay(self.engine, services)
-                self.engine.requests = self._keeper
+                await self._keeper.replay(self.engine, services, self.engine.traffic)
+                self._keep_changes()
             peer.is_welcome = True
             await peer.publish(self._state())
             if services.log is not None:
@@ -260,11 +272,21 @@ class EnginePort:
         names = [name for name, is_there in offered.items() if is_there]
         return [plain(self.engine.server_metadata()), names, self._software]
 
-    async def _then_published(self, work: Awaitable[None] | None) -> None:
+    def _keep_changes(self) -> None:
+        """Keep what changes from now on."""
+
+        def keep_traffic(model: str, text: str) -> None:
+            if not self.hand_over.is_done:  # the next engine keeps it then
+                self._keeper.traffic_changed(model, text)
+
+        self.engine.requests = self._keeper
+        if self.engine.traffic is not None:
+            self.engine.traffic.keep = keep_traffic
+
+    async def _then_published(self, work: Awaitable[T] | None) -> T | None:
         """Wait for a change of the models, and until all front ends know of it, even if it failed."""
         try:
-            if work is not None:
-                await work
+            return await work if work is not None else None
         finally:
             await self._publish()
 
@@ -278,32 +300,12 @@ class EnginePort:
         self._keeper.trace_changed(*arguments)
         return None
 
-    async def _change_regions(self, question: str, arguments: list[Any]) -> None:
-        regions = self._services.regions
-        if regions is None:
-            raise disabled()
-        match question:
-            case "unregister_system":
-                await regions.unregister_system(*arguments)
-            case "unregister_cuda":
-                await regions.unregister_cuda(*arguments)
-            case "register_system":
-                await regions.register_system(SystemRegion(*arguments))
-            case _:
-                await regions.register_cuda(CudaRegion(*arguments))
-        try:
-            await self._tell_all(question, *arguments)
-        except ServingError:
-            undo = question.replace("register", "unregister")
-            if question != undo and not question.startswith("un"):
-                await self._change_regions(undo, arguments[:1])
-            raise
-
     def _state(self) -> EngineState:
         engine, tracing = self.engine, self._services.tracing
         is_tracing = tracing is not None and tracing.sampler is not None
         readiness = ServerReadiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing)
-        return EngineState(readiness, engine.directory(), dict(engine.offers.now()))
+        sticky = self._services.traffic.sticky if self._services.traffic is not None else {}
+        return EngineState(readiness, engine.directory(), dict(engine.offers.now()), sticky)
 
     async def _keep_up(self) -> None:
         """Collect what front ends count, and follow what the engine has measured."""

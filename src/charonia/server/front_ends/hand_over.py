@@ -37,7 +37,7 @@ LOOK_S = 0.02
 
 CHANGES = frozenset(
     {
-        *("load", "unload", "demand", "change_trace", "log"),
+        *("load", "unload", "demand", "change_trace", "log", "change_split", "reset_split"),
         *("register_system", "register_cuda", "unregister_system", "unregister_cuda"),
     }
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from charonia.core.errors import ServingError
-from charonia.server.facade import Engine, Services
+from charonia.server.facade import Engine, KeptTraffic, Services
 from charonia.server.front_ends.changes import ChangeLog, RequestedLoad
 from charonia.server.front_ends.records import plain, record
 from charonia.wire.log_settings import LogOptions
@@ -49,7 +49,7 @@ class Keeper:
         self._folder = folder
         self._changes = ChangeLog()  # as far as they hold in this engine
 
-    async def replay(self, engine: Engine, services: Services) -> list[str]:
+    async def replay(self, engine: Engine, services: Services, traffic: KeptTraffic | None = None) -> list[str]:
         """Make the changes of the engine before this one, as far as they do not hold already.
 
         Returns:
@@ -74,6 +74,10 @@ class Keeper:
                         await services.tracing.change(model, now.trace[model])
         if services.regions is not None:
             services.regions.remember([*now.system, *now.cuda])
+        if traffic is not None:
+            for model in before.traffic.keys() | now.traffic.keys():
+                if before.traffic.get(model) != now.traffic.get(model):
+                    traffic.restore(model, now.traffic.get(model, ""))
         return failures
 
     async def model_loaded(
@@ -97,6 +101,10 @@ class Keeper:
     def trace_changed(self, model: str, change: Change) -> None:
         """Keep settings of traces."""
         self._note(lambda changes: changes.trace_changed(model, change))
+
+    def traffic_changed(self, model: str, text: str) -> None:
+        """Keep the traffic of a model."""
+        self._note(lambda changes: changes.traffic_changed(model, text))
 
     def regions_changed(self, services: Services) -> None:
         """Keep the regions of shared memory."""

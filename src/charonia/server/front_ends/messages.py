@@ -14,7 +14,7 @@ from charonia.core.trace import RemoteParent, TraceTree
 from charonia.server.backends.python.tensors import found, placed
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Number of the form of all that front ends and engines tell each other, with the records in it: raise it with every
 change. An upgrade puts an engine of another release behind front ends only if both have the same number."""
 
@@ -39,6 +39,7 @@ def encode_request(request: InferRequest, outgoing: Outgoing) -> Fields:
         request.priority,
         request.timeout_us,
         request.deadline_ns,
+        request.affinity,
     )
 
 
@@ -53,7 +54,8 @@ def decode_request(fields: Fields, message: Incoming, release: Callable[[int], N
     Raises:
         ChannelError: The message does not hold what the fields say.
     """
-    name, version, number, tensors, outputs, parameters, correlation, flags, priority, timeout_us, deadline_ns = fields
+    name, version, number, tensors, outputs, parameters, correlation, flags, *rest = fields
+    priority, timeout_us, deadline_ns, affinity = rest
     inputs = {described[0]: found(described, message, release) for described in tensors}
     return InferRequest(
         name,
@@ -67,6 +69,7 @@ def decode_request(fields: Fields, message: Incoming, release: Callable[[int], N
         priority=priority,
         timeout_us=timeout_us,
         deadline_ns=deadline_ns,
+        affinity=affinity,
     )
 
 

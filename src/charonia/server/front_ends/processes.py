@@ -42,10 +42,10 @@ from charonia.server.guard.control import serve_control
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
-from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 from charonia.server.listening import check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.machine.gpus import visible_gpus
+from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.options import FRONT_ENDS_AUTO, ServerOptions
 
 _log = logging.getLogger(__name__)

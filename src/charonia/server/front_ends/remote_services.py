@@ -1,11 +1,12 @@
 """The services beside an engine in another process, as a front end offers them."""
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, cast
 
 from charonia.core.errors import ServingError, internal
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
+from charonia.core.usage import TokenUsage
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.records import plain
 from charonia.server.front_ends.state import EngineState
@@ -153,6 +154,30 @@ class RemoteTracing:
         await self._engine.ask("change_trace", model, numbers)
 
 
+class RemoteTraffic:
+    """Traffic between versions, which the engine divides."""
+
+    def __init__(self, engine: Asked) -> None:
+        self._engine = engine
+
+    @property
+    def sticky(self) -> Mapping[str, tuple[bytes, ...]]:
+        """By model, the headers of which the first that a request has keeps its client on a version."""
+        return self._engine.state.sticky
+
+    async def show(self, model: str) -> Document:
+        """Return the traffic of a model."""
+        return cast(Document, await self._engine.ask("split", model))
+
+    async def change(self, model: str, document: dict[str, object]) -> Document:
+        """Change the traffic of a model, and return it."""
+        return cast(Document, await self._engine.ask("change_split", model, document))
+
+    async def reset(self, model: str) -> Document:
+        """Forget what requests have changed, and return the traffic of a model."""
+        return cast(Document, await self._engine.ask("reset_split", model))
+
+
 def _dropped(tree: TraceTree) -> None:
     """The front end is done with a trace whose events have been sent."""
 
@@ -181,6 +206,9 @@ def services_of(
     async def folders(name: str, version: str) -> list[str]:
         return cast(list[str], await engine.ask("folders", name, version))
 
+    async def count_tokens(name: str, usage: TokenUsage) -> None:
+        await engine.ask("count_tokens", name, *usage)
+
     def demand(name: str, version: str) -> Awaitable[None] | None:
         configs = engine.state.directory.configs
         return None if (name, "") in configs or (name, version) in configs else engine.ask("demand", name, version)
@@ -194,5 +222,7 @@ def services_of(
         sequences=sequences if "sequences" in offers else None,
         explain=explain if "explain" in offers else None,
         folders=folders if "folders" in offers else None,
+        count_tokens=count_tokens,
+        traffic=RemoteTraffic(engine) if "split" in offers else None,
         lend=engine.lend,
     )

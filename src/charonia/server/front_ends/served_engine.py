@@ -8,7 +8,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.directory import Directory, Target
 from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import Engine, ModelRequests
+from charonia.server.facade import Engine, KeptTraffic, ModelRequests
 from charonia.server.lifecycle.in_front import Offer
 from charonia.server.metrics.model_metrics import Increase
 
@@ -58,3 +58,4 @@ class ServedEngine(Engine, Protocol):
         ...
 
     requests: ModelRequests | None
+    traffic: KeptTraffic | None

@@ -41,6 +41,7 @@ class Difference:
         models: Models whose state has changed.
         offers: Versions that the front end is to load, too, if they are new.
         withdrawn: Versions that it is to let go, unless there is a new one.
+        sticky: By model, the headers that keep a client on a version.
     """
 
     readiness: ServerReadiness
@@ -50,6 +51,7 @@ class Difference:
     models: Mapping[str, ModelView]
     offers: Mapping[Target, Offer]
     withdrawn: tuple[Target, ...]
+    sticky: Mapping[str, tuple[bytes, ...]]
 
 
 @dataclass(slots=True)
@@ -60,11 +62,13 @@ class EngineState:
         readiness: The state of the server.
         directory: The models.
         offers: Versions that front ends load, too.
+        sticky: By model, the headers that keep a client on a version.
     """
 
     readiness: ServerReadiness = field(default_factory=ServerReadiness)
     directory: Directory = field(default_factory=Directory)
     offers: dict[Target, Offer] = field(default_factory=dict)
+    sticky: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
 
     def difference(self, before: "EngineState") -> object:
         """Return the plain values of the difference from an earlier state, None for no difference."""
@@ -74,10 +78,11 @@ class EngineState:
         models = {key: model for key, model in now.models.items() if old.models.get(key) != model}
         offers = {target: offer for target, offer in self.offers.items() if before.offers.get(target) != offer}
         withdrawn = tuple(target for target in before.offers if target not in self.offers)
-        is_same = self.readiness == before.readiness and now.unread == old.unread
+        is_same = self.readiness == before.readiness and now.unread == old.unread and self.sticky == before.sticky
         if is_same and not (configs or gone or models or offers or withdrawn):
             return None
-        return [plain(self.readiness), now.unread, _pairs(configs), gone, plain(models), _pairs(offers), withdrawn]
+        changed = [plain(self.readiness), now.unread, _pairs(configs), gone, plain(models), _pairs(offers), withdrawn]
+        return [*changed, plain(self.sticky)]
 
     def apply(self, difference: object) -> None:
         """Apply a difference."""
@@ -92,6 +97,7 @@ class EngineState:
         for target in change.withdrawn:
             self.offers.pop(target, None)
         self.offers.update(change.offers)
+        self.sticky = change.sticky
 
 
 def _pairs(values: Mapping[Target, object]) -> list[tuple[Target, object]]:
@@ -101,7 +107,7 @@ def _pairs(values: Mapping[Target, object]) -> list[tuple[Target, object]]:
 
 def _difference(values: object) -> Difference:
     assert isinstance(values, list)
-    readiness, unread, configs, gone, models, offers, withdrawn = values
+    readiness, unread, configs, gone, models, offers, withdrawn, sticky = values
     return Difference(
         record(ServerReadiness, readiness),
         unread,
@@ -110,4 +116,5 @@ def _difference(values: object) -> Difference:
         {key: record(ModelView, model) for key, model in models.items()},
         {tuple(target): record(Offer, offer) for target, offer in offers},
         tuple(tuple(target) for target in withdrawn),
+        {model: tuple(headers) for model, headers in sticky.items()},
     )

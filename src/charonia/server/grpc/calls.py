@@ -227,6 +227,8 @@ class UnaryCall(GrpcCall):
             raise first_error(engine, services, sent.model_name, sent.model_version, error) from error
         if services.grpc_headers is not None:  # a header replaces a parameter of the same name
             request.parameters.update(services.grpc_headers.parameters(self.head.headers))
+        if services.traffic is not None and services.traffic.sticky:
+            request.affinity = services.affinity(request.model_name, self.head.header)
         request.deadline_ns = self.deadline_ns
         self.request = request
         reply: Reply = self._reply

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from charonia.core.errors import ServingError, unsupported
-from charonia.server.facade import NO_LOG_CONTROL, Engine, Services, known_model
+from charonia.server.facade import NO_LOG_CONTROL, Engine, Services, TrafficControl, known_model
 from charonia.server.grpc.calls import Run, Service, UnaryCall
 from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -15,6 +15,7 @@ from charonia.wire import grpc_messages, log_settings, trace_settings
 from charonia.wire.grpc_framing import Buffer
 from charonia.wire.grpc_status import RpcError, Status
 from charonia.wire.shared_memory import disabled
+from charonia.wire.traffic_messages import decode_traffic_change, decode_traffic_request, encode_traffic
 
 Answer = Callable[[Engine, Buffer], bytes]
 Work = Callable[[Engine, Buffer], Awaitable[bytes]]
@@ -83,6 +84,12 @@ def method_table() -> dict[bytes, Method]:
     }
     for name, change in changes.items():
         _add(table, _SERVICE, Method(name, run=_working(change, _services)))
+    for name, work_on_traffic in (
+        ("ModelTraffic", _traffic),
+        ("ModelTrafficChange", _change_traffic),
+        ("ModelTrafficReset", _reset_traffic),
+    ):
+        _add(table, "charonia.Traffic", Method(name, run=_working(work_on_traffic, _services)))
     _add(table, _SERVICE, Method("TraceSetting", run=_working(_trace_setting, _service)))
     _add(table, _SERVICE, Method("ModelInfer", run=UnaryCall.infer))
     _add(table, _SERVICE, Method("ModelStreamInfer", converse=InferStream))
@@ -260,6 +267,24 @@ def _regions(services: Services) -> RegionRegistry:
     if services.regions is None:
         raise disabled()
     return services.regions
+
+
+async def _traffic(services: Services, message: Buffer) -> bytes:
+    return encode_traffic(await _traffic_of(services).show(decode_traffic_request(message)))
+
+
+async def _change_traffic(services: Services, message: Buffer) -> bytes:
+    return encode_traffic(await _traffic_of(services).change(*decode_traffic_change(message)))
+
+
+async def _reset_traffic(services: Services, message: Buffer) -> bytes:
+    return encode_traffic(await _traffic_of(services).reset(decode_traffic_request(message)))
+
+
+def _traffic_of(services: Services) -> TrafficControl:
+    if services.traffic is None:
+        raise unsupported("traffic between versions is not offered here")
+    return services.traffic
 
 
 async def _trace_setting(service: Service, message: Buffer) -> bytes:

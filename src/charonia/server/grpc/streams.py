@@ -223,6 +223,8 @@ class InferStream:
         except ServingError as error:
             request, wants_empty_final, places = decode_infer_identity(message), False, NO_PLACES
             problem = first_error(engine, services, request.model_name, request.model_version, error)
+        if services.traffic is not None and services.traffic.sticky:
+            request.affinity = services.affinity(request.model_name, call.head.header)
         request.deadline_ns = call.deadline_ns
         turn = _Turn(self, request, wants_empty_final, not self._is_decoupled(request))
         turn.places = places

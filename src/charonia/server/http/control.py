@@ -4,13 +4,21 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from charonia.config.json_form import to_json
 from charonia.core.errors import invalid, not_found, unavailable, unsupported
-from charonia.server.facade import NO_LOG_CONTROL, Document, Engine, LogControl, Services, known_model
+from charonia.server.facade import (
+    NO_LOG_CONTROL,
+    Document,
+    Engine,
+    LogControl,
+    Services,
+    TrafficControl,
+    known_model,
+)
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.routes import Handler, Route, RouteTarget
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire import log_settings, trace_settings, v2_control
-from charonia.wire.json_text import dump
+from charonia.wire.json_text import dump, parse_object
 from charonia.wire.shared_memory import (
     decode_cuda_register,
     decode_system_register,
@@ -207,6 +215,50 @@ class ControlHandlers:
         if self._services.log is None:
             raise unsupported(NO_LOG_CONTROL, hint="change the settings of `logging` there")
         return self._services.log
+
+
+class TrafficHandlers:
+    """How requests without a version are split among the versions of a model."""
+
+    def __init__(self, traffic: TrafficControl | None, tasks: Tasks) -> None:
+        """Make the handlers.
+
+        Args:
+            traffic: The traffic; None where it is not offered.
+            tasks: Runs slow work.
+        """
+        self._traffic = traffic
+        self._tasks = tasks
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [Route(_MODEL + "/traffic", {b"GET": self._show, b"POST": self._change, b"DELETE": self._reset})]
+
+    def _show(self, exchange: Exchange, target: RouteTarget) -> None:
+        self._answer(exchange, target, self._offered().show(target.model))
+
+    def _change(self, exchange: Exchange, target: RouteTarget) -> None:
+        traffic = self._offered()
+
+        async def change() -> Document:
+            return await traffic.change(target.model, parse_object(await self._tasks.body(exchange.request)))
+
+        self._answer(exchange, target, change())
+
+    def _reset(self, exchange: Exchange, target: RouteTarget) -> None:
+        self._answer(exchange, target, self._offered().reset(target.model))
+
+    def _answer(self, exchange: Exchange, target: RouteTarget, document: Awaitable[Document]) -> None:
+        async def answer() -> None:
+            _json(exchange, await document)
+
+        exchange.model = target.model
+        self._tasks.start(exchange, answer())
+
+    def _offered(self) -> TrafficControl:
+        if self._traffic is None:
+            raise unsupported("traffic between versions is not offered here")
+        return self._traffic
 
 
 class SharedMemoryHandlers:

@@ -169,8 +169,8 @@ class Exchange:
         """
         if not self.is_open or self.has_begun:
             return
-        if self.request.method == b"HEAD":
-            body = []  # the client would read it as the next response
+        if self.request.method == b"HEAD" and status != 200:
+            body = []
         length = 0
         for part in body:
             length += len(part)
@@ -178,6 +178,8 @@ class Exchange:
             extra += b"Content-Type: %b\r\n" % content_type
         lines = (_STATUS_LINES[status], self.headers, extra, self.connection, length)
         head = b"%b%b%b%bContent-Length: %d\r\n\r\n" % lines
+        if self.request.method == b"HEAD":
+            body, length = [], 0  # the client would read it as the next response
         self.status = status
         self.bytes_out = length
         if length < JOIN_BELOW_BYTES:

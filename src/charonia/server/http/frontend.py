@@ -13,7 +13,7 @@ from charonia.server.access.rules import Gate
 from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.http.connection import READ_BYTES, HttpConnection
-from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers
+from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers, TrafficHandlers
 from charonia.server.http.cors import CrossOrigin
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
@@ -259,6 +259,7 @@ def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_
         *StatusHandlers(engine, services, tasks).routes(),
         *ControlHandlers(engine, services, tasks).routes(),
         *SharedMemoryHandlers(services.regions, tasks).routes(),
+        *TrafficHandlers(services.traffic, tasks).routes(),
         *PageHandlers(engine, limits, services, tasks).routes(),
         *openai,
     ]

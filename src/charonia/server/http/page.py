@@ -18,7 +18,7 @@ from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import json_size_of
 from charonia.server.http.large_body import JSON_SIZE
 from charonia.server.http.limits import HttpLimits
-from charonia.server.http.routes import Route, RouteTarget
+from charonia.server.http.routes import Handler, Route, RouteTarget
 from charonia.server.page.edited_request import edited_request
 from charonia.server.page.openapi import ServedModel, openapi_document, samples
 from charonia.wire.http_status import REFUSED
@@ -46,6 +46,11 @@ _SCRIPTS = ("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", 
 _HOST = re.compile(rb"[A-Za-z0-9.\-_\[\]:]{1,255}")
 
 
+def _read(handler: Handler) -> dict[bytes, Handler]:
+    """Return the handlers of a document, which may be asked for its header alone."""
+    return {b"GET": handler, b"HEAD": handler}
+
+
 class PageHandlers:
     """The page and its data."""
 
@@ -70,10 +75,10 @@ class PageHandlers:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("/", {b"GET": self._page}),
-            Route("/page.css", {b"GET": self._file(CSS_TYPE, "page.css")}),
-            Route("/page.js", {b"GET": self._file(SCRIPT_TYPE, *_SCRIPTS)}),
-            Route("/openapi.json", {b"GET": self._openapi}),
+            Route("/", _read(self._page)),
+            Route("/page.css", _read(self._file(CSS_TYPE, "page.css"))),
+            Route("/page.js", _read(self._file(SCRIPT_TYPE, *_SCRIPTS))),
+            Route("/openapi.json", _read(self._openapi)),
             Route("/samples/{model}", {b"POST": self._samples}),
             Route("/samples/{model}/versions/{version}", {b"POST": self._samples}),
         ]

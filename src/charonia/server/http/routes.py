@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from charonia.core.errors import ServingError, internal, invalid, not_found, unavailable
-from charonia.server.access.operations import operation_of_route
+from charonia.server.access.operations import CHANGES, operation_of_route
 from charonia.server.access.rules import Gate, Operation, Refusal
 from charonia.server.facade import EnsureLoaded
 from charonia.server.http.exchange import Exchange, Tasks
@@ -30,7 +30,7 @@ REMEMBERED_BYTES_MAX = 512
 _VERSION = re.compile(r"[0-9]+", re.ASCII)
 """A version in a path."""
 
-_NOT_LOADING = ("/v1/models/{model}", "/ready", "/stats", "/load", "/unload", "/trace/setting")
+_NOT_LOADING = ("/v1/models/{model}", "/ready", "/stats", "/load", "/unload", "/trace/setting", "/traffic")
 """Ends of paths that do not load the model on demand."""
 
 
@@ -66,11 +66,13 @@ class Match(NamedTuple):
         handlers: The route's handler of each method.
         operation: The operation to authorize; None without a gate.
         target: The target.
+        change: The operation of other methods than GET, where it is another one.
     """
 
     handlers: dict[bytes, Handler]
     operation: Operation | None
     target: RouteTarget
+    change: Operation | None
 
 
 def none_ready(model: str) -> Sequence[str]:
@@ -108,7 +110,12 @@ class Router:
         self._gate = gate
         self._is_exiting = is_exiting
         self._routes = [
-            (path.strip("/").split("/"), handlers, operation_of_route(path) if gate is not None else None)
+            (
+                path.strip("/").split("/"),
+                handlers,
+                operation_of_route(path) if gate is not None else None,
+                CHANGES.get(path),
+            )
             for path, handlers in routes
         ]
         self._matches: dict[bytes, Match] = {}
@@ -119,12 +126,14 @@ class Router:
         try:
             if self._is_exiting():
                 raise unavailable("the server is shutting down")
-            handlers, operation, target = self._matches.get(request.url) or self._match(request.url)
+            handlers, operation, target, change = self._matches.get(request.url) or self._match(request.url)
             handler = handlers.get(request.method)
             if handler is None:
                 _refuse_method(exchange, b", ".join(handlers))
                 return
             if operation is not None and self._gate is not None:
+                if change is not None and request.method != b"GET":
+                    operation = change
                 refusal = self._gate.check(operation, request.headers.get)
                 if refusal is not None:
                     exchange.fail(invalid(refusal.message), REFUSED[refusal.kind])
@@ -160,8 +169,8 @@ class Router:
             raise invalid("the URL contains a NUL character (%00), which no name does")
         match = next(
             (
-                Match(handlers if _is_served(target) else dict.fromkeys(handlers, self._no_version), operation, target)
-                for pattern, handlers, operation in self._routes
+                Match(served if _is_served(target) else dict.fromkeys(served, self._no_version), needs, target, change)
+                for pattern, served, needs, change in self._routes
                 if (target := _target(pattern, segments)) is not None
             ),
             None,

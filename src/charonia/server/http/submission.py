@@ -22,6 +22,8 @@ class Submitter:
         self._engine = engine
         self._tracer = services.tracer
         self._forward = services.http_headers
+        self._services = services
+        self._traffic = services.traffic
 
     def submit(self, exchange: Exchange, request: InferRequest, reply: Reply) -> None:
         """Pass on the only request of an exchange. `reply` keeps `exchange.is_over` up to date."""
@@ -37,6 +39,8 @@ class Submitter:
             names = exchange.request.names or {}
             fields = exchange.request.headers.items()
             request.parameters.update(self._forward.parameters((names.get(key, key), value) for key, value in fields))
+        if self._traffic is not None and self._traffic.sticky:
+            request.affinity = self._services.affinity(request.model_name, exchange.request.headers.get)
         exchange.request_id = request.id
         if self._tracer is not None:
             headers = exchange.request.headers.get

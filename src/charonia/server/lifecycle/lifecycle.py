@@ -41,10 +41,10 @@ from charonia.server.lifecycle.pending_load import PendingLoad
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
-from charonia.server.lifecycle.repository.private_folder import remove_abandoned
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
 from charonia.server.lifecycle.repository.watch import Watch
+from charonia.server.machine.private_folder import remove_abandoned
 from charonia.server.options import ALL_MODELS, ControlMode
 
 _log = logging.getLogger(__name__)

@@ -16,11 +16,13 @@ from charonia.server.lifecycle.entries import AMBIGUOUS, UNLOADED, ModelEntry
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.repository.scan import Scan
 from charonia.server.sequences.models import hand_over
+from charonia.server.traffic.service import TrafficService
+from charonia.server.traffic.split import hand_over_sequences
 
 _log = logging.getLogger(__name__)
 
 Routes = dict[tuple[str, str], Runner]
-"""Runner by model and version as text, "" for the highest that is ready."""
+"""Runner by model and version as text, "" for requests without a version: the highest that is ready, or a split."""
 
 
 class ModelTable:
@@ -32,12 +34,14 @@ class ModelTable:
     Attributes:
         models: The models by key.
         routes: Where requests go. Read by the request path, which holds this very object.
+        traffic: How requests without a version are split.
         on_change: Called when models or routes may have changed; None for no callback.
     """
 
     def __init__(self, *, summarizes: bool = False) -> None:
         self.models: dict[str, ModelEntry] = {}
         self.routes: Routes = {}
+        self.traffic = TrafficService(self._reroute)
         self.on_change: Callable[[], None] | None = None
         self._summarizes = summarizes
         self._retirements: set[asyncio.Task[None]] = set()
@@ -84,9 +88,16 @@ class ModelTable:
         for runner in routes.values() if self._summarizes else ():
             runner.metrics.summarize()
         hand_over(self.routes, routes)
+        hand_over_sequences(self.routes, routes)
         self.routes.clear()
         self.routes.update(routes)
         self.notify()
+
+    def _reroute(self, key: str) -> None:
+        """Route a model again if it was ever requested: its traffic has changed."""
+        model = self.models.get(key)
+        if model is not None:
+            self.route(model)
 
     def notify(self) -> None:
         """Report that models may have changed."""
@@ -136,11 +147,11 @@ class ModelTable:
         name = name_of(key)
         changed = {key, name}
         new = {target: runner for target, runner in self.routes.items() if target[0] not in changed}
-        _add(new, key, self.models[key])
+        _add(new, key, self.models[key], self.traffic)
         if name != key:
             same = [k for k, model in self.models.items() if name_of(k) == name and model.wanted]
             if len(same) == 1:
-                _add(new, name, self.models[same[0]])
+                _add(new, name, self.models[same[0]], self.traffic)
         return new
 
     async def _retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
@@ -163,9 +174,10 @@ class ModelTable:
             await provided.ended()
 
 
-def _add(routes: Routes, name: str, model: ModelEntry) -> None:
+def _add(routes: Routes, name: str, model: ModelEntry, traffic: TrafficService) -> None:
     ready = {version: v.loaded.runner for version, v in model.versions.items() if v.loaded is not None}
     for version, runner in ready.items():
         routes[name, str(version)] = runner
-    if ready:
-        routes[name, ""] = ready[max(ready)]
+    default = traffic.follow(model.name, ready)
+    if default is not None:
+        routes[name, ""] = default

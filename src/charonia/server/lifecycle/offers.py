@@ -13,6 +13,10 @@ from charonia.server.lifecycle.entries import VersionEntry
 from charonia.server.lifecycle.in_front import Candidate, Offer, reason_to_stay
 from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.metrics.model_metrics import Increase, ModelMetrics
+from charonia.server.traffic.split import SplitRunner
+
+SPLIT = "its requests without a version are split among its versions"
+"""Why such requests stay in the engine; those that name a version need not."""
 
 
 class Judgement(NamedTuple):
@@ -70,6 +74,8 @@ class Offers:
         judged: dict[int, Judgement] = {}
 
         def judge(runner: Runner) -> Judgement:
+            if isinstance(runner, SplitRunner):
+                return Judgement(SPLIT, Offer(0, 0, runner.config.name))
             known = judged.get(id(runner))
             if known is None:
                 scheduling = runner.config.ensemble_scheduling

@@ -10,10 +10,10 @@ from charonia.server.lifecycle.repository.agents import AgentRun, prepare_agents
 from charonia.server.lifecycle.repository.fingerprint import Fingerprint, version_fingerprint
 from charonia.server.lifecycle.repository.model_folder import read_config
 from charonia.server.lifecycle.repository.overrides import write_override
-from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
 from charonia.server.lifecycle.repository.sources import Sources
 from charonia.server.lifecycle.repository.stores.cache import Lease
+from charonia.server.machine.private_folder import PrivateFolder
 
 
 @dataclass(slots=True, eq=False)

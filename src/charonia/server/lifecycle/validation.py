@@ -23,6 +23,7 @@ from charonia.server.metrics.options import bucket_problems, tag_problems
 from charonia.server.ragged.configuration import padding_problems
 from charonia.server.scaling.configuration import scaling_problems
 from charonia.server.scheduling.configuration import scheduling_problems
+from charonia.server.traffic.configuration import traffic_problems
 
 INSTANCE_COUNT_MAX = 1024
 """Limit of instances of one group; each is a thread or a process."""
@@ -174,6 +175,7 @@ def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
         *_metric_problems(config),
         *ensemble_problems(config),
         *front_end_problems(config),
+        *traffic_problems(config),
     ]
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 import numpy as np
 
 from charonia.core.statistics import BatchStatistics, Duration, ModelStatistics, ResponseKind, ResponseStatistics
+from charonia.core.usage import TokenUsage
 from charonia.server.metrics.metric_families import Histogram, HistogramCounts
 from charonia.server.metrics.summaries import CACHE_HIT, CACHE_MISS, Summaries, SummaryCounts
 from charonia.server.metrics.tokens import TokenMetrics
@@ -86,7 +87,7 @@ class ModelMetrics:
         first_response_ns: Histogram of the time from arrival to the first response, of decoupled models.
         failures: Failed requests by reason.
         load_seconds: Time it took to load the version.
-        tokens: The tokens of a language model, None for any other.
+        tokens: The tokens of a language model; None for any other, until some are counted.
         namespace: The model's namespace, "" without namespaces.
     """
 
@@ -250,6 +251,12 @@ class ModelMetrics:
         self._statistics.cache_miss.add(duration_ns)
         if self._summaries is not None:
             self._summaries.cached(CACHE_MISS, end_ns, duration_ns)
+
+    def count_tokens(self, usage: TokenUsage) -> None:
+        """Count the tokens of a request that its model does not tell."""
+        if self.tokens is None:
+            self.tokens = TokenMetrics()
+        self.tokens.used(usage)
 
     def first_response(self, duration_ns: int) -> None:
         """Count the first response of a request of a decoupled model, `duration_ns` after it arrived."""

@@ -67,6 +67,12 @@ class TokenMetrics:
         self.prompts = Histogram(USAGE_BOUNDS)
         self.completions = Histogram(USAGE_BOUNDS)
 
+    def answered(self, response: InferResponse) -> None:
+        """Count the only response to a request."""
+        answer = TokenStream(self, 0)
+        answer.take(response, 0)
+        answer.end()
+
     def used(self, usage: TokenUsage) -> None:
         """Count the tokens of a request."""
         self.prompt += self.prompts.add(usage.prompt)

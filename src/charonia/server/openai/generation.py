@@ -89,14 +89,23 @@ class Generation:
         asked: What the client asked for.
         text: Template and tokenizer of the model.
         stream: Where the answers are sent as they come; None to send them as one document.
+        counted: Called with the tokens of each answer that the model did not tell.
     """
 
-    def __init__(self, exchange: Exchange, asked: TextRequest, text: ModelText, stream: EventStream | None) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        asked: TextRequest,
+        text: ModelText,
+        stream: EventStream | None,
+        counted: Callable[[TokenUsage], None],
+    ) -> None:
         self.exchange = exchange
         self.asked = asked
         self.text = text
         self.is_cumulative = repeats_text(text.config)
         self.stream = stream
+        self._counted = counted
         prefix = "chatcmpl-" if asked.is_chat else "cmpl-"
         self.head = AnswerHead(asked.is_chat, prefix + uuid4().hex, int(time.time()), exchange.model)
         self._answers: list[TextChoice] = []
@@ -167,6 +176,8 @@ class Generation:
             made = made if made is not None else self.text.count(answer.whole)
             if given is None or made is None:
                 return None
+            if answer.prompt_tokens is None:
+                self._counted(TokenUsage(given, made))
             prompt += given if number % self.asked.count == 0 else 0
             completion += made
         return TokenUsage(prompt, completion)

@@ -14,6 +14,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.calls import Ticket
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.core.request import InferRequest
+from charonia.core.usage import TokenUsage
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Tasks
 from charonia.server.http.limits import HttpLimits
@@ -31,6 +32,7 @@ from charonia.wire.openai_embeddings import decode_embeddings_request
 from charonia.wire.openai_models import (
     CHAT,
     EMBEDDINGS,
+    RESPONSES,
     ROUTES,
     encode_models,
     engine_routes,
@@ -57,6 +59,8 @@ class OpenaiHandlers:
         """
         self._engine = engine
         self._demand = services.demand
+        self._count_tokens = services.count_tokens
+        self._counting: set[asyncio.Future[None]] = set()
         self._texts = ModelTexts(services.folders)
         self._body_bytes_max = limits.body_bytes_max
         self._unsent_bytes_max = limits.stream_unsent_bytes_max
@@ -151,7 +155,8 @@ class OpenaiHandlers:
             return self._submitter.infer(exchange, request, answer.reply)
 
         stream = self._stream(exchange) if asked.is_streamed else None
-        Generation(exchange, asked, text, stream).start(prompts, request_of, infer)
+        counted = partial(self._count, config.name)
+        Generation(exchange, asked, text, stream, counted).start(prompts, request_of, infer)
 
     async def _embed(self, exchange: Exchange, config: ModelConfig, document: Object) -> None:
         """Ask a model that makes embeddings."""
@@ -160,10 +165,24 @@ class OpenaiHandlers:
         embedder = Embedder(config, text, partial(self._submitter.infer, exchange))
         exchange.ticket = embedder
         vectors, exchange.usage = await embedder.embed(asked)
+        if exchange.usage is not None:
+            self._count(config.name, exchange.usage)
         body = await asyncio.to_thread(
             encode_embeddings, vectors, exchange.model, as_base64=asked.is_base64, usage=exchange.usage
         )
         exchange.respond(200, [body])
+
+    def _count(self, name: str, usage: TokenUsage) -> None:
+        """Count tokens that the model did not tell."""
+        if self._count_tokens is not None:
+            task = asyncio.ensure_future(self._count_tokens(name, usage))
+            self._counting.add(task)
+            task.add_done_callback(self._counting_ended)
+
+    def _counting_ended(self, task: asyncio.Future[None]) -> None:
+        self._counting.discard(task)
+        if not task.cancelled():
+            task.exception()  # of a model, or an engine, that is gone: there is nothing to count
 
     def _stream(self, exchange: Exchange) -> EventStream:
         return EventStream(exchange, self._turns, self._unsent_bytes_max)
@@ -203,9 +222,10 @@ _WHICH = "language models have a BYTES input text_input and a BYTES output text_
 
 def _no_route(config: ModelConfig, route: str) -> ServingError:
     offered = ", ".join(f"/v1/{each}" for each in routes_of(config))
-    return invalid(
-        f"model: '{config.name}' does not answer /v1/{route}", hint=f"it answers {offered}" if offered else _WHICH
-    )
+    hint = f"it answers {offered}" if offered else _WHICH
+    if route == RESPONSES:
+        hint = f"only engines do; {hint}"
+    return invalid(f"model: '{config.name}' does not answer /v1/{route}", hint=hint)
 
 
 async def _after(loaded: Awaitable[None], exchange: Exchange, ask: Callable[[], None]) -> None:

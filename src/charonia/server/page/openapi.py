@@ -283,6 +283,7 @@ _SERVER_PATHS: Json = {
     "/v2/models/{model}/ready": _get("Models", "Whether a model is ready", of_model=True, has_body=False),
     "/v2/models/{model}/config": _get("Models", "The complete configuration", of_model=True),
     "/v2/models/{model}/stats": _get("Models", "Statistics", of_model=True),
+    "/v2/models/{model}/traffic": _get("Models", "How requests without a version are split", of_model=True),
     "/v2/models/{model}/explain": _get("Models", "What limits a model, and what to change", of_model=True),
     "/v2/repository/index": _post("Every model with its state", {"ready": {"type": "boolean"}}, of_model=False),
     "/v2/repository/models/{model}/load": _post("Load or reload a model", _LOAD, of_model=True),

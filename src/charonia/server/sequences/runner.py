@@ -253,9 +253,11 @@ class SequenceRunner(ModelRunner):
             self._handle(SetStateKey(request.sequence, self._tensors.shapes(states)), now_ns())
 
     async def drain(self) -> None:
-        """Stop taking requests; if another runner has replaced this one, its live sequences end first."""
-        for runner in self._predecessors:
-            runner._end_phase_out()
+        """Stop taking requests; if another runner has replaced this one, its live sequences end first.
+
+        Those of a runner that this one has replaced end at once, unless it is one of another version that may stay.
+        """
+        self._end_predecessors(others=not self._is_followed)
         if self._is_followed and self._phased_out is None:
             self._handle(StopNewSequences(), now_ns())
             self._phased_out = asyncio.Event()
@@ -277,9 +279,14 @@ class SequenceRunner(ModelRunner):
         """The process of an instance has ended, and with it what the model remembered of its sequences."""
         self._handle(StateLost(slot), now_ns())
 
-    def _end_phase_out(self) -> None:
+    def _end_predecessors(self, *, others: bool) -> None:
+        """Let runners that this one has replaced end: those of its version, and of others if so wanted."""
         for runner in self._predecessors:
-            runner._end_phase_out()
+            if others or runner.version == self.version:
+                runner._end_phase_out(others=others)
+
+    def _end_phase_out(self, *, others: bool) -> None:
+        self._end_predecessors(others=others)
         if self._phased_out is not None:
             self._phased_out.set()
 

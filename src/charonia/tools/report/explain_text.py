@@ -40,6 +40,8 @@ def explain_text(document: Mapping[str, Any], columns: int = COLUMNS_MAX) -> str
     lines += _runs_in(document.get("runs_in"))
     if document["steps"]:
         lines += ["", *_steps(document["steps"])]
+    labels = ["Traffic", *[""] * len(document.get("traffic", []))]
+    lines += [_line(label, text) for label, text in zip(labels, document.get("traffic", []), strict=False)]
     lines += _processes(document.get("processes", []))
     return "\n".join(lines)
 

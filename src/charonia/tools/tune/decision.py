@@ -237,8 +237,12 @@ def missed_constraints(ranked: Ranked, goal: Goal) -> list[str]:
             limit = _missed(constraint, estimate)
             if limit is not None:
                 off = f", {abs(estimate.value - limit) / abs(limit):.1%} off" if limit else ""
-                lines.append(f"{constraint.metric.value} is {estimate.value:.4g}, the limit {limit:.4g}{off}")
+                lines.append(f"{constraint.metric.value} is {_figure(estimate.value)}, the limit {_figure(limit)}{off}")
     return lines or ["the server does not keep up with the offered rate"]
+
+
+def _figure(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
 def _missed(constraint: Constraint, estimate: Estimate) -> float | None:
@@ -249,9 +253,15 @@ def _missed(constraint: Constraint, estimate: Estimate) -> float | None:
     return None
 
 
+GAIN_MAX = 10.0
+"""An interval that reaches further, from a loss, means that nothing is known."""
+
+
 def percent(share: Estimate) -> str:
     """Return a gain in percent, with its interval: `12 % (9 to 15 %)`."""
-    value, low, high = (_three_digits(bound * 100) for bound in (share.value, share.low, share.high))
+    value, low = (_three_digits(bound * 100) for bound in (share.value, share.low))
+    is_known = share.high < GAIN_MAX or share.low > 0
+    high = _three_digits(share.high * 100) if is_known else f"more than {_three_digits(GAIN_MAX * 100)}"
     return f"{value} % ({low} to {high} %)"
 
 

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Metric
-from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
+from charonia.tools.tune.decision import GAIN_MAX, Conclusion, Ranked, loads_text
 from charonia.tools.tune.result import GroupRecord, TuneRun
 
 _COLUMNS = ("configuration", "instances", "max batch", "load", "infer/s", "p99 ms", "memory MB", "over default")
 _CHANGE_LINES_MAX = 60
 _SKIPPED_MAX = 6
-_GAIN_MAX = 10.0
-"""An interval that reaches further means that nothing is known."""
 
 
 def summary(run: TuneRun, configs_per_model: int = 3, names: Sequence[str] = (), top_configs: int = 0) -> str:
@@ -114,7 +112,7 @@ def _estimate(estimate: Estimate, digits: int) -> str:
 
 
 def _percent(share: Estimate) -> str:
-    high = f"{share.high:+.1%}" if share.high < _GAIN_MAX else f"more than {_GAIN_MAX:+.0%}"
+    high = f"{share.high:+.1%}" if share.high < GAIN_MAX else f"more than {GAIN_MAX:+.0%}"
     return f"{share.value:+.1%} ({share.low:+.1%} to {high})"
 
 

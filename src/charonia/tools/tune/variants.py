@@ -207,6 +207,11 @@ def _with_batching(config: ModelConfig, base: BaseModel, change: ModelChange) ->
     return replace(config, dynamic_batching=batching)
 
 
+def _parameter(value: object) -> dict[str, str]:
+    """Return a value as a parameter; what is no text is JSON, as engines read it."""
+    return {"string_value": value if isinstance(value, str) else json.dumps(value)}
+
+
 def _with_fields(config: ModelConfig, fields: Sequence[tuple[str, str]]) -> ModelConfig:
     if not fields:
         return config
@@ -214,9 +219,7 @@ def _with_fields(config: ModelConfig, fields: Sequence[tuple[str, str]]) -> Mode
     for name, text in fields:
         value = json.loads(text)
         if name == "parameters" and isinstance(value, dict):
-            value = {
-                key: inner if isinstance(inner, dict) else {"string_value": str(inner)} for key, inner in value.items()
-            }
+            value = {key: inner if isinstance(inner, dict) else _parameter(inner) for key, inner in value.items()}
             value = {**dict(document.get(name) or {}), **value}  # the model's other parameters stay
         document[name] = value
         if name == "backend":  # the platform says the same of the backend that it was

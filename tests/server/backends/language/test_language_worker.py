@@ -20,6 +20,7 @@ from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement, Result
 from charonia.server.backends.language.backend import LanguageBackend, LanguageModel
 from charonia.server.backends.python.instance import PythonInstance
+from charonia.server.machine.private_folder import PREFIX
 
 ENGINE = """
 import asyncio
@@ -227,6 +228,7 @@ def test_an_engine_knows_its_model_and_has_a_folder_of_its_own(tmp_path: Path) -
         *known, folder = (each.decode() for each in result.tensors[0].array)
         assert known == ["m", "3", str(tmp_path / "m" / "1")]
         assert os.stat(folder).st_mode & 0o777 == 0o700
+        assert Path(folder).name.startswith(PREFIX)  # the next server removes it, should this one be killed
         folders.append(folder)
 
     run(tmp_path, scenario)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from charonia.server.backends.api import Outputs
+from charonia.server.backends.python.codec import decode_results
 from charonia.server.backends.python.worker import channel, host
 from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
 from charonia.server.backends.python.worker.connection import WorkerConnection
@@ -20,6 +22,7 @@ from charonia.server.backends.python.worker.reader import Disconnected
 from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
 from charonia.server.backends.python.worker.responses import InferenceResponse, response_of
 from charonia.server.backends.python.worker.tensor import Tensor, received
+from charonia.server.backends.python.worker.writer import ELEMENT_BYTES_MAX
 
 LARGE = INLINE_BYTES_MAX // 4 + 1
 FIELDS = ("", 0, 0, 0, 0, "{}", ("OUT",), "")
@@ -65,6 +68,15 @@ class Server:
     def hang_up(self) -> None:
         self._out.close()
         self._in.close()
+
+
+class Released:
+    """Memory of the worker; none of these tests gives any back."""
+
+    def release(self, region: int) -> None:
+        raise AssertionError
+
+    release_handle = release
 
 
 def place(name: str, array: Any, outgoing: Outgoing) -> tuple[object, ...]:
@@ -242,6 +254,22 @@ def test_responses_that_are_sent_together_are_one_message(server: Server) -> Non
     sizes = [np.frombuffer(message.find(result[1][0][3]), np.float32).size for _, _, result, _ in responses[:2]]
     assert sizes == [1, 2]
     assert released == [1]  # the memory of the first one's input
+
+
+@pytest.mark.parametrize("size", [0, 4, ELEMENT_BYTES_MAX, ELEMENT_BYTES_MAX + 1])
+def test_a_single_string_arrives_whether_its_header_holds_it_or_not(server: Server, size: int) -> None:
+    server.execute(1, ones(1))
+    batch, _ = take_batch(server.connection)
+    text = np.array([b"x" * size], object)
+
+    server.connection.respond(batch, 0, (-1, [Tensor("OUT", text), Tensor("MORE", ones(1))], {}), True)
+
+    message = server.receive()
+    ((_, _, result, _),) = message.header[1]
+    assert (type(result[1][0][3]) is bytes) is (size <= ELEMENT_BYTES_MAX)
+    (outputs,) = decode_results([result], message, Released())
+    assert isinstance(outputs, Outputs)
+    assert [tensor.array.tolist() for tensor in outputs.tensors] == [[b"x" * size], [1.0]]
 
 
 def test_a_response_that_cannot_be_sent_is_an_error_of_its_batch(server: Server) -> None:

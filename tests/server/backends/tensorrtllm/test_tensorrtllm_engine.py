@@ -3,13 +3,14 @@
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support import pretended_tensorrt_llm
+from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by
 from tests.support.pretended_tensorrt_llm import LLM, GuidedDecodingParams
 
 from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS
@@ -21,50 +22,9 @@ MESSAGES = [{"role": "user", "content": "one two three"}]
 
 
 @pytest.fixture(autouse=True)
-def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, module in pretended_tensorrt_llm.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
-class RefusedError(Exception):
-    def __init__(self, message: str, code: int = TritonError.INVALID_ARG) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Asked:
-    """A request as `language/worker/model.py` makes one, and its responses."""
-
-    def __init__(self, text: str = "", route: str = "", **members: Any) -> None:
-        self.id = ""
-        self.text = text
-        self.route = route
-        self.stream = False
-        self.excludes_input: bool | None = None
-        self.returns: frozenset[str] = frozenset()
-        self.sampling: dict[str, Any] = {}
-        self.images: list[str] = []
-        self.responses: list[dict[str, Any]] = []
-        self.usage: dict[str, Any] | None = None
-        self.is_over = False
-        self.__dict__.update(members)
-
-    def send(self, outputs: dict[str, Any], parameters: dict[str, Any] | None = None, *, final: bool = False) -> None:
-        assert not self.is_over
-        self.is_over = final
-        self.responses.append(outputs)
-        self.usage = parameters or self.usage
-
-    def chunks(self) -> list[dict[str, Any]]:
-        return [json.loads(response["text_output"]) for response in self.responses]
-
-
-def openai(route: str, body: dict[str, Any]) -> Asked:
-    return Asked(json.dumps({"model": "lm", **body}), route)
+def tensorrt_llm() -> Iterator[None]:
+    with pretended(pretended_tensorrt_llm.modules()):
+        yield
 
 
 def with_engine(use: Any, config: dict[str, Any] | None = None, number: int = 0, **options: Any) -> None:
@@ -90,22 +50,8 @@ def with_engine(use: Any, config: dict[str, Any] | None = None, number: int = 0,
     asyncio.run(scenario())
 
 
-def answered(asked: Asked) -> Asked:
-    with_engine(lambda engine: engine.answer(asked))
-    assert asked.is_over
-    return asked
-
-
-def refused(asked: Asked) -> RefusedError:
-    async def use(engine: Engine) -> None:
-        with pytest.raises(RefusedError) as caught:
-            await engine.answer(asked)
-        found.append(caught.value)
-
-    found: list[RefusedError] = []
-    with_engine(use)
-    assert not asked.is_over
-    return found[0]
+answered = partial(answered_by, with_engine)
+refused = partial(refused_by, with_engine)
 
 
 def test_a_prompt_is_answered_without_the_prompt_as_in_triton() -> None:

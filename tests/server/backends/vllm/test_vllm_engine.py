@@ -3,18 +3,19 @@
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support import pretended_vllm
+from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by
 from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidationError
 
 from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS, ChunkWriter
 from charonia.server.backends.vllm.options import ROUTES
-from charonia.server.backends.vllm.worker.engine import Engine, engine_cores
+from charonia.server.backends.vllm.worker.engine import SHUTDOWN_S, Engine, engine_cores
 from charonia.server.backends.vllm.worker.failures import (
     INTERNAL,
     INVALID_ARG,
@@ -37,51 +38,9 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, module in pretended_vllm.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
-class RefusedError(Exception):
-    def __init__(self, message: str, code: int = INVALID_ARG) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Asked:
-    """A request as `language/worker/model.py` makes one, and its responses."""
-
-    def __init__(self, text: str = "", route: str = "", **members: Any) -> None:
-        self.text = text
-        self.route = route
-        self.stream = False
-        self.excludes_input = False
-        self.returns: frozenset[str] = frozenset()
-        self.sampling: dict[str, Any] = {}
-        self.images: list[str] = []
-        self.parameters: dict[str, Any] = {}
-        self.responses: list[dict[str, Any]] = []
-        self.usage: dict[str, Any] | None = None
-        self.is_over = False
-        self.__dict__.update(members)
-
-    def send(self, outputs: dict[str, Any], parameters: dict[str, Any] | None = None, *, final: bool = False) -> None:
-        assert not self.is_over
-        self.is_over = final
-        if outputs:
-            self.responses.append(outputs)
-        self.usage = parameters or self.usage
-
-    def chunks(self) -> list[dict[str, Any]]:
-        return [json.loads(response["text_output"]) for response in self.responses]
-
-
-def openai(route: str, body: dict[str, Any], **members: Any) -> Asked:
-    return Asked(json.dumps({"model": "lm", **body}), route, **members)
+def vllm() -> Iterator[None]:
+    with pretended(pretended_vllm.modules()):
+        yield
 
 
 def with_engine(use: Any, pb_utils: Any = None, **options: Any) -> None:
@@ -103,26 +62,13 @@ def with_engine(use: Any, pb_utils: Any = None, **options: Any) -> None:
         await use(engine)
         await engine.stop()
         assert AsyncLLM.latest.is_shut_down
+        assert AsyncLLM.latest.shutdown_s == SHUTDOWN_S
 
     asyncio.run(scenario())
 
 
-def answered(asked: Asked, **options: Any) -> Asked:
-    with_engine(lambda engine: engine.answer(asked), **options)
-    assert asked.is_over
-    return asked
-
-
-def refused(asked: Asked, **options: Any) -> RefusedError:
-    async def use(engine: Engine) -> None:
-        with pytest.raises(RefusedError) as caught:
-            await engine.answer(asked)
-        found.append(caught.value)
-
-    found: list[RefusedError] = []
-    with_engine(use, **options)
-    assert not asked.is_over
-    return found[0]
+answered = partial(answered_by, with_engine)
+refused = partial(refused_by, with_engine)
 
 
 def test_a_prompt_is_answered_with_one_response_that_begins_with_it() -> None:
@@ -214,6 +160,35 @@ def test_a_plain_chat_is_streamed_in_chunks_of_its_own() -> None:
         ("chat.completion.chunk", "lm", "chatcmpl-0")
     }
     assert asked.usage == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 2}
+
+
+def test_plain_text_is_taken_before_vllm_makes_outputs_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[Any] = []
+    monkeypatch.setattr(pretended_vllm.Queue, "put", lambda self, output: put.append(output))
+    asked = openai(COMPLETIONS, {"prompt": "one two", "stream": True, "max_tokens": 3})
+
+    async def use(engine: Engine) -> None:
+        task = asyncio.create_task(engine.answer(asked))
+        await asyncio.sleep(0)
+        while not asked.responses:
+            await asyncio.sleep(0.001)
+        (state,) = AsyncLLM.latest.output_processor.request_states.values()
+        assert state.make_request_output([], None, None, None) is None
+        await task
+
+    with_engine(use)
+    assert [chunk["choices"][0]["text"] for chunk in asked.chunks() if chunk["choices"][0]["text"]] == [
+        " one",
+        " two",
+        " one",
+    ]
+    assert put == []
+
+
+def test_an_engine_that_holds_texts_back_makes_its_own_outputs() -> None:
+    body = {"prompt": "one", "stream": True, "max_tokens": 2}
+    asked = answered(openai(COMPLETIONS, body), arguments={"model": "m", "stream_interval": 2})
+    assert [chunk["choices"][0]["text"] for chunk in asked.chunks()] == [" one", " one"]
 
 
 def test_a_plain_completion_is_streamed_without_usage_unless_it_is_wanted() -> None:

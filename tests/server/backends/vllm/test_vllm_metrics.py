@@ -1,12 +1,15 @@
 """vLLM's metrics on their way to the server."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from tests.support import pretended_vllm
 
-from charonia.server.backends.vllm.worker.metrics import SERIES_MAX, MetricsRelay
+from charonia.server.backends.vllm.worker import metrics
+from charonia.server.backends.vllm.worker.metrics import SERIES_MAX, MetricsRelay, later_statistics
 
 LABELS = {"model": "lm", "version": "1"}
 ENGINE = {"model_name": "m", "engine": "0"}
@@ -93,3 +96,31 @@ def test_other_metrics_and_settings_are_left_out_and_there_is_a_limit(collectors
         many.labels(number=str(number)).set(1)
     assert len(reported(MetricsRelay(Family, LABELS))) == SERIES_MAX
     assert {report[0] for report in Family.reports} == {"vllm:many"}
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in pretended_vllm.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_statistics_are_counted_in_their_order_when_they_are_asked_for(vllm: None) -> None:
+    logger = later_statistics()()
+    logger.record(None, "first", engine_idx=0)
+    logger.record(None, "second")
+    assert logger.recorded == []
+    assert [logger.count(), logger.count(), logger.count()] == [True, True, False]
+    assert logger.recorded == ["first", "second"]
+
+
+def test_no_more_statistics_wait_than_the_limit(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "RECORDS_MAX", 2)
+    logger = later_statistics()()
+    for number in range(5):
+        logger.record(None, number)
+    assert logger.recorded == [0, 1, 2]
+
+
+def test_a_version_of_vllm_without_such_loggers_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", None)
+    assert later_statistics() is None

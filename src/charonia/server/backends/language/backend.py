@@ -1,7 +1,6 @@
 """A backend of language models: completes configurations, and loads an engine into a worker process."""
 
 import asyncio
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ from charonia.server.backends.python.backend import PythonModel
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment, environment_of
 from charonia.server.backends.python.services import ServerServices
 from charonia.server.backends.python.worker.cuda_driver import is_usable
+from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.metrics.custom import CustomMetrics
 
 _MODEL = Path(__file__).parent / "worker" / "model.py"
@@ -123,14 +123,14 @@ class LanguageModel(PythonModel):
         server: ServerServices,
         engine: Mapping[str, str],
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="charonia-")
+        self._folder = PrivateFolder()
 
         def arguments(placement: Placement) -> dict[str, str]:
-            return {**engine, "threads": str(placement.threads), "folder": self._folder.name}
+            return {**engine, "threads": str(placement.threads), "folder": str(self._folder.path)}
 
         super().__init__(files, config, _MODEL, environment, server, arguments)
 
     async def aclose(self) -> None:
         """Remove the folder of its sockets."""
         await super().aclose()
-        await asyncio.to_thread(self._folder.cleanup)
+        await asyncio.to_thread(self._folder.remove)

@@ -215,7 +215,7 @@ def _placed_on_device(tensor: DeviceTensor, outgoing: Outgoing, on_gpu: bool) ->
 def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, references: RegionReferences) -> list[Tensor]:
     return [
         found(described, message, references.release)
-        if len(described[3]) == PLACE_LENGTH
+        if type(described[3]) is bytes or len(described[3]) == PLACE_LENGTH
         else imported_tensor(
             (described[0], described[1], described[2], described[3]), message, references.release_handle
         )

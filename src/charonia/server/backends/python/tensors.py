@@ -3,11 +3,12 @@
 import weakref
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from charonia.core.dtypes import BY_WIRE
+from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.wire.tensors import decode_tensor, encode_tensor
@@ -35,6 +36,10 @@ def found(described: tuple[Any, ...], message: Incoming, release: Callable[[int]
         ServingError: The tensor is not what the description says.
     """
     name, datatype, shape, place = described
+    if type(place) is bytes and datatype == "BYTES" and prod(shape) == 1:
+        array = np.empty(shape, object)
+        array[...] = place
+        return Tensor(name, DataType.BYTES, array)
     tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
     if place[0] > 0:  # our own regions count their references themselves
         tensor.array = _counted(tensor.array, partial(release, place[0]))

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
-from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.server.machine.private_folder import PrivateFolder
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from charonia.core.errors import ServingError, internal, invalid
-from charonia.server.lifecycle.repository.private_folder import PrivateFolder
+from charonia.server.machine.private_folder import PrivateFolder
 
 FILES_MAX = 4096
 PATH_CHARS_MAX = 1024

@@ -17,7 +17,8 @@ import xllamacpp
 from .exchange import OK, ask
 from .openai_members import MemberError, check_members
 from .openai_responses import ResponseEvents, response_request
-from .sampling import SamplingError, completion_of
+from .sampling import completion_of
+from .several_choices import SeveralChoices, choices_count, streamed_request
 
 if TYPE_CHECKING:
     from charonia.server.backends.language.worker.model import EngineSetup, LanguageRequest
@@ -150,14 +151,14 @@ class Engine:
     def _completion(self, request: "LanguageRequest") -> dict[str, Any]:
         try:
             body = completion_of(request.sampling)
-        except SamplingError as error:
+        except ValueError as error:
             raise self._setup.invalid(str(error)) from None
         if "cumulative_logprob" in request.returns or "logprobs" in request.returns:
             body["n_probs"] = max(body.get("n_probs", 0), 1)
         return {**body, "prompt": request.text}
 
     def _send(self, request: "LanguageRequest", outputs: dict[str, Any], answer: dict[str, Any]) -> None:
-        request.send(_wanted(request, outputs), _usage_of_timings([answer]), final=True)
+        request.send(_wanted(request, outputs), _usage_of_timings(answer), final=True)
 
     # OpenAI's
 
@@ -180,6 +181,9 @@ class Engine:
             check_members(request.route, body, takes_tools=self._takes_tools)
         except MemberError as error:
             raise self._setup.invalid(str(error)) from None
+        if request.route in ("chat/completions", "completions") and choices_count(body) > 1:
+            await self._answer_several(request, body)
+            return
         complete_event = None
         content = request.text.encode()
         if request.route == "responses":
@@ -192,6 +196,25 @@ class Engine:
             answer.finish()
         else:
             answer.send_document(await self._post(route, content))
+
+    async def _answer_several(self, request: "LanguageRequest", body: dict[str, Any]) -> None:
+        """Answer a request of several choices."""
+        choices = SeveralChoices(body)
+
+        def take(event: bytes) -> None:
+            if event in (_DONE, _NOTHING):
+                return
+            chunk = choices.take(self._event(event))
+            if body.get("stream"):
+                request.send({"text_output": json.dumps(chunk)})
+
+        await self._post(f"/v1/{request.route}", streamed_request(body), take)
+        outputs: dict[str, Any] = {}
+        if not body.get("stream"):
+            outputs = {"text_output": json.dumps(choices.document())}
+        elif (body.get("stream_options") or {}).get("include_usage"):
+            outputs = {"text_output": json.dumps(choices.usage_chunk())}
+        request.send(outputs, choices.usage, final=True)
 
     # Inside
 
@@ -254,7 +277,7 @@ class _OpenAIAnswer:
         self._model = (b'"model":' + json.dumps(served).encode(), b'"model":' + json.dumps(asked).encode())
         self._is_renamed = isinstance(asked, str) and asked != served
         self._held: list[bytes] = []
-        self._counted: list[dict[str, Any]] = []
+        self._counted: dict[str, Any] = {}
 
     def take(self, event: bytes) -> None:
         """Hand on an event; those that have counts are held until it is known whether they are the last."""
@@ -264,7 +287,7 @@ class _OpenAIAnswer:
             self._read(event[event.index(_DATA) :])
         self._flush()
         if b'"timings":{' in event or b'"usage":{' in event:
-            self._counted.append(json.loads(event[event.index(_DATA) + len(_DATA) :]))
+            self._counted = json.loads(event[event.index(_DATA) + len(_DATA) :])
             self._held.append(event)
         else:
             self._request.send({"text_output": self._text(event)})
@@ -277,7 +300,7 @@ class _OpenAIAnswer:
 
     def send_document(self, body: bytes) -> None:
         """Send an answer that is not streamed."""
-        self._request.send({"text_output": self._renamed(body)}, _usage([json.loads(body)]), final=True)
+        self._request.send({"text_output": self._renamed(body)}, _usage(json.loads(body)), final=True)
 
     def _flush(self) -> None:
         for event in self._held:
@@ -326,27 +349,26 @@ def _finish_reason(answer: dict[str, Any]) -> str:
     return "length" if answer["stop_type"] == "limit" else "stop"
 
 
-def _usage(documents: list[dict[str, Any]]) -> dict[str, int]:
+def _usage(document: dict[str, Any]) -> dict[str, int]:
     """Return the usage, from what llama.cpp says in OpenAI's form, else from its timings."""
-    for document in reversed(documents):
-        usage = document.get("usage") or document.get("response", {}).get("usage")
-        if usage:
-            details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-            return {
-                "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
-                "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
-                "cached_tokens": details.get("cached_tokens", 0),
-            }
-    return _usage_of_timings(documents)
-
-
-def _usage_of_timings(documents: list[dict[str, Any]]) -> dict[str, int]:
-    timings = [document["timings"] for document in documents if "timings" in document]
-    first = timings[0] if timings else {}
+    usage = document.get("usage") or document.get("response", {}).get("usage")
+    if not usage:
+        return _usage_of_timings(document)
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return {
-        "prompt_tokens": first.get("prompt_n", 0) + first.get("cache_n", 0),
-        "completion_tokens": sum(each.get("predicted_n", 0) for each in timings),
-        "cached_tokens": first.get("cache_n", 0),
+        "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
+        "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
+        "cached_tokens": details.get("cached_tokens", 0),
+    }
+
+
+def _usage_of_timings(document: dict[str, Any]) -> dict[str, int]:
+    timings = document.get("timings", {})
+    cached = timings.get("cache_n", 0)
+    return {
+        "prompt_tokens": timings.get("prompt_n", 0) + cached,
+        "completion_tokens": timings.get("predicted_n", 0),
+        "cached_tokens": cached,
     }
 
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 
+ELEMENT_BYTES_MAX = 4096
+"""Largest string that travels in the header of a message, if it is the only element of its tensor."""
+
+
 class ChannelWriter:
     """Writes messages to the server.
 
@@ -130,12 +134,19 @@ class ChannelWriter:
 
 
 def _encode_tensor(tensor: Tensor, outgoing: channel.Outgoing) -> tuple[object, ...]:
-    """Return name, datatype, shape and place of a tensor, which is placed in a message."""
+    """Return name, datatype, shape and place of a tensor, which is placed in a message.
+
+    A short text is its own place.
+    """
     if type(tensor) is GpuTensor and outgoing.pool.exports_gpu:
         exported = outgoing.export(tensor._source, tensor._datatype)
         if exported is not None:
             return (tensor._name, tensor._datatype, tuple(tensor.shape()), exported)
     array, datatype = tensor._array, tensor._datatype
+    if datatype == "BYTES" and array.size == 1:
+        element = array.item()
+        if type(element) is bytes and len(element) <= ELEMENT_BYTES_MAX:
+            return (tensor._name, datatype, array.shape, element)
     return (tensor._name, datatype, array.shape, outgoing.place(datatypes.bytes_of(datatype, array)))
 
 

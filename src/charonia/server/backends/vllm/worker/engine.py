@@ -19,7 +19,7 @@ from ...language.worker.members import near
 from .application import Application
 from .failures import NOT_FOUND, failure_of
 from .generation import answer_generation
-from .metrics import MetricsRelay
+from .metrics import MetricsRelay, later_statistics
 from .streams import PlainStreams, is_plain
 
 if TYPE_CHECKING:
@@ -29,8 +29,11 @@ _BIND, _THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
 
 _OTHER_THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-METRICS_S = 2.0
+METRICS_S = 5.0
 """Time between two looks at vLLM's metrics, each of which takes milliseconds; none while there is nothing to do."""
+
+SHUTDOWN_S = 3.0
+"""Time that vLLM's processes have to end before they are killed: less than the worker has (`STOP_S_MAX`)."""
 
 _ARGUMENT_PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
 _APPLICATIONS = ("vllm.entrypoints.launchers.app", "vllm.entrypoints.openai.api_server")
@@ -64,7 +67,11 @@ class Engine:
         namespace, arguments = self._arguments()
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._engine = AsyncLLM.from_engine_args(arguments)
+        has_metrics = bool(self._options["metrics"]) and not arguments.disable_log_stats
+        statistics = later_statistics() if has_metrics else None
+        if statistics is not None or not has_metrics:
+            arguments.disable_log_stats = True  # what vLLM would print of them as well
+        self._engine = AsyncLLM.from_engine_args(arguments, stat_loggers=[statistics] if statistics else None)
         for name in (field.name for field in dataclasses.fields(arguments)):
             setattr(namespace, name, getattr(arguments, name))
         tasks = await self._engine.get_supported_tasks()
@@ -75,10 +82,12 @@ class Engine:
         self._application = Application(app)
         self._streams = PlainStreams(self._engine, app.state)
         self._app_state = app.state
-        if self._options["metrics"] and not arguments.disable_log_stats:
+        with contextlib.suppress(ImportError, AttributeError):  # vLLM asks for some of its variables at each token
+            importlib.import_module("vllm.envs").enable_envs_cache()
+        if has_metrics:
             labels = {"model": self._setup.model_name, "version": os.path.basename(self._setup.version_dir)}
             relay = MetricsRelay(self._setup.pb_utils.MetricFamily, labels)
-            self._relaying = asyncio.create_task(self._relay(relay))
+            self._relaying = asyncio.create_task(self._relay(relay, getattr(statistics, "latest", None)))
 
     async def answer(self, request: Any) -> None:
         """Answer a request.
@@ -110,7 +119,7 @@ class Engine:
         if self._relaying is not None:
             self._relaying.cancel()
         if self._engine is not None:
-            await asyncio.to_thread(self._engine.shutdown)
+            await asyncio.to_thread(self._engine.shutdown, SHUTDOWN_S)
 
     async def _answer_openai(self, request: Any) -> None:
         if self._application is None or self._streams is None:
@@ -134,10 +143,12 @@ class Engine:
         text = request.text if client_name == wanted else json.dumps(body)
         await self._application.answer(request, text.encode(), self._setup.error)
 
-    async def _relay(self, relay: MetricsRelay) -> None:
+    async def _relay(self, relay: MetricsRelay, statistics: Any) -> None:
         """Report vLLM's metrics: at first, while it works, and once after it has."""
         while True:
             try:
+                while statistics is not None and statistics.count():
+                    await asyncio.sleep(0)  # answers go first
                 relay.report()
             except Exception as error:  # what vLLM's families look like is up to its release
                 self._setup.pb_utils.Logger.log_error(f"vLLM's metrics are not shown any more: {error!r}")

@@ -113,7 +113,9 @@ def _image(text: str) -> Any:
 
     try:
         return Image.open(io.BytesIO(base64.b64decode(text, validate=True))).convert("RGB")
-    except (binascii.Error, UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+    except UnidentifiedImageError:
+        raise ValueError("image: expected an image file in base64, got a file that Pillow does not know") from None
+    except (binascii.Error, Image.DecompressionBombError, OSError) as error:
         raise ValueError(f"image: expected an image file in base64: {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
 
 PREFIX = "vllm:"
 
+RECORDS_MAX = 4096
+"""Steps of the engine whose statistics may wait."""
+
 SERIES_MAX = 512
 """Metrics that are handed on; there are about a hundred."""
 
@@ -17,6 +21,39 @@ _INFORMATION = "_info"
 """Ends of families whose labels are settings of the engine, dozens of them."""
 
 _DROPPED_LABELS = ("model_name", "engine")
+
+
+def later_statistics() -> Any:
+    """Return a logger class of vLLM whose Prometheus metrics are brought up to date when they are read.
+
+    vLLM's own does so after each step of the engine, between the tokens and the clients. `latest` of the class is
+    the logger that was made last. None for a version of vLLM that has no such class.
+    """
+    try:
+        from vllm.v1.metrics.loggers import PrometheusStatLogger
+    except ImportError:
+        return None
+
+    class LaterStatistics(PrometheusStatLogger):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._waiting: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque()
+            LaterStatistics.latest = self
+
+        def record(self, *args: Any, **kwargs: Any) -> None:
+            self._waiting.append((args, kwargs))
+            if len(self._waiting) > RECORDS_MAX:
+                self.count()
+
+        def count(self) -> bool:
+            """Count the statistics of one step; return whether there were any."""
+            if not self._waiting:
+                return False
+            args, kwargs = self._waiting.popleft()
+            super().record(*args, **kwargs)
+            return True
+
+    return LaterStatistics
 
 
 class MetricsRelay:

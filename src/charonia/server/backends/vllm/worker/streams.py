@@ -102,7 +102,13 @@ class PlainStreams:
             return False
         stream = PlainAnswer(TextStream(request, prepared.request_id, client_name, body))
         await submission.run(
-            self._engine, prepared.request_id, prepared.prompt, prepared.params, stream.take, **prepared.options
+            self._engine,
+            prepared.request_id,
+            prepared.prompt,
+            prepared.params,
+            stream.take,
+            take_text=stream.take_text,
+            **prepared.options,
         )
         return True
 
@@ -116,14 +122,25 @@ class PlainAnswer:
     def take(self, output: Any) -> bool:
         """Take an output of the engine; return whether it was the last."""
         completion = output.outputs[0]
-        text, reason, tokens = completion.text, completion.finish_reason, len(completion.token_ids)
+        return self.take_text(
+            completion.text,
+            len(completion.token_ids),
+            completion.finish_reason,
+            completion.stop_reason,
+            len(output.prompt_token_ids or ()),
+            output.num_cached_tokens or 0,
+        )
+
+    def take_text(
+        self, text: str, tokens: int, reason: str | None, stop_reason: int | str | None, prompt: int, cached: int
+    ) -> bool:
+        """Take what is new in an answer; return whether it was the last. Arguments as of `TextStream.end`."""
         if reason == _ERROR:
             raise RuntimeError("the engine failed while it worked on the request")
         if reason is None:
             self._stream.take(text, tokens)
             return False
-        prompt, cached = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
-        self._stream.end(text, tokens, reason, completion.stop_reason, prompt, cached)
+        self._stream.end(text, tokens, reason, stop_reason, prompt, cached)
         return True
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from charonia.server.lifecycle.repository.private_folder import PREFIX, PrivateFolder, remove_abandoned
+from charonia.server.machine.private_folder import PREFIX, PrivateFolder, remove_abandoned
 
 _MAKES_ONE = """
 import time
-from charonia.server.lifecycle.repository.private_folder import PrivateFolder
+from charonia.server.machine.private_folder import PrivateFolder
 folder = PrivateFolder()
 (folder.path / "1").mkdir()
 (folder.path / "1" / "model.onnx").write_bytes(b"graph")

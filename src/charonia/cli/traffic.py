@@ -1,0 +1,211 @@
+"""`charonia traffic`: how requests without a version are split among the versions of a model, and canary plans.
+
+Exit status: 0 done, 1 the server does not respond or refuses, 2 misuse.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.cli.command_line import CommandLine, Option, carry_out, flag
+from charonia.cli.values import header
+from charonia.client.sync_client import Client
+from charonia.core.errors import invalid
+from charonia.wire.transport import TlsOptions, WireOptions
+
+HISTORY_SHOWN = 20
+"""Latest happenings that are printed; --json has all."""
+
+ANY = "any"
+"""Value of --p99-ratio-max for no condition."""
+
+_SOURCES = {"request": "set by request", "configuration": "set in config.pbtxt", "default": "not split"}
+
+ACTIONS = ("status", "set", "canary", "pause", "resume", "promote", "abort", "reset")
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficOptions:
+    """What the command line asks for; None leaves a part as it is, or at the server's default."""
+
+    action: str = "status"
+    model: str = ""
+    url: str = "localhost:8000"
+    headers: tuple[tuple[str, str], ...] = ()
+    ssl_ca: str = ""
+    json: bool = False
+    weights: dict[str, float] | None = None
+    sticky: str | None = None
+    shadow: dict[str, float] | None = None
+    version: str = ""
+    stable: str = ""
+    steps: list[float] | None = None
+    step_seconds: float | None = None
+    samples_min: int | None = None
+    significance: float | None = None
+    p99_ratio_max: float | str | None = None
+    difference_rate_max: float | None = None
+
+
+def _action(text: str) -> str:
+    if text not in ACTIONS:
+        raise ValueError(f"expected one of {', '.join(ACTIONS)}, got '{text}'")
+    return text
+
+
+def _by_version(text: str) -> dict[str, float]:
+    """Read e.g. `1=90,2=10`; nothing resets."""
+    found = {}
+    for part in text.split(",") if text else []:
+        version, equals, value = part.partition("=")
+        try:
+            found[version.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ValueError(f"expected VERSION=NUMBER, separated by commas, got '{part}'")
+    return found
+
+
+def _percentages(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"expected numbers separated by commas, got '{text}'") from None
+
+
+def _ratio(text: str) -> float | str:
+    return text if text == ANY else float(text)
+
+
+LINE = CommandLine(
+    command="charonia traffic",
+    intro=f"""\
+usage: charonia traffic ACTION [OPTIONS] MODEL
+
+Show or change how requests of a model that name no version are split among its versions.
+ACTION is one of {", ".join(ACTIONS)}.
+""",
+    groups={
+        "Options": (
+            Option("ACTION", "action", _action, "ACTION", "What to do"),
+            Option("MODEL", "model", str, "MODEL", "Name of the model"),
+            Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or grpc://HOST:PORT"),
+            Option("--header -H", "headers", header, "NAME:VALUE", "Header; repeatable", tuple),
+            Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for TLS", default="the system's"),
+            flag("--json", "json", True, "Print JSON"),
+        ),
+        "set": (
+            Option("--weights", "weights", _by_version, "VERSION=N,...", "Weights; empty for none"),
+            Option("--sticky", "sticky", str, "RULE", "header:NAME, key, correlation_id; empty for none"),
+            Option("--shadow", "shadow", _by_version, "VERSION=SHARE,...", "Copies; empty for none"),
+        ),
+        "canary": (
+            Option("--canary-version", "version", str, "VERSION", "The version that takes over"),
+            Option("--stable", "stable", str, "VERSION", "The version before", default="the one with most requests"),
+            Option("--steps", "steps", _percentages, "N,...", "Percentages", default="1,10,50,100"),
+            Option("--step-seconds", "step_seconds", float, "SECONDS", "Time of a step", default="300"),
+            Option("--samples-min", "samples_min", int, "N", "Requests of each version in a step", default="200"),
+            Option("--significance", "significance", float, "P", "Chance of a false alarm", default="0.01"),
+            Option(
+                "--p99-ratio-max", "p99_ratio_max", _ratio, "RATIO", "How many times longer p99 may be", default="1.5"
+            ),
+            Option("--difference-rate-max", "difference_rate_max", float, "RATE", "Shadow answers that may differ"),
+        ),
+    },
+    record=TrafficOptions(),
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    return carry_out(LINE, arguments, _run)
+
+
+def _run(given: TrafficOptions) -> int:
+    options = WireOptions(headers=given.headers, tls=TlsOptions(ca_file=given.ssl_ca))
+    with Client(given.url, options=options) as client:
+        document = _ask(client, given)
+    print(json.dumps(document, indent=2) if given.json else traffic_text(document))
+    return 0
+
+
+def _ask(client: Client, given: TrafficOptions) -> dict[str, Any]:
+    if given.action == "status":
+        return client.traffic.get(given.model)
+    if given.action == "reset":
+        return client.traffic.reset(given.model)
+    return client.traffic.update(given.model, change_of(given))
+
+
+def change_of(given: TrafficOptions) -> dict[str, object]:
+    """Return the change that the options describe, as the server takes it.
+
+    Raises:
+        ServingError: INVALID_ARG if something is missing.
+    """
+    parts = {"weights": given.weights, "sticky": given.sticky, "shadow": given.shadow}
+    change: dict[str, object] = {name: value for name, value in parts.items() if value is not None}
+    if given.action == "set":
+        if not change:
+            raise invalid("set: expected --weights, --sticky or --shadow, got none")
+        return change
+    if given.action != "canary":
+        return {"action": given.action}
+    if not given.version:
+        raise invalid("canary: expected --canary-version, got none")
+    plan = {
+        "version": given.version,
+        "stable": given.stable or None,
+        "steps": given.steps,
+        "step_seconds": given.step_seconds,
+        "samples_min": given.samples_min,
+        "significance": given.significance,
+        "difference_rate_max": given.difference_rate_max,
+        "p99_ratio_max": given.p99_ratio_max,
+    }
+    shown: dict[str, object] = {name: value for name, value in plan.items() if value is not None}
+    if given.p99_ratio_max == ANY:
+        shown["p99_ratio_max"] = None
+    return {**change, "canary": shown}
+
+
+def traffic_text(document: Mapping[str, Any]) -> str:
+    """Return the traffic of a model as text."""
+    lines = [f"{document['model']}: {_SOURCES[document['source']]}"]
+    if document["sticky"]:
+        lines[0] += f", sticky by {document['sticky']}"
+    rows: list[tuple[str, ...]] = [
+        ("version", "ready", "share", "requests", "errors", "in flight", "p50 ms", "p99 ms", "shadow")
+    ]
+    rows += [_row(each) for each in document["versions"]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += ["", *("  ".join(cell.rjust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows)]
+    canary = document["canary"]
+    if canary is not None:
+        plan, state = canary["plan"], canary["state"].replace("_", " ")
+        lines += ["", f"canary of version {plan['version']} against version {plan['stable']}: {state}"]
+        lines += [f"  {canary['reason']}"]
+        lines += [f"  waits for {canary['waits_for']}"] if canary["waits_for"] else []
+        lines += [f"  {name}: {text}" for name, text in canary["checks"].items()]
+    if document["history"]:
+        lines += [
+            "",
+            "history",
+            *(f"  {each['time']}  {each['text']}" for each in document["history"][-HISTORY_SHOWN:]),
+        ]
+    return "\n".join(lines)
+
+
+def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
+    latency, shadow = version["latency_us"], version["shadow"]
+    times = [f"{latency[name] / 1e3:.3g}" if name in latency else "-" for name in ("p50", "p99")]
+    copies = "-"
+    if shadow is not None:
+        copies = f"{shadow['difference_rate']:.2%} of {shadow['compared']} differ, {shadow['dropped']} dropped"
+    counts = (version["requests"], version["errors"], version["in_flight"])
+    return (
+        *(version["version"], "yes" if version["is_ready"] else "no", f"{version['share']:.1%}"),
+        *(*map(str, counts), *times, copies),
+    )

@@ -1,0 +1,69 @@
+"""How the requests of a model that name no version are split among its versions, as clients read and change it."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
+
+from charonia.core.errors import invalid
+from charonia.wire.query import Dialect, Json, Query
+
+T = TypeVar("T")
+
+
+class Asks(Protocol):
+    """Sends a query and returns what its answer says."""
+
+    def __call__(self, query: Query[Any, T]) -> Coroutine[Any, Any, T]:
+        """Send a query. Raises ClientError."""
+        ...
+
+
+class AsyncTraffic:
+    """The traffic of models. All methods raise `ClientError`, and return the traffic as the server documents it.
+
+    Args:
+        dialect: Makes queries.
+        ask: Sends them.
+    """
+
+    def __init__(self, dialect: Dialect[Any], ask: Asks) -> None:
+        self._dialect = dialect
+        self._ask = ask
+
+    async def get(self, model: str) -> Json:
+        """Return the settings, with the figures of each version, the canary plan and the history."""
+        return await self._ask(self._dialect.traffic(model, {}))
+
+    async def update(self, model: str, change: Mapping[str, object]) -> Json:
+        """Change the settings: any of `weights`, `sticky`, `shadow`, and `canary` or `action`."""
+        if not change:
+            raise invalid("traffic: expected a change, got none", hint="reset() goes back to the configuration")
+        return await self._ask(self._dialect.traffic(model, change))
+
+    async def reset(self, model: str) -> Json:
+        """Forget what requests have changed."""
+        return await self._ask(self._dialect.reset_traffic(model))
+
+
+class SyncTraffic:
+    """The traffic of models, for the blocking client. Methods, arguments and errors are those of `AsyncTraffic`.
+
+    Args:
+        traffic: That of the asynchronous client.
+        run: Runs a coroutine on its event loop.
+    """
+
+    def __init__(self, traffic: AsyncTraffic, run: Callable[[Coroutine[Any, Any, Json]], Json]) -> None:
+        self._traffic = traffic
+        self._run = run
+
+    def get(self, model: str) -> Json:
+        """Return the settings, with the figures of each version, the canary plan and the history."""
+        return self._run(self._traffic.get(model))
+
+    def update(self, model: str, change: Mapping[str, object]) -> Json:
+        """Change the settings; see `AsyncTraffic.update`."""
+        return self._run(self._traffic.update(model, change))
+
+    def reset(self, model: str) -> Json:
+        """Forget what requests have changed."""
+        return self._run(self._traffic.reset(model))

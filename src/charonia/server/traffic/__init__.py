@@ -1,0 +1,1 @@
+"""Traffic between the versions of a model: weights, stickiness, shadow versions, canary plans."""

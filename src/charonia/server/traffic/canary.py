@@ -1,0 +1,276 @@
+"""The course of a canary plan, as a state machine: what happened goes in, commands come out. Pure.
+
+A step lasts its time, and until there are enough samples. In each step the canary is rolled back at once when a test of
+`judgement.py` fails; so it is while an operator has it paused. The step of 100 % is the end: then there is nothing left
+to compare with.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from charonia.server.traffic.figures import RequestWindow
+from charonia.server.traffic.judgement import ErrorTest, LatencyTest, RateTest
+from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryState
+
+LOOK_NS = 1_000_000_000
+"""Time between two looks."""
+
+_S = 1_000_000_000
+_WHOLE = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What came in since the last look.
+
+    Attributes:
+        canary: Requests of the canary.
+        stable: Requests of the stable version.
+        compared: Copies whose answers were compared.
+        different: Those of them that were different.
+    """
+
+    canary: RequestWindow = field(default_factory=RequestWindow)
+    stable: RequestWindow = field(default_factory=RequestWindow)
+    compared: int = 0
+    different: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyVersions:
+    """The versions that are ready have changed."""
+
+    versions: Set[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """An operator does something."""
+
+    action: CanaryAction
+
+
+@dataclass(frozen=True, slots=True)
+class SetShare:
+    """Let the canary have a percentage of the requests, and the stable version the rest."""
+
+    percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell what has happened."""
+
+    text: str
+
+
+CanaryEvent = Looked | ReadyVersions | Act
+CanaryCommand = SetShare | Say
+
+
+class Canary:
+    """A canary plan that is carried out.
+
+    Args:
+        plan: The plan, with its stable version.
+        now_ns: The time.
+        step: The step to begin with, from 0.
+
+    Attributes:
+        plan: The plan.
+        state: Where it is.
+        step: The present step.
+        reason: Why it is in this state.
+    """
+
+    def __init__(self, plan: CanaryPlan, now_ns: int, step: int = 0) -> None:
+        self.plan = plan
+        self.state = CanaryState.RUNNING
+        self.step = step
+        self.reason = ""
+        chance = plan.significance / max(1, plan.condition_count)
+        self._enough = 1 / chance
+        self._errors = ErrorTest() if plan.checks_errors else None
+        self._latency = LatencyTest(plan.p99_ratio_max, chance) if plan.p99_ratio_max is not None else None
+        self._differences = RateTest(plan.difference_rate_max) if plan.difference_rate_max is not None else None
+        self._canary = self._stable = (0, 0)  # requests and errors since the beginning
+        self._compared = self._different = 0
+        self._looked_ns = now_ns
+        self._begin_step(now_ns)
+
+    @property
+    def percent(self) -> float:
+        """What the canary gets in the present step."""
+        return self.plan.steps[self.step]
+
+    def start(self) -> list[CanaryCommand]:
+        """Return the commands with which the present step begins."""
+        plan = self.plan
+        text = f"version {plan.version} gets {self.percent:g} % of the requests, version {plan.stable} the rest"
+        if self.percent >= _WHOLE:
+            return self._end(CanaryState.FINISHED, _WHOLE, f"version {plan.version} gets all requests")
+        self.reason = text
+        return [SetShare(self.percent), Say(text)]
+
+    def wake_at(self) -> int | None:
+        """Return when to look again; None when it is over."""
+        return None if self.state.is_over else self._looked_ns + LOOK_NS
+
+    def handle(self, event: CanaryEvent, now_ns: int) -> list[CanaryCommand]:
+        """Take in an event and return what to do."""
+        if self.state.is_over:
+            return []
+        if isinstance(event, Act):
+            return self._act(event.action, now_ns)
+        if isinstance(event, ReadyVersions):
+            return self._follow(event.versions)
+        self._looked_ns = now_ns
+        failure = self._take(event)
+        if failure:
+            text = f"rolled back at {self.percent:g} %: {failure}; version {self.plan.stable} gets all requests"
+            return self._end(CanaryState.ROLLED_BACK, 0.0, text)
+        if self.state is CanaryState.PAUSED or now_ns < self._due_ns or self.missing():
+            return []
+        if self._latency is not None and self._latency.look():
+            text = f"rolled back at {self.percent:g} %: {self._latency_text()}"
+            return self._end(CanaryState.ROLLED_BACK, 0.0, f"{text}; version {self.plan.stable} gets all requests")
+        return self._go_on(now_ns)
+
+    def missing(self) -> str:
+        """Return what the present step waits for besides its time, "" for nothing."""
+        wanted, plan = self.plan.samples_min, self.plan
+        counts = [
+            (self._step_canary, f"requests of version {plan.version}"),
+            (self._step_stable, f"requests of version {plan.stable}"),
+        ]
+        if self._differences is not None:
+            counts.append((self._step_compared, "compared answers"))
+        few = [f"{count} of {wanted} {what}" for count, what in counts if count < wanted]
+        if not few and self._latency is not None and not self._latency.is_judged:
+            few = [f"more requests to compare p99: {self._latency.stable.count} of version {plan.stable} are too few"]
+        return ", ".join(few)
+
+    def waits_for(self, now_ns: int) -> str:
+        """Return what the present step waits for, "" if it is over."""
+        if self.state is CanaryState.PAUSED:
+            return "an operator, who resumes, promotes or aborts it"
+        if self.state is not CanaryState.RUNNING:
+            return ""
+        left = max(0, self._due_ns - now_ns) / _S
+        parts = [f"{left:.0f} s until the end of this step"] if left else []
+        return ", ".join([*parts, *filter(None, [self.missing()])]) or "the next look"
+
+    def checks(self) -> dict[str, str]:
+        """Return how each condition stands, in words."""
+        found = {}
+        if self._errors is not None:
+            found["errors"] = f"{self._error_text()}; {self._weight(self._errors.evidence)}"
+        if self._latency is not None:
+            found["p99"] = self._latency_text()
+        if self._differences is not None:
+            found["differences"] = f"{self._difference_text()}; {self._weight(self._differences.evidence)}"
+        return found
+
+    # Inside.
+
+    def _begin_step(self, now_ns: int) -> None:
+        self._due_ns = now_ns + round(self.plan.step_seconds * _S)
+        self._step_canary = self._step_stable = self._step_compared = 0
+        if self._latency is not None:
+            self._latency.begin()
+
+    def _take(self, seen: Looked) -> str:
+        """Take in windows; return why the canary fails, "" if it does not."""
+        canary, stable = seen.canary, seen.stable
+        self._step_canary += canary.requests
+        self._step_stable += stable.requests
+        self._step_compared += seen.compared
+        self._canary = (self._canary[0] + canary.requests, self._canary[1] + canary.errors)
+        self._stable = (self._stable[0] + stable.requests, self._stable[1] + stable.errors)
+        self._compared += seen.compared
+        self._different += seen.different
+        if self._errors is not None:
+            self._errors.add(canary, stable)
+            if self._errors.evidence >= self._enough:
+                return self._error_text()
+        if self._differences is not None:
+            self._differences.add(seen.compared, seen.different)
+            if self._differences.evidence >= self._enough:
+                return self._difference_text()
+        if self._latency is not None and self._latency.add(canary, stable):
+            return self._latency_text()
+        return ""
+
+    def _go_on(self, now_ns: int) -> list[CanaryCommand]:
+        plan = self.plan
+        passed = f"{self.percent:g} % went well"
+        if self.step + 1 == len(plan.steps):
+            return self._end(CanaryState.FINISHED, self.percent, f"{passed}: version {plan.version} keeps this share")
+        self.step += 1
+        if self.percent >= _WHOLE:
+            return self._end(CanaryState.FINISHED, _WHOLE, f"{passed}: version {plan.version} gets all requests")
+        self._begin_step(now_ns)
+        self.reason = f"{passed}: version {plan.version} gets {self.percent:g} % of the requests"
+        return [SetShare(self.percent), Say(self.reason)]
+
+    def _act(self, action: CanaryAction, now_ns: int) -> list[CanaryCommand]:
+        plan = self.plan
+        match action:
+            case CanaryAction.PAUSE:
+                return self._pause(f"paused at {self.percent:g} % by an operator")
+            case CanaryAction.RESUME:
+                self.state, self.reason = CanaryState.RUNNING, f"resumed at {self.percent:g} % by an operator"
+                return [Say(self.reason)]
+            case CanaryAction.PROMOTE:
+                text = f"promoted at {self.percent:g} % by an operator: version {plan.version} gets all requests"
+                return self._end(CanaryState.FINISHED, _WHOLE, text)
+        text = f"aborted at {self.percent:g} % by an operator: version {plan.stable} gets all requests"
+        return self._end(CanaryState.ABORTED, 0.0, text)
+
+    def _follow(self, versions: Set[int]) -> list[CanaryCommand]:
+        plan = self.plan
+        if plan.version not in versions:
+            text = f"rolled back at {self.percent:g} %: version {plan.version} is not ready any more"
+            return self._end(CanaryState.ROLLED_BACK, 0.0, text)
+        if plan.stable not in versions and self.state is CanaryState.RUNNING:
+            return self._pause(
+                f"paused at {self.percent:g} %: version {plan.stable} is not ready any more, so version {plan.version} "
+                "has nothing to be compared with"
+            )
+        return []
+
+    def _pause(self, text: str) -> list[CanaryCommand]:
+        self.state, self.reason = CanaryState.PAUSED, text
+        return [Say(text)]
+
+    def _end(self, state: CanaryState, percent: float, text: str) -> list[CanaryCommand]:
+        self.state, self.reason = state, text
+        return [SetShare(percent), Say(text)]
+
+    def _error_text(self) -> str:
+        plan, (canary, failed), (stable, also) = self.plan, self._canary, self._stable
+        return (
+            f"{failed} of {canary} requests failed with version {plan.version}, "
+            f"{also} of {stable} with version {plan.stable}"
+        )
+
+    def _difference_text(self) -> str:
+        limit = self.plan.difference_rate_max or 0.0
+        return f"{self._different} of {self._compared} answers differ from those given, {limit:.2%} may"
+
+    def _latency_text(self) -> str:
+        plan, test = self.plan, self._latency
+        assert test is not None
+        ours, theirs = (each.percentile(99) / 1e6 for each in (test.canary, test.stable))
+        text = f"p99 is {ours:.3g} ms with version {plan.version}, {theirs:.3g} ms with version {plan.stable}"
+        shown = f"at least {test.ratio_min:.2f} times as long" if test.is_judged else "too few to compare"
+        return f"{text}: {shown}, {plan.p99_ratio_max:g} times is permitted"
+
+    def _weight(self, evidence: float) -> str:
+        return f"evidence {evidence:.3g} of {self._enough:.3g} to roll back"
+
+
+def is_ascending(steps: Sequence[float]) -> bool:
+    """Whether steps grow."""
+    return all(before < after for before, after in pairwise(steps))

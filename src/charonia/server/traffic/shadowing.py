@@ -1,0 +1,163 @@
+"""Copies of requests for a shadow version.
+
+1. A copy is sent when the request that it copies has been answered, so it can neither delay nor fail it. Only requests
+   that were answered without an error are copied.
+2. At most `COPIES_MAX` copies of a model, with at most `COPIES_BYTES_MAX` of tensors, are under way. What comes then is
+   not copied, and counted.
+3. Tensors are copied: their memory may belong to the client, or be used again.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from charonia.core.calls import Outcome, Reply
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.core.tensor import DeviceTensor, Tensor
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.version_runner import Runner
+from charonia.server.traffic.compare import differs
+from charonia.server.traffic.line import EvenPoints
+from charonia.server.traffic.records import Shadow
+from charonia.server.traffic.state import ModelTraffic
+
+COPIES_MAX = 64
+"""Copies of the requests of a model that are under way."""
+
+COPIES_BYTES_MAX = 256 * 2**20
+"""Bytes of their tensors."""
+
+COMPARED_AT_ONCE_BYTES = 64 * 1024
+"""Answers up to this size are compared at once; larger ones in a thread."""
+
+
+class Shadowing:
+    """Sends copies to the shadow versions of a model.
+
+    Args:
+        traffic: The traffic of the model.
+    """
+
+    def __init__(self, traffic: ModelTraffic[Runner]) -> None:
+        self.traffic = traffic
+        self.count = 0  # copies under way
+        self.size_bytes = 0
+        self._points: dict[int, EvenPoints] = {}
+
+    def copied(self, request: InferRequest, version: int, reply: Reply) -> Reply:
+        """Return the reply of a request that a version answers: it sends the copies."""
+        for shadow_version, shadow in self.traffic.settings.shadow.items():
+            if shadow_version == version or shadow_version not in self.traffic.runners:
+                continue
+            point = self._points.setdefault(shadow_version, EvenPoints()).next()
+            if point < shadow.share:
+                copy = self._copy(request, shadow_version)
+                if copy is None:
+                    self.traffic.shadow_figures(shadow_version).dropped += 1
+                else:
+                    reply = _Copy(self, shadow_version, shadow, *copy, reply)
+        return reply
+
+    def _copy(self, request: InferRequest, version: int) -> tuple[InferRequest, int] | None:
+        """Return a copy of a request and its size; None if it is not copied."""
+        size = _size_of(request.inputs.values())
+        if size is None or self.count >= COPIES_MAX or self.size_bytes + size > COPIES_BYTES_MAX:
+            return None
+        self.count += 1
+        self.size_bytes += size
+        inputs = {name: Tensor(name, each.datatype, each.array.copy()) for name, each in request.inputs.items()}
+        copy = InferRequest(
+            request.model_name,
+            inputs,
+            model_version=str(version),
+            id=request.id,
+            outputs=request.outputs,
+            parameters=dict(request.parameters),
+            priority=request.priority,
+            timeout_us=request.timeout_us,
+        )
+        return copy, size
+
+
+class _Copy:
+    """A copy that is under way, as the reply of the request that it copies, and of its own."""
+
+    __slots__ = ("_given", "_loop", "_owner", "_reply", "_request", "_sent_ns", "_shadow", "_size", "_version")
+
+    def __init__(
+        self, owner: Shadowing, version: int, shadow: Shadow, request: InferRequest, size: int, reply: Reply
+    ) -> None:
+        self._owner = owner
+        self._version = version
+        self._shadow = shadow
+        self._request = request
+        self._size = size
+        self._reply = reply
+        self._given: list[Tensor] = []
+        self._sent_ns = 0
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, outcome: Outcome, final: bool) -> None:
+        """Take in the answer that is given to the client."""
+        try:
+            self._reply(outcome, final)
+        finally:
+            if final:
+                self._answered(outcome)
+
+    def _answered(self, outcome: Outcome) -> None:
+        if not isinstance(outcome, InferResponse):
+            self._end()
+            return
+        size = _size_of(outcome.outputs)
+        if size is None:
+            self._owner.traffic.shadow_figures(self._version).dropped += 1
+            self._end()
+            return
+        self._size += size
+        self._owner.size_bytes += size
+        self._given = [Tensor(each.name, each.datatype, each.array.copy()) for each in outcome.outputs]
+        self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        runner = self._owner.traffic.runners.get(self._version)
+        if runner is None:
+            self._end()
+            return
+        self._owner.traffic.shadow_figures(self._version).sent += 1
+        self._sent_ns = now_ns()
+        runner.submit(self._request, self._copied)
+
+    def _copied(self, outcome: Outcome, final: bool) -> None:
+        """Take in the answer to the copy."""
+        if not final:
+            return
+        latency_ns = now_ns() - self._sent_ns
+        if isinstance(outcome, ServingError) or outcome is None:
+            self._owner.traffic.shadow_figures(self._version).failed += 1
+            self._end()
+        elif (_size_of(outcome.outputs) or 0) <= COMPARED_AT_ONCE_BYTES:
+            self._count(latency_ns, differs(self._given, outcome.outputs, self._shadow))
+        else:
+            compared = self._loop.run_in_executor(None, differs, self._given, outcome.outputs, self._shadow)
+            compared.add_done_callback(lambda done: self._count(latency_ns, done.cancelled() or done.result()))
+
+    def _count(self, latency_ns: int, is_different: bool) -> None:
+        self._owner.traffic.shadow_figures(self._version).answered(latency_ns, is_different=is_different)
+        self._end()
+
+    def _end(self) -> None:
+        self._owner.count -= 1
+        self._owner.size_bytes -= self._size
+
+
+def _size_of(tensors: Iterable[Tensor]) -> int | None:
+    """Return the bytes of tensors, None if one lies in GPU memory."""
+    size = 0
+    for tensor in tensors:
+        if isinstance(tensor, DeviceTensor):
+            return None
+        array = tensor.array
+        size += sum(map(len, array.reshape(-1).tolist())) if array.dtype.kind == "O" else array.nbytes
+    return size

@@ -1,0 +1,188 @@
+"""The statistical tests of canary plans: what they are worth, against exact numbers and in simulation."""
+
+from math import comb, inf
+
+import numpy as np
+import pytest
+
+from charonia.server.traffic.figures import RequestWindow
+from charonia.server.traffic.judgement import ODDS, ErrorTest, LatencyTest, RateTest, rank_above, rank_below
+
+
+def window(requests: int, errors: int = 0, latencies: object = ()) -> RequestWindow:
+    return RequestWindow(requests, errors, np.array(latencies, np.int64))
+
+
+def bet(canary: int, stable: int, errors: int, canary_errors: int, odds: float) -> float:
+    """What a stake becomes, by the definition: the ratio of the chances with these odds and with equal ones."""
+    chances = {
+        k: comb(canary, k) * comb(stable, errors - k) for k in range(errors + 1) if k <= canary and errors - k <= stable
+    }
+    whole = sum(chances.values())
+    tilted = sum(chance * odds**k for k, chance in chances.items())
+    return odds**canary_errors * whole / tilted
+
+
+@pytest.mark.parametrize(
+    ("canary", "stable", "errors"), [((10, 3), (90, 2), 5), ((5, 5), (5, 0), 5), ((3, 0), (4, 4), 4)]
+)
+def test_the_bet_on_errors_is_fair(canary: tuple[int, int], stable: tuple[int, int], errors: int) -> None:
+    test = ErrorTest()
+
+    test.add(window(*canary), window(*stable))
+
+    expected = np.mean([bet(canary[0], stable[0], errors, canary[1], odds) for odds in ODDS])
+    assert test.evidence == pytest.approx(expected)
+
+
+def test_a_bet_has_the_mean_of_one_if_the_canary_is_as_good() -> None:
+    canary, stable, errors = 8, 12, 6
+    mean = 0.0
+    for k in range(errors + 1):
+        test = ErrorTest()
+        test.add(window(canary, k), window(stable, errors - k))
+        mean += comb(canary, k) * comb(stable, errors - k) / comb(canary + stable, errors) * test.evidence
+
+    assert mean == pytest.approx(1.0)
+
+
+def test_windows_without_errors_or_without_one_of_the_versions_say_nothing() -> None:
+    test = ErrorTest()
+    for pair in ((window(10), window(90)), (window(0), window(9, 9)), (window(9, 9), window(0))):
+        test.add(*pair)
+
+    assert test.evidence == pytest.approx(1.0)
+
+
+def test_many_errors_of_a_large_window_do_not_overflow() -> None:
+    test = ErrorTest()
+    test.add(window(50_000, 50_000), window(50_000, 0))
+
+    assert test.evidence == inf
+
+
+def test_errors_that_all_fall_to_the_stable_version_take_the_stake() -> None:
+    test = ErrorTest()
+    for _ in range(20):
+        test.add(window(50, 0), window(50, 5))
+
+    assert test.evidence < 1e-6
+
+
+def test_a_difference_is_too_many_where_none_is_permitted() -> None:
+    test = RateTest(0.0)
+    test.add(1000, 0)
+    assert test.evidence == pytest.approx(1.0)
+    test.add(1, 1)
+    assert test.evidence == inf
+
+
+def test_differences_are_a_bet_on_a_higher_rate() -> None:
+    test = RateTest(0.1)
+    test.add(10, 4)
+
+    rates = [odds * 0.1 / (0.9 + odds * 0.1) for odds in ODDS]
+    assert test.evidence == pytest.approx(np.mean([(r / 0.1) ** 4 * ((1 - r) / 0.9) ** 6 for r in rates]))
+
+
+@pytest.mark.parametrize(("rate", "is_more"), [(0.01, False), (0.02, True), (0.5, True)])
+def test_a_rate_above_the_limit_is_found(rate: float, is_more: bool) -> None:
+    random = np.random.default_rng(5)
+    test = RateTest(0.01)
+    highest = 0.0
+    for _ in range(400):
+        test.add(50, int(random.binomial(50, rate)))
+        highest = max(highest, test.evidence)
+
+    assert (highest >= 100) is is_more
+
+
+def test_the_chance_that_equal_rates_look_unequal_is_within_the_limit() -> None:
+    """Of 800 plans with 60 looks each, 5 % at most may be wrong; the share of the canary and the rate change."""
+    random = np.random.default_rng(2)
+    alarms = 0
+    for _ in range(800):
+        test = ErrorTest()
+        for look in range(60):
+            share, rate = (0.01, 0.1, 0.5)[look // 20], (0.02, 0.3)[look % 7 == 0]
+            count = int(random.binomial(60, share))
+            test.add(
+                window(count, int(random.binomial(count, rate))),
+                window(60 - count, int(random.binomial(60 - count, rate))),
+            )
+            if test.evidence >= 20:
+                alarms += 1
+                break
+
+    assert alarms <= 800 * 0.05
+
+
+def exact_tail(count: int, at_least: int) -> float:
+    """The chance that so many of `count` values, or more, lie above the p99."""
+    return sum(comb(count, k) * 0.01**k * 0.99 ** (count - k) for k in range(at_least, count + 1))
+
+
+@pytest.mark.parametrize("count", [50, 200, 1000])
+@pytest.mark.parametrize("chance", [0.05, 0.001])
+def test_ranks_are_bounds_of_the_p99_as_the_binomial_distribution_says(count: int, chance: float) -> None:
+    below, above = rank_below(count, chance), rank_above(count, chance)
+
+    assert below is not None
+    assert exact_tail(count, count - below) <= chance < exact_tail(count, count - below - 1)
+    if above is None:
+        assert 0.99**count > chance  # even the largest value lies below the p99 too often
+    else:
+        values_above = count - 1 - above
+        assert 1 - exact_tail(count, values_above + 1) <= chance
+        assert 1 - exact_tail(count, values_above + 2) > chance
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_tiny_samples_have_no_bounds(count: int) -> None:
+    assert rank_above(count, 0.01) is None
+    assert rank_below(count, 0.001) in (None, 0)
+
+
+def test_large_samples_have_bounds_close_to_the_p99() -> None:
+    below, above = rank_below(1_000_000, 0.001), rank_above(1_000_000, 0.001)
+
+    assert below is not None
+    assert above is not None
+    assert 989_500 < below < 990_000 < above < 990_500
+
+
+@pytest.mark.parametrize(("times", "fails"), [(1.0, False), (1.4, False), (3.0, True)])
+def test_a_p99_that_is_too_long_is_found(times: float, fails: bool) -> None:
+    random = np.random.default_rng(3)
+    test = LatencyTest(1.5, 0.005)
+    failed = False
+    for _ in range(60):
+        canary, stable = random.lognormal(15, 0.4, 20) * times, random.lognormal(15, 0.4, 180)
+        failed = failed or test.add(window(20, 0, canary.astype(np.int64)), window(180, 0, stable.astype(np.int64)))
+
+    assert failed is fails
+    assert test.is_judged
+
+
+def test_equal_latencies_look_unequal_with_the_permitted_chance_at_most() -> None:
+    random = np.random.default_rng(4)
+    alarms = 0
+    for _ in range(400):
+        test = LatencyTest(1.0, 0.05)
+        for _ in range(40):
+            canary, stable = random.exponential(1e6, 50), random.exponential(1e6, 50)
+            if test.add(window(50, 0, canary.astype(np.int64)), window(50, 0, stable.astype(np.int64))):
+                alarms += 1
+                break
+
+    assert alarms <= 400 * 0.05
+
+
+def test_too_few_samples_are_no_verdict() -> None:
+    test = LatencyTest(1.5, 0.005)
+    slow, fast = [1_000_000_000] * 100, [1_000_000] * 100
+    assert not test.add(window(100, 0, slow), window(100, 0, fast))
+    assert not test.is_judged
+
+    assert test.add(window(0), window(900, 0, [1_000_000] * 900))
+    assert test.is_judged

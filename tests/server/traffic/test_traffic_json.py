@@ -1,0 +1,110 @@
+"""Changes, settings and plans as JSON: what is read, and what is refused with which words."""
+
+import json
+
+import pytest
+
+from charonia.config.pbtxt import parse
+from charonia.core.errors import ServingError
+from charonia.server.traffic.configuration import configured, traffic_problems
+from charonia.server.traffic.json_form import plan_json, read_change, read_plan, read_settings, settings_json
+from charonia.server.traffic.records import CanaryAction, CanaryPlan, Shadow, TrafficChange, TrafficSettings
+
+WHOLE = TrafficSettings({1: 90.0, 2: 10.0}, "header:x-user", {3: Shadow(0.25, 0.1, 0.2)})
+
+
+def test_settings_and_plans_survive_the_way_to_json_and_back() -> None:
+    plan = CanaryPlan(2, 1, (5.0, 100.0), 1.5, 10, 0.05, False, None, 0.01)
+
+    assert read_settings(json.loads(json.dumps(settings_json(WHOLE)))) == WHOLE
+    assert read_plan(json.loads(json.dumps(plan_json(plan)))) == plan
+    assert read_plan(json.loads(json.dumps(plan_json(CanaryPlan(2, 1))))) == CanaryPlan(2, 1)
+
+
+def test_a_change_leaves_alone_what_it_does_not_name_and_null_resets() -> None:
+    assert read_change({"weights": {"1": 1}}) == TrafficChange(weights={1: 1.0})
+    assert read_change({"weights": None, "sticky": None, "shadow": None}) == TrafficChange({}, "", {})
+    assert read_change({"shadow": {"2": 0.5}}) == TrafficChange(shadow={2: Shadow(0.5)})
+    assert read_change({"action": "pause"}) == TrafficChange(action=CanaryAction.PAUSE)
+    assert read_change({"canary": {"version": 2}}) == TrafficChange(canary=CanaryPlan(2))
+    assert read_change({"sticky": "Header:X-User"}) == TrafficChange(sticky="header:x-user")
+
+
+def test_only_conditions_may_be_null_in_a_plan() -> None:
+    plan = read_plan({"version": 2, "p99_ratio_max": None, "difference_rate_max": 0, "steps": None})
+
+    assert plan == CanaryPlan(2, p99_ratio_max=None, difference_rate_max=0.0)
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({}, "the traffic is not changed"),
+        ({"wheights": {}}, "there is no traffic setting 'wheights'"),
+        ({"weights": [1]}, "weights: expected an object, got an array"),
+        ({"weights": {"one": 1}}, "weights: expected the number of a version, got 'one'"),
+        ({"weights": {"0": 1}}, "weights: expected the number of a version, got '0'"),
+        ({"weights": {"1": -1}}, "weights.1: expected a number from 0 to 1e+12, got -1"),
+        ({"weights": {"1": True}}, "weights.1: expected a number from 0 to 1e+12, got a boolean"),
+        ({"weights": {"1": "9"}}, "weights.1: expected a number from 0 to 1e+12, got a string"),
+        ({"weights": {"1": 0, "2": 0}}, "weights: expected a weight above 0, got none"),
+        ({"weights": {str(n): 1 for n in range(1, 18)}}, "weights: expected at most 16 versions, got 17"),
+        ({"sticky": "cookie"}, "sticky: expected 'header:NAME', 'key', 'correlation_id' or '', got 'cookie'"),
+        ({"sticky": "header:a b"}, "sticky: expected 'header:NAME'"),
+        ({"sticky": 7}, "got a number"),
+        ({"shadow": {"2": 0}}, "shadow.2.share: expected a share above 0 and up to 1, got 0"),
+        ({"shadow": {"2": {"share": 2}}}, "shadow.2.share: expected a share above 0 and up to 1, got 2"),
+        ({"shadow": {"2": {"part": 1}}}, "there is no traffic setting 'shadow.2.part'"),
+        ({"canary": {}}, "canary.version: expected the version that takes over"),
+        ({"canary": {"version": 2, "step": 1}}, "there is no traffic setting 'canary.step'"),
+        ({"canary": {"version": 2, "stable": 2}}, "version 2 cannot be compared with itself"),
+        ({"canary": {"version": 2, "steps": []}}, "canary.steps: expected a list of 1 to 32 percentages"),
+        ({"canary": {"version": 2, "steps": [10, 5]}}, "canary.steps: expected percentages above 0 that grow"),
+        ({"canary": {"version": 2, "steps": [0, 5]}}, "canary.steps: expected percentages above 0 that grow"),
+        ({"canary": {"version": 2, "steps": [101]}}, "canary.steps: expected a number from 0 to 100, got 101"),
+        ({"canary": {"version": 2, "samples_min": 1.5}}, "canary.samples_min: expected a whole number"),
+        ({"canary": {"version": 2, "significance": 0}}, "canary.significance: expected a number from 1e-09 to 0.5"),
+        ({"canary": {"version": 2, "p99_ratio_max": 0.5}}, "canary.p99_ratio_max: expected a number from 1 to 1e+06"),
+        ({"canary": {"version": 2, "checks_errors": 1}}, "canary.checks_errors: expected true or false"),
+        ({"canary": {"version": 2}, "weights": {"1": 1}}, "canary: the plan sets the weights itself"),
+        ({"action": "stop"}, "action: expected one of pause, resume, promote, abort, got 'stop'"),
+    ],
+)
+def test_what_is_wrong_is_named(document: dict[str, object], says: str) -> None:
+    with pytest.raises(ServingError) as refused:
+        read_change(document)
+
+    assert says in str(refused.value)
+
+
+def test_the_parameter_of_a_configuration_has_the_same_form() -> None:
+    text = json.dumps(settings_json(WHOLE)).replace('"', '\\"')
+    config = parse(f'parameters {{ key: "traffic" value {{ string_value: "{text}" }} }}')
+
+    assert list(traffic_problems(config)) == []
+    assert configured(config) == WHOLE
+    assert configured(parse("")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "says"),
+    [
+        ("{", "", "must be a JSON object"),
+        ("{'canary': {}}", "", "there is no traffic setting 'canary'"),
+        ("{'weights': {'x': 1}}", "", "expected the number of a version, got 'x'"),
+        (
+            "{'shadow': {'2': 1}}",
+            "sequence_batching { }",
+            "a model that works on sequences cannot have shadow versions",
+        ),
+        ("{'shadow': {'2': 1}}", "model_transaction_policy { decoupled: true }", "a decoupled model cannot have"),
+    ],
+)
+def test_a_wrong_parameter_is_a_problem_of_the_configuration(text: str, more: str, says: str) -> None:
+    text = text.replace("'", '\\"')
+    config = parse(f'parameters {{ key: "traffic" value {{ string_value: "{text}" }} }} {more}')
+
+    (problem,) = traffic_problems(config)
+
+    assert problem.path == "parameters[traffic]"
+    assert says in problem.message
