@@ -153,7 +153,7 @@ def test_a_deployment_answers_and_its_next_revision_takes_over_without_a_lost_re
     assert load.seen == {1.0, 2.0}
     assert (second.http, second.grpc) == (first.http, first.grpc)
     assert (third.serving, third.state) == (2, "ready")
-    assert "plus" in third.latest_reason
+    assert third.latest_reason.startswith("not every model could be loaded:\nload failed for model 'plus'")
     assert result(third.http) == 2.0
 
 

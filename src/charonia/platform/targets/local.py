@@ -25,6 +25,7 @@ from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Work
 from charonia.platform.targets.fit import LocalMachine, misfits
 from charonia.platform.targets.live_traffic import change_traffic, forget_changes, traffic_of, without_traffic
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, Steps, tail, write_whole
+from charonia.platform.targets.local_reasons import MOVED, last_line, why_ended, why_not_upgraded
 from charonia.platform.targets.machine import this_machine
 from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.targets.ports import FreePorts
@@ -41,11 +42,6 @@ UNWELL_S_MAX = 20.0
 KILL_S = 90.0
 """Time that a server has to end after SIGTERM."""
 
-MOVED = "new requests go to it"
-"""What `charonia upgrade` says when the new engine has all new requests."""
-
-_ERROR = "charonia upgrade: "
-_LINES = 50
 _KEY_BYTES = 32
 _OWN = "CHARONIA_"
 _SHARED = ("CHARONIA_CACHE",)
@@ -211,7 +207,9 @@ class LocalTarget:
         starts = folder.read("starts").get("count", 0)
         folder.write("starts", count=starts + 1)
         folder.forget("serving")
-        folder.write("applying", revision=workload.revision, is_upgrade=False, made=_made(workload))
+        folder.write(
+            "applying", revision=workload.revision, is_upgrade=False, made=_made(workload), log_from=folder.log_size()
+        )
         python = str(folder.revision(workload.revision) / "python")
         command = [python, "-m", "charonia", "serve", *_arguments(folder, workload)]
         folder.start(command, _environment())
@@ -256,7 +254,11 @@ class LocalTarget:
 
 def _not_running(folder: DeploymentFolder, applying: Mapping[str, Any], serving: Mapping[str, Any]) -> Observed:
     if applying and not applying["is_upgrade"] and not folder.stopping_since():
-        return Observed(applying=applying["revision"], phase=RevisionPhase.FAILED, reason=_why_ended(folder))
+        return Observed(
+            applying=applying["revision"],
+            phase=RevisionPhase.FAILED,
+            reason=why_ended(folder.log_from(applying["log_from"])),
+        )
     return Observed()
 
 
@@ -267,7 +269,7 @@ def _under_way(
     number, before = int(applying["revision"]), int(serving.get("revision", 0))
     if not applying["is_upgrade"]:
         if not is_ready:
-            return Observed(applying=number, phase=RevisionPhase.STARTING, doing=_last_line(tail(folder.log, _LINES)))
+            return Observed(applying=number, phase=RevisionPhase.STARTING, doing=last_line(tail(folder.log, 1)))
         _serves(folder, applying)
         return Observed(serving=number, phase=RevisionPhase.READY)
     steps = Steps(folder.revision(number))
@@ -276,13 +278,13 @@ def _under_way(
         folder.write("serving", revision=number, base=number, made=applying["made"])
     if status is None:
         if MOVED in text:
-            return Observed(serving=number, applying=number, phase=RevisionPhase.READY, doing=_last_line(text))
-        return Observed(serving=before, applying=number, phase=RevisionPhase.STARTING, doing=_last_line(text))
+            return Observed(serving=number, applying=number, phase=RevisionPhase.READY, doing=last_line(text))
+        return Observed(serving=before, applying=number, phase=RevisionPhase.STARTING, doing=last_line(text))
     if MOVED in text:
         _forget_traffic(folder, number)
         _serves(folder, applying)
         return Observed(serving=number, phase=RevisionPhase.READY)
-    reason = text.partition(_ERROR)[2].strip() or _last_line(text) or "the upgrade was cut off"
+    reason = why_not_upgraded(text)
     return Observed(serving=before, applying=number, phase=RevisionPhase.FAILED, reason=reason)
 
 
@@ -372,15 +374,3 @@ def _made(workload: Workload) -> str:
     ]
     rest = [str(workload.python), spec.cpu_cores, list(spec.gpus), spec.keys]
     return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()
-
-
-def _why_ended(folder: DeploymentFolder) -> str:
-    """Return why a server has ended, from its log."""
-    lines = [line for line in tail(folder.log, _LINES).splitlines() if line.strip()]
-    told = [line.partition("charonia serve: ")[2] for line in lines if line.startswith("charonia serve: ")]
-    return told[-1] if told else lines[-1] if lines else "the server has ended without a word"
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
