@@ -43,6 +43,7 @@ SLOWEST_FILES = (
         "test_tensorflow.py",
         "test_tensorflow_server.py",
         "test_llama_cpp_server.py",
+        "test_platform_process.py",
     ),
 )
 
