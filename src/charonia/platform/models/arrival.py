@@ -194,11 +194,13 @@ class VersionTasks:
             row = session.get_one(VersionRow, version_id)
             same = select(VersionRow.number).where(VersionRow.model_id == row.model_id, VersionRow.digest == digest)
             number = session.scalar(same.where(VersionRow.state != REFUSED).limit(1))
-            if number is not None:
-                raise invalid(f"version {number} has the same files", hint="use that one")
-            row.state, row.digest, row.files = CHECKING, digest, manifest.to_json(blobs)
-            row.size, row.source = manifest.size(blobs), title
-            row.backend, row.runs_code, row.report = report.backend, bool(report.code), report.to_json()
+            if number is None:
+                row.state, row.digest, row.files = CHECKING, digest, manifest.to_json(blobs)
+                row.size, row.source = manifest.size(blobs), title
+                row.backend, row.runs_code = report.backend, bool(report.code)
+            row.report = replace(report, same_as=number or 0).to_json()
+        if number is not None:
+            raise invalid(f"version {number} has the same files", hint="use that one")
 
     def _check(self, run: TaskRun) -> Mapping[str, Any]:
         version, name = self._version(run)
