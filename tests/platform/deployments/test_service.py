@@ -168,6 +168,15 @@ def test_viewers_may_look_and_deployers_may_not_run_code_without_permission(stag
     assert stage.deployments.changes.create(coder, "default", spec).revision == 1
 
 
+def test_a_deployment_cannot_make_code_of_data_without_permission(stage: Stage) -> None:
+    deployer = Principal.of("Dee", [Grant(ProjectRole.DEPLOYER, "default")])
+    config = {"backend": "python", "default_model_filename": "model.onnx"}
+    spec = stage.spec() | {"models": [{"name": "echo", "config": config}]}
+
+    with pytest.raises(NotPermittedError, match="may not use models that run code"):
+        stage.deployments.changes.create(deployer, "default", spec)
+
+
 def test_keys_of_servers_are_made_shown_once_and_removed(stage: Stage) -> None:
     stage.deployments.changes.create(ADA, "default", stage.spec(keys=True))
     stage.pass_s(3)
