@@ -2,11 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.fake_engine import FakeEngine
 
+from charonia.cli import apply, deploy, environments, models, platform, rollout
+from charonia.cli.command_line import CommandLine
 from charonia.cli.convert import LINE as CONVERT
+from charonia.cli.main import COMMANDS
 from charonia.cli.perf_options import LINE as PERF
 from charonia.cli.perf_options import OLD_NAMES, REFUSED
 from charonia.cli.tune_options import PROFILE as TUNE
@@ -15,6 +19,11 @@ from charonia.server.http.frontend import HttpLimits, protocol_routes
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "bench").glob("*.md"), *ROOT.glob("examples/*/*.md")])
+
+PLATFORM: list[CommandLine[Any]] = [
+    *(platform.LINE, deploy.LINE, apply.LINE),
+    *(each.line for room in (models, environments, rollout) for each in room.SUBCOMMANDS.values()),
+]
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)]+)\)")
@@ -124,6 +133,24 @@ def test_every_option_of_convert_is_documented_with_its_default() -> None:
     ]
 
     assert [start for start, end in rows if not any(r.startswith(start) and end in r for r in page.splitlines())] == []
+
+
+@pytest.mark.parametrize("line", PLATFORM, ids=lambda line: line.command)
+def test_every_option_of_the_platforms_commands_is_documented_with_its_default(line: CommandLine[Any]) -> None:
+    page = (DOCS / "platform.md").read_text(encoding="utf-8").replace("\\|", "|")
+    rows = [
+        f"| `{option.name}{' ' if option.metavar else ''}{option.metavar}` | {line.default_text(option)} | "
+        for option in line.options()
+        if option.name.startswith("--")
+    ]
+
+    assert [row for row in rows if row not in page] == []
+
+
+def test_every_command_is_documented() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+    assert [name for name in COMMANDS if f"charonia {name}" not in pages] == []
 
 
 def test_the_files_that_the_architecture_page_names_exist() -> None:

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from openapi_spec_validator import validate
 
 from charonia.core.errors import Code, ServingError
+from charonia.platform.app import BODY_BYTES_MAX
 from charonia.platform.openapi import OPENAPI_PATH
 from charonia.platform.people.calls import caller
 
@@ -132,6 +133,22 @@ def test_a_call_that_does_not_fit_its_description(admin: TestClient) -> None:
 
     assert answer.status_code == 400
     assert answer.json() == {"error": "body.name: Field required", "hint": f"{OPENAPI_PATH} describes the calls"}
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(anybody: TestClient) -> None:
+    answer = anybody.post("/api/v1/projects", content=b" " * (BODY_BYTES_MAX + 1))
+    form = anybody.post("/logout", data={"csrf": "x" * BODY_BYTES_MAX})
+
+    assert (answer.status_code, form.status_code) == (413, 413)
+
+
+def test_a_piece_of_an_upload_may_be_larger(admin: TestClient) -> None:
+    size = BODY_BYTES_MAX + 1
+    asked = {"files": [{"path": "model.onnx", "size": size}]}
+    [upload] = admin.post("/api/v1/projects/default/uploads", json=asked).json()
+
+    sent = admin.put(f"/api/v1/projects/default/uploads/{upload['key']}", content=b" " * size)
+    assert sent.json()["received"] == size
 
 
 def test_an_address_that_is_none(admin: TestClient) -> None:

@@ -101,7 +101,7 @@ class PlatformClient:
             connection.close()
         if answer.status >= 300:
             raise self._refusal(answer, content)
-        if not answer.headers.get_content_type().endswith("json"):
+        if not content or not answer.headers.get_content_type().endswith("json"):
             return content.decode("utf-8", "replace")
         return json.loads(content)
 

@@ -31,6 +31,9 @@ from charonia.platform.targets.local import LocalTarget
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
 
+BODY_BYTES_MAX = 16 * 2**20
+"""Largest body of a call. What is streamed, such as a piece of an upload, has a limit of its own at its route."""
+
 _ROUTERS = (login, people, models, environments, deployments, jobs, tasks, console)
 
 
@@ -58,6 +61,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         openapi_url=OPENAPI_PATH,
         docs_url=None,
         redoc_url=None,
+        max_body_size=BODY_BYTES_MAX,
     )
     app.state.platform = platform
     for each in _ROUTERS:

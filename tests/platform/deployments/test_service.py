@@ -1,5 +1,7 @@
 """Deployments as people change them, over a target of records."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tests.platform.deployments.conftest import ADA, Stage
 
@@ -30,6 +32,24 @@ def test_the_second_of_two_who_change_the_same_revision_gets_a_conflict(stage: S
 
     assert caught.value.code is Code.ALREADY_EXISTS
     assert stage.deployments.reads.get(ADA, "default", "reader").spec["models"][0]["versions"] == [2]
+
+
+def test_of_many_who_change_a_revision_at_the_same_time_one_succeeds(stage: Stage) -> None:
+    stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
+
+    def change(number: int) -> str:
+        try:
+            changed = stage.spec(versions=[2], ready_within_s=float(number + 1))
+            stage.deployments.changes.change(ADA, "default", changed, revision=1)
+        except ServingError as error:
+            return error.code.name
+        return "changed"
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(change, range(8)))
+
+    assert sorted(found) == ["ALREADY_EXISTS"] * 7 + ["changed"]
+    assert stage.deployments.reads.get(ADA, "default", "reader").revision == 2
 
 
 def test_a_revision_that_fails_leaves_the_one_before(stage: Stage) -> None:
@@ -146,6 +166,15 @@ def test_viewers_may_look_and_deployers_may_not_run_code_without_permission(stag
     with pytest.raises(NotPermittedError, match="may not use models that run code"):
         stage.deployments.changes.create(deployer, "default", spec)
     assert stage.deployments.changes.create(coder, "default", spec).revision == 1
+
+
+def test_a_deployment_cannot_make_code_of_data_without_permission(stage: Stage) -> None:
+    deployer = Principal.of("Dee", [Grant(ProjectRole.DEPLOYER, "default")])
+    config = {"backend": "python", "default_model_filename": "model.onnx"}
+    spec = stage.spec() | {"models": [{"name": "echo", "config": config}]}
+
+    with pytest.raises(NotPermittedError, match="may not use models that run code"):
+        stage.deployments.changes.create(deployer, "default", spec)
 
 
 def test_keys_of_servers_are_made_shown_once_and_removed(stage: Stage) -> None:

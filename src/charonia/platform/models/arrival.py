@@ -20,7 +20,7 @@ from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database, now
-from charonia.platform.database.tables import EnvironmentRow, ModelRow, TaskRow, UploadRow, VersionRow
+from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
 from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
@@ -68,9 +68,11 @@ def add(
     source.check()
     if source.kind == "folder":
         who.demand(ProjectRole.ADMIN)
+    # One after the other: the model may be there by then, and each version gets a number of its own.
+    session.execute(select(ProjectRow.id).where(ProjectRow.id == found.id).with_for_update())
     if source.kind == "upload":
         upload_rows.take(session, uploads, found, source.place)
-    query = select(ModelRow).where(ModelRow.project_id == found.id, ModelRow.name == name).with_for_update()
+    query = select(ModelRow).where(ModelRow.project_id == found.id, ModelRow.name == name)
     owner = session.scalar(query) or create(session, who, project, name, ModelDetails())
     owner.last_number += 1
     row = VersionRow(
@@ -161,17 +163,15 @@ class VersionTasks:
             sent = {row.path: row.key for row in session.scalars(query)} if source.kind == "upload" else {}
         if source.kind == "upload" and not sent:
             raise internal("the uploaded files are gone", hint="send them again")
-        with self.uploads.holding(list(sent.values())):
-            files, title = open_source(
-                source, self.uploads, sent, may_read_folders=bool(run.arguments["may_read_folders"])
-            )
-            with unpacked(files, self.store, pace.seen) as inner:
-                sizes = inner.sizes()
-                found = _arranged(inner, list(sizes), source.take)
-                pace.total = sum(sizes[path] for path in found.files.values())
-                self.store.local.demand_room(pace.total, what=f"model '{name}'")
-                run.log(f"{len(found.files)} files, {pace.total} bytes, from {title}")
-                blobs = {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(found.files.items())}
+        self.uploads.seal(list(sent.values()))
+        files, title = open_source(source, self.uploads, sent, may_read_folders=bool(run.arguments["may_read_folders"]))
+        with unpacked(files, self.store, pace.seen) as inner:
+            sizes = inner.sizes()
+            found = _arranged(inner, list(sizes), source.take)
+            pace.total = sum(sizes[path] for path in found.files.values())
+            self.store.local.demand_room(pace.total, what=f"model '{name}'")
+            run.log(f"{len(found.files)} files, {pace.total} bytes, from {title}")
+            blobs = {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(found.files.items())}
         self._arrived(run, version.id, name, blobs, found, title)
 
     def _arrived(
@@ -194,11 +194,13 @@ class VersionTasks:
             row = session.get_one(VersionRow, version_id)
             same = select(VersionRow.number).where(VersionRow.model_id == row.model_id, VersionRow.digest == digest)
             number = session.scalar(same.where(VersionRow.state != REFUSED).limit(1))
-            if number is not None:
-                raise invalid(f"version {number} has the same files", hint="use that one")
-            row.state, row.digest, row.files = CHECKING, digest, manifest.to_json(blobs)
-            row.size, row.source = manifest.size(blobs), title
-            row.backend, row.runs_code, row.report = report.backend, bool(report.code), report.to_json()
+            if number is None:
+                row.state, row.digest, row.files = CHECKING, digest, manifest.to_json(blobs)
+                row.size, row.source = manifest.size(blobs), title
+                row.backend, row.runs_code = report.backend, bool(report.code)
+            row.report = replace(report, same_as=number or 0).to_json()
+        if number is not None:
+            raise invalid(f"version {number} has the same files", hint="use that one")
 
     def _check(self, run: TaskRun) -> Mapping[str, Any]:
         version, name = self._version(run)
@@ -290,6 +292,9 @@ class VersionTasks:
             if is_cancelled:
                 self._refuse(run, "it was cancelled", "")
             raise
+        except Exception as error:
+            self._refuse(run, f"{type(error).__name__}: {error}", "")
+            raise
 
     def _refuse(self, run: TaskRun, problem: str, hint: str) -> None:
         with self.database.transaction() as session:
@@ -300,7 +305,9 @@ class VersionTasks:
             row.report = {**row.report, "problem": problem, "hint": hint}
             source = run.arguments.get("source", {})
             if source.get("kind") == "upload":  # what was sent is still there: a new attempt can use it
-                for upload in session.scalars(select(UploadRow).where(UploadRow.batch == source["place"])):
+                rows = session.scalars(select(UploadRow).where(UploadRow.batch == source["place"])).all()
+                self.uploads.unseal([upload.key for upload in rows])
+                for upload in rows:
                     upload.is_taken = False
             with contextlib.suppress(ServingError):  # too many tasks wait: a later one does it
                 collect_later(session, run.project_id)

@@ -237,6 +237,7 @@ def get_upload(project: str, key: str, who: Caller, here: Here) -> UploadRecord:
 
 @router.put(
     "/uploads/{key}",
+    max_body_size=uploads.FILE_BYTES_MAX,
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
 )
 async def send_piece(

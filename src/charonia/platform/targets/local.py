@@ -23,8 +23,9 @@ from typing import Any
 from charonia.core.errors import unavailable
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload
 from charonia.platform.targets.fit import LocalMachine, misfits
-from charonia.platform.targets.live_traffic import change_traffic, traffic_of, without_traffic
+from charonia.platform.targets.live_traffic import change_traffic, forget_changes, traffic_of, without_traffic
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, Steps, tail, write_whole
+from charonia.platform.targets.local_reasons import MOVED, last_line, why_ended, why_not_upgraded
 from charonia.platform.targets.machine import this_machine
 from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.targets.ports import FreePorts
@@ -41,13 +42,9 @@ UNWELL_S_MAX = 20.0
 KILL_S = 90.0
 """Time that a server has to end after SIGTERM."""
 
-MOVED = "new requests go to it"
-"""What `charonia upgrade` says when the new engine has all new requests."""
-
-_ERROR = "charonia upgrade: "
-_LINES = 50
 _KEY_BYTES = 32
-_NO_CODE = ("CHARONIA_",)
+_OWN = "CHARONIA_"
+_SHARED = ("CHARONIA_CACHE",)
 
 
 class LocalTarget:
@@ -139,7 +136,9 @@ class LocalTarget:
             grpc=f"{HOST}:{ports[1]}",
             metrics=f"http://{HOST}:{ports[2]}/metrics",
             key=key.read_text() if key.exists() else "",
-            replicas=[Replica(f"pid {folder.pid()}", is_ready, reason=reason)],
+            replicas=[
+                Replica(f"pid {folder.pid()}", is_ready, max(0, folder.read("starts").get("count", 0) - 1), reason)
+            ],
         )
 
     def stop(self, deployment: str) -> None:
@@ -147,10 +146,10 @@ class LocalTarget:
         folder = self._folder(deployment)
         since = folder.stopping_since()
         if not folder.is_running():
-            folder.forget("applying", "serving")
+            folder.forget("applying", "serving", "starts")
         elif not since:
             folder.note_stopping()
-            folder.forget("applying", "serving")
+            folder.forget("applying", "serving", "starts")
             folder.signal(signal.SIGTERM)
         elif time.time() - since > KILL_S:
             folder.signal(signal.SIGKILL)
@@ -205,8 +204,12 @@ class LocalTarget:
         write_whole(launcher, _launcher(workload), 0o755)
 
     def _start(self, folder: DeploymentFolder, workload: Workload) -> None:
+        starts = folder.read("starts").get("count", 0)
+        folder.write("starts", count=starts + 1)
         folder.forget("serving")
-        folder.write("applying", revision=workload.revision, is_upgrade=False, made=_made(workload))
+        folder.write(
+            "applying", revision=workload.revision, is_upgrade=False, made=_made(workload), log_from=folder.log_size()
+        )
         python = str(folder.revision(workload.revision) / "python")
         command = [python, "-m", "charonia", "serve", *_arguments(folder, workload)]
         folder.start(command, _environment())
@@ -251,7 +254,11 @@ class LocalTarget:
 
 def _not_running(folder: DeploymentFolder, applying: Mapping[str, Any], serving: Mapping[str, Any]) -> Observed:
     if applying and not applying["is_upgrade"] and not folder.stopping_since():
-        return Observed(applying=applying["revision"], phase=RevisionPhase.FAILED, reason=_why_ended(folder))
+        return Observed(
+            applying=applying["revision"],
+            phase=RevisionPhase.FAILED,
+            reason=why_ended(folder.log_from(applying["log_from"])),
+        )
     return Observed()
 
 
@@ -262,7 +269,7 @@ def _under_way(
     number, before = int(applying["revision"]), int(serving.get("revision", 0))
     if not applying["is_upgrade"]:
         if not is_ready:
-            return Observed(applying=number, phase=RevisionPhase.STARTING, doing=_last_line(tail(folder.log, _LINES)))
+            return Observed(applying=number, phase=RevisionPhase.STARTING, doing=last_line(tail(folder.log, 1)))
         _serves(folder, applying)
         return Observed(serving=number, phase=RevisionPhase.READY)
     steps = Steps(folder.revision(number))
@@ -271,13 +278,21 @@ def _under_way(
         folder.write("serving", revision=number, base=number, made=applying["made"])
     if status is None:
         if MOVED in text:
-            return Observed(serving=number, applying=number, phase=RevisionPhase.READY, doing=_last_line(text))
-        return Observed(serving=before, applying=number, phase=RevisionPhase.STARTING, doing=_last_line(text))
+            return Observed(serving=number, applying=number, phase=RevisionPhase.READY, doing=last_line(text))
+        return Observed(serving=before, applying=number, phase=RevisionPhase.STARTING, doing=last_line(text))
     if MOVED in text:
+        _forget_traffic(folder, number)
         _serves(folder, applying)
         return Observed(serving=number, phase=RevisionPhase.READY)
-    reason = text.partition(_ERROR)[2].strip() or _last_line(text) or "the upgrade was cut off"
+    reason = why_not_upgraded(text)
     return Observed(serving=before, applying=number, phase=RevisionPhase.FAILED, reason=reason)
+
+
+def _forget_traffic(folder: DeploymentFolder, number: int) -> None:
+    """Let the new engine split traffic as its revision says: it has kept what the one before was asked for."""
+    address = f"http://{HOST}:{folder.read('ports')['ports'][0]}"
+    for model in (folder.revision(number) / "repository").iterdir():
+        forget_changes(address, folder.platform_key.read_text(), model.name)
 
 
 def _steady(serving: Mapping[str, Any]) -> Observed:
@@ -338,8 +353,8 @@ def _quoted(text: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of servers: without what the platform alone is told."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_NO_CODE)}
+    """Return the environment of servers: without what the platform alone is told, such as passwords."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN) or name in _SHARED}
 
 
 def _write_keys(folder: DeploymentFolder, keys: Sequence[str]) -> None:
@@ -359,15 +374,3 @@ def _made(workload: Workload) -> str:
     ]
     rest = [str(workload.python), spec.cpu_cores, list(spec.gpus), spec.keys]
     return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()
-
-
-def _why_ended(folder: DeploymentFolder) -> str:
-    """Return why a server has ended, from its log."""
-    lines = [line for line in tail(folder.log, _LINES).splitlines() if line.strip()]
-    told = [line.partition("charonia serve: ")[2] for line in lines if line.startswith("charonia serve: ")]
-    return told[-1] if told else lines[-1] if lines else "the server has ended without a word"
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
