@@ -171,12 +171,12 @@ def name_of(source: str, way: str) -> str:
     """Return what a model is called that comes from a place."""
     if way == "mlflow":
         return source.removeprefix("models:/").partition("/")[0]
-    parts = [part for part in source.rstrip("/").split("/") if part]
-    while parts and parts[-1].isdecimal():  # a version's folder
+    parts = [part for part in source.partition("://")[2 if "://" in source else 0].split("/") if part]
+    if len(parts) > 1 and re.fullmatch(r"model\.\w+", parts[-1]):
         parts.pop()
-    last = parts[-1] if parts else ""
-    stem = last.rpartition(".")[0] if re.search(r"\.[A-Za-z]\w{0,11}$", last) else last
-    return parts[-2] if stem == "model" and len(parts) > 1 else stem
+    while len(parts) > 1 and parts[-1].isdecimal():  # a version's folder
+        parts.pop()
+    return re.sub(r"\.[A-Za-z]\w{0,11}$", "", parts[-1]) if parts else ""
 
 
 def deployment_name(model: str) -> str:

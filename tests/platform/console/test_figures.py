@@ -1,0 +1,113 @@
+"""What charts, tiles and the page of traffic make of figures."""
+
+from typing import Any
+
+from charonia.platform.console import deployment_figures as shown
+from charonia.platform.console.environment_choice import suggested
+from charonia.platform.console.model_pages import deployment_name, difference, name_of, read_links
+from charonia.platform.console.traffic_pages import traffic_view
+from charonia.platform.database.tables import EnvironmentRow
+from charonia.platform.deployments.figures import Figures, FiguresPoint
+from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.models.records import NeededPackageRecord, VersionReport
+
+TRAFFIC: dict[str, Any] = {
+    "model": "digits",
+    "sticky": "key",
+    "versions": [
+        {"version": "10", "is_ready": True, "weight": 1.0, "share": 0.25, "requests": 100, "errors": 5}
+        | {"latency_us": {"p50": 1500.0}, "shadow": None},
+        {"version": "9", "is_ready": True, "weight": 3.0, "share": 0.75, "requests": 300, "errors": 0}
+        | {"latency_us": {}, "shadow": {"different": 2, "compared": 8}},
+    ],
+    "canary": {"plan": {"version": 10, "stable": 9, "steps": [10, 25, 100]}, "state": "rolled_back", "step": 1}
+    | {"percent": 0, "reason": "more errors", "checks": {}},
+    "history": [{"time": "2026-11-23T22:48:35Z", "text": "first"}, {"time": "2026-11-23T22:50:00Z", "text": "last"}],
+}
+
+
+def point(time: float, **versions: Figures) -> FiguresPoint:
+    by_name = {name.replace("_", "/"): figures for name, figures in versions.items()}
+    return FiguresPoint(time, Figures(requests_per_s=10, errors_per_s=1), by_name, 2e8, 0.5, None, None)
+
+
+def view(**values: Any) -> DeploymentView:
+    fields = dict.fromkeys(DeploymentView.__dataclass_fields__)
+    return DeploymentView(**{**fields, "spec": {"models": [{"name": "a", "versions": [1, 2]}]}, **values})
+
+
+def test_a_version_that_came_later_has_gaps_before() -> None:
+    found = shown.charts([point(1, a_1=Figures(5)), point(2, a_1=Figures(4), a_2=Figures(6))])
+
+    assert found["times"] == [1, 2]
+    assert found["charts"]["rate"] == [
+        {"label": "version 1", "values": [5, 4]},
+        {"label": "version 2", "values": [None, 6]},
+    ]
+
+
+def test_there_are_charts_without_figures() -> None:
+    assert shown.charts([])["charts"]["rate"] == []
+
+
+def test_a_deployment_in_the_list_says_what_fails() -> None:
+    line = shown.line(view(figures=point(1), revision=3, latest_state="failed"))
+
+    assert line["errors"] == "10 %"
+    assert line["has_errors"]
+    assert line["reason"] == "Revision 3 has failed"
+    assert line["models"] == "a 1, 2"
+
+
+def test_versions_stand_side_by_side_in_the_order_of_their_numbers() -> None:
+    found = traffic_view(TRAFFIC, view(figures=None))
+
+    assert [each["version"] for each in found["versions"]] == ["9", "10"]
+    assert dict(found["rows"])["Errors"] == ["0", "5 (5 %)"]
+    assert dict(found["rows"])["p50"] == [shown.NONE, "1.5 ms"]
+    assert dict(found["rows"])["Shadow answers that differ"] == ["2 of 8", shown.NONE]
+    assert found["candidates"][0] == ("10", "version 10")
+
+
+def test_a_plan_that_was_rolled_back_shows_where() -> None:
+    found = traffic_view(TRAFFIC, view(figures=None))
+
+    assert [step["kind"] for step in found["canary"]["steps"]] == ["done", "broken", ""]
+    assert not found["canary_open"]
+    assert found["history"][0] == {"time": "11-23 22:50", "text": "last"}
+
+
+def test_the_environment_that_has_what_is_missing_is_suggested() -> None:
+    report = VersionReport(needs=[NeededPackageRecord("torch", "torch", is_here=False)])
+    built = [
+        EnvironmentRow(name="empty", state="ready", packages=[]),
+        EnvironmentRow(name="failed", state="failed", packages=[["Torch", "2"]]),
+        EnvironmentRow(name="pytorch", state="ready", packages=[["Torch", "2"]]),
+    ]
+
+    assert suggested(report, built) == "pytorch"
+    assert suggested(VersionReport(checked_with="mine"), built) == "mine"
+    assert suggested(VersionReport(), built) == ""
+
+
+def test_a_model_has_the_name_of_the_place_it_comes_from() -> None:
+    assert name_of("s3://bucket/models/reader/3/", "store") == "reader"
+    assert name_of("s3://bucket/reader.onnx", "store") == "reader"
+    assert name_of("/srv/reader/1/model.onnx", "folder") == "reader"
+    assert name_of("models:/reader/7", "mlflow") == "reader"
+
+
+def test_a_deployment_has_a_name_that_addresses_can_have() -> None:
+    assert deployment_name("My Model.v2") == "my-model-v2"
+    assert deployment_name("...") == "model"
+
+
+def test_links_are_a_label_and_an_address() -> None:
+    assert read_links("the paper https://a.example/b\n\ncode: https://c.example") == {
+        "the paper": "https://a.example/b",
+        "code": "https://c.example",
+    }
+
+
+def test_a_difference_has_the_lines_that_differ() -> None:
+    assert [line for line in difference("a\nb\n", "a\nc\n") if line[0] in "+-"] == ["-b", "+c"]
