@@ -149,7 +149,8 @@ def wait(running: RunningPlatform, name: str, revision: int) -> str:
     end = time.monotonic() + 60
     while True:
         view = running.platform.deployments.reads.get(OWNER, "default", name)
-        if view.serving == revision and view.state == "ready":
+        seen = running.platform.deployments.servers.observe(OWNER, "default", name)
+        if view.serving == revision and view.state == "ready" and not seen.applying:
             return view.http
         assert time.monotonic() < end, view.latest_reason
         time.sleep(0.2)
