@@ -67,7 +67,7 @@ class FakeTarget:
 
     def abandon(self, deployment: str) -> None:
         self._reach()
-        server = self.servers[deployment]
+        server = self.servers.get(deployment, FakeServer())
         if server.phase is RevisionPhase.STARTING:
             server.applying = 0
             server.phase = RevisionPhase.READY if server.serving else RevisionPhase.ABSENT

@@ -149,6 +149,8 @@ class DeploymentRow(PlatformTable):
     attempts: Mapped[int] = mapped_column(default=0)
     ready: Mapped[float] = mapped_column(default=0.0)
     failure: Mapped[str] = mapped_column(Text, default="")
+    canaries: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Who has begun the canary plan that runs, by model. See `deployments.canaries`."""
 
     project: Mapped[ProjectRow] = relationship()
     revisions: Mapped[list["RevisionRow"]] = relationship(

@@ -83,7 +83,7 @@ class DeploymentServers:
         return self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, "traffic"))
 
     def set_traffic(
-        self, who: Principal, project: str, name: str, model: str, change: Mapping[str, Any]
+        self, who: Principal, project: str, name: str, model: str, change: Mapping[str, Any], *, note: str = ""
     ) -> ChangePlan | Any:
         """Change how the requests of a model are split.
 
@@ -96,6 +96,7 @@ class DeploymentServers:
             name: The deployment.
             model: The model.
             change: As the server's own API takes it.
+            note: What they say about it.
 
         Returns:
             The plan of the change, or the answer of the server.
@@ -112,6 +113,8 @@ class DeploymentServers:
             answer = self._ask(who, project, name, ProjectRole.DEPLOYER, model_path(model, "traffic"), change)
             with self._database.transaction() as session:
                 row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
+                if "canary" in change:
+                    row.canaries = {**row.canaries, model: who.name}
                 detail = {"model": model, "change": dict(change)}
                 audit.note(session, who, "deployment.traffic", f"{project}/{name}", detail, project_id=row.project_id)
             return answer
@@ -120,7 +123,7 @@ class DeploymentServers:
             for deployed in spec.models
         ]
         value = write_spec(replace(spec, models=tuple(models)))
-        return self._changes.change(who, project, value, note=f"traffic of '{model}'", revision=view.revision)
+        return self._changes.change(who, project, value, note=note or f"traffic of '{model}'", revision=view.revision)
 
     def _target(self, who: Principal, project: str, name: str, role: ProjectRole) -> tuple[DeploymentTarget, str]:
         with self._database.reading() as session:

@@ -6,6 +6,7 @@ from sqlalchemy import select
 
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import DeploymentRow
+from charonia.platform.deployments.canaries import Canaries
 from charonia.platform.deployments.changes import DeploymentChanges
 from charonia.platform.deployments.collector import Collector
 from charonia.platform.deployments.reads import DeploymentReads
@@ -32,6 +33,7 @@ class Deployments:
         servers: Asks their servers.
         reconciler: Brings about what is wanted.
         collector: Collects their figures.
+        canaries: Writes down what has become of canary plans.
     """
 
     def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
@@ -44,6 +46,7 @@ class Deployments:
         self.changes = DeploymentChanges(database, targets, workloads, self.reconciler.wake)
         self.keys = ServerKeys(database, targets, workloads)
         self.servers = DeploymentServers(database, targets, self.reads, self.changes)
+        self.canaries = Canaries(database, self.servers)
 
     def start(self) -> None:
         """Begin to bring about what is wanted, and to collect figures."""
@@ -51,11 +54,13 @@ class Deployments:
             self._workloads.sweep(session)
         self.reconciler.start()
         self.collector.start()
+        self.canaries.start()
 
     def close(self) -> None:
         """Stop; what runs goes on."""
         self.reconciler.close()
         self.collector.close()
+        self.canaries.close()
 
     def _metrics_pages(self) -> Mapping[int, str]:
         with self._database.reading() as session:

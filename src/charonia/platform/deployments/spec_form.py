@@ -30,6 +30,7 @@ _MODEL = ("name", "versions", "traffic", "instances", "batching", "config")
 _BATCHING = ("max_batch_size", "max_queue_delay_microseconds")
 _DEVICE = ("cpu_cores", "gpus", "memory_mib")
 _BOUNDS = ("min", "max")
+_TRAFFIC = ("weights", "sticky", "shadow")
 
 
 def read_spec(value: object) -> DeploymentSpec:
@@ -138,7 +139,7 @@ class _Reader:
 
     def _traffic(self, path: str, value: object, versions: Sequence[int]) -> dict[str, Any]:
         """Return how traffic is split, with texts as keys as in JSON. What it means is for the server to check."""
-        traffic = {str(key): part for key, part in self._object(path, value).items()}
+        traffic = dict(self._members(path, value, _TRAFFIC))
         for part in ("weights", "shadow"):
             if isinstance(by_version := traffic.get(part), Mapping):
                 traffic[part] = {str(version): what for version, what in by_version.items()}

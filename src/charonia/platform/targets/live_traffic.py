@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from charonia.config import pbtxt
+from charonia.core.errors import Code, ServingError
 from charonia.platform.targets.server_calls import ask, model_path
 
 TRAFFIC = "traffic"
@@ -25,6 +26,19 @@ def without_traffic(config: str) -> str:
     parsed = pbtxt.parse(config)
     rest = {name: value for name, value in parsed.parameters.items() if name != TRAFFIC}
     return pbtxt.render(replace(parsed, parameters=rest))
+
+
+def forget_changes(address: str, key: str, model: str) -> None:
+    """Let a server split the traffic of a model as its configuration says, whatever was asked for before.
+
+    Raises:
+        ServingError: UNAVAILABLE if it does not answer.
+    """
+    try:
+        ask(address, model_path(model, "traffic"), key=key, method="DELETE")
+    except ServingError as error:
+        if error.code is Code.UNAVAILABLE:  # else it has no such model, or no traffic
+            raise
 
 
 def change_traffic(address: str, key: str, model: str, traffic: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from charonia.core.errors import unavailable
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload
 from charonia.platform.targets.fit import LocalMachine, misfits
-from charonia.platform.targets.live_traffic import change_traffic, traffic_of, without_traffic
+from charonia.platform.targets.live_traffic import change_traffic, forget_changes, traffic_of, without_traffic
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, Steps, tail, write_whole
 from charonia.platform.targets.machine import this_machine
 from charonia.platform.targets.model_folder import make_model_folder
@@ -274,10 +274,18 @@ def _under_way(
             return Observed(serving=number, applying=number, phase=RevisionPhase.READY, doing=_last_line(text))
         return Observed(serving=before, applying=number, phase=RevisionPhase.STARTING, doing=_last_line(text))
     if MOVED in text:
+        _forget_traffic(folder, number)
         _serves(folder, applying)
         return Observed(serving=number, phase=RevisionPhase.READY)
     reason = text.partition(_ERROR)[2].strip() or _last_line(text) or "the upgrade was cut off"
     return Observed(serving=before, applying=number, phase=RevisionPhase.FAILED, reason=reason)
+
+
+def _forget_traffic(folder: DeploymentFolder, number: int) -> None:
+    """Let the new engine split traffic as its revision says: it has kept what the one before was asked for."""
+    address = f"http://{HOST}:{folder.read('ports')['ports'][0]}"
+    for model in (folder.revision(number) / "repository").iterdir():
+        forget_changes(address, folder.platform_key.read_text(), model.name)
 
 
 def _steady(serving: Mapping[str, Any]) -> Observed:

@@ -14,20 +14,23 @@ ANSWER_S_MAX = 10.0
 ANSWER_BYTES_MAX = 16 * 2**20
 
 
-def ask(address: str, path: str, *, key: str = "", body: Mapping[str, Any] | None = None) -> Any:
+def ask(
+    address: str, path: str, *, key: str = "", body: Mapping[str, Any] | None = None, method: str | None = None
+) -> Any:
     """Call a server and return its JSON answer.
 
     Args:
         address: Address of its HTTP endpoint.
         path: Path of the call.
         key: An API key, "" for none.
-        body: What is sent; None for GET.
+        body: What is sent, None for nothing.
+        method: The method; POST by default where there is a body, else GET.
 
     Raises:
         ServingError: INVALID_ARG or NOT_FOUND with the server's words; UNAVAILABLE when it does not answer.
     """
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{address}{path}", data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(f"{address}{path}", data, {"Content-Type": "application/json"}, method=method)
     if key:
         request.add_header("Authorization", f"Bearer {key}")
     try:

@@ -89,6 +89,7 @@ def upgrade() -> None:
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("ready", sa.Double(), nullable=False),
         sa.Column("failure", sa.Text(), nullable=False),
+        sa.Column("canaries", sa.JSON(), nullable=False),
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("created", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_deployments_project_id")),

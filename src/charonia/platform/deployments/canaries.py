@@ -1,0 +1,107 @@
+"""Writes down what has become of canary plans: a server that starts again has the weights of its revision."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import select
+
+from charonia.core.errors import Code, ServingError
+from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import DeploymentRow, ProjectRow
+from charonia.platform.deployments.servers import DeploymentServers
+from charonia.platform.people.access import Grant, Principal, ProjectRole
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""Pause between two looks at the plans that run."""
+
+_UNDER_WAY = ("running", "paused")
+
+
+class _Plan(NamedTuple):
+    """A canary plan that runs."""
+
+    deployment_id: int
+    project: str
+    name: str
+    model: str
+    who: str
+
+
+class Canaries:
+    """Looks at the canary plans of deployments in a thread.
+
+    Args:
+        database: Where it is written down which there are.
+        servers: Asks the servers.
+    """
+
+    def __init__(self, database: Database, servers: DeploymentServers) -> None:
+        self._database = database
+        self._servers = servers
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="canaries", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; plans go on."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def step(self) -> None:
+        """Look at all plans, and let the weights of those that are over be a revision."""
+        for plan in self._plans():
+            try:
+                self._look(plan)
+            except ServingError as error:
+                if error.code is Code.NOT_FOUND:
+                    self._forget(plan)
+                elif error.code is not Code.UNAVAILABLE:
+                    _log.error("canary of '%s' in '%s/%s': %s", plan.model, plan.project, plan.name, error)
+
+    def _look(self, plan: _Plan) -> None:
+        who = Principal.of(plan.who, [Grant(ProjectRole.DEPLOYER, plan.project, may_run_code=True)])
+        traffic = self._servers.traffic(who, plan.project, plan.name, plan.model)
+        canary = traffic.get("canary")
+        if canary is not None and canary["state"] in _UNDER_WAY:
+            return
+        if canary is not None:  # else its server has ended meanwhile, and the plan with it
+            self._keep(who, plan, canary, traffic["weights"])
+        self._forget(plan)
+
+    def _keep(self, who: Principal, plan: _Plan, canary: Mapping[str, Any], weights: Mapping[str, float]) -> None:
+        note = f"canary of version {canary['plan']['version']} of '{plan.model}': {canary['state']}: {canary['reason']}"
+        self._servers.set_traffic(who, plan.project, plan.name, plan.model, {"weights": weights}, note=note)
+
+    def _plans(self) -> list[_Plan]:
+        query = select(DeploymentRow.id, ProjectRow.name, DeploymentRow.name, DeploymentRow.canaries).join(
+            ProjectRow, ProjectRow.id == DeploymentRow.project_id
+        )
+        with self._database.reading() as session:
+            return [
+                _Plan(number, project, name, model, who)
+                for number, project, name, canaries in session.execute(query)
+                for model, who in canaries.items()
+            ]
+
+    def _forget(self, plan: _Plan) -> None:
+        with self._database.transaction() as session:
+            row = session.get(DeploymentRow, plan.deployment_id)
+            if row is not None:
+                row.canaries = {model: who for model, who in row.canaries.items() if model != plan.model}
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            try:
+                self.step()
+            except ServingError as error:
+                _log.warning("canaries: %s", error)
+            except Exception:
+                _log.exception("canaries: a look has failed")

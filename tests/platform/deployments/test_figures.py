@@ -1,0 +1,113 @@
+"""Figures from metrics pages, and what is kept of them."""
+
+import pytest
+
+from charonia.platform.deployments.collector import OTHERS_S, WATCHED_S, Collector
+from charonia.platform.deployments.figures import Sample, point, quantile_s, read_page
+
+PAGE = """
+# HELP nv_inference_request_success text
+nv_inference_request_success{{model="m",version="1"}} {successes}
+nv_inference_request_failure{{model="m",version="1",reason="BACKEND"}} {failures}
+nv_inference_request_failure{{model="m",version="1",reason="OTHER"}} 1
+nv_inference_count{{model="m",version="1"}} {inferences}
+nv_inference_exec_count{{model="m",version="1"}} {executions}
+nv_inference_queue_duration_us{{model="m",version="1"}} {queue_us}
+nv_inference_pending_request_count{{model="m",version="1"}} 3
+charonia_request_duration_seconds_bucket{{model="m",version="1",le="0.01"}} {fast}
+charonia_request_duration_seconds_bucket{{model="m",version="1",le="0.1"}} {successes}
+charonia_request_duration_seconds_bucket{{model="m",version="1",le="+Inf"}} {successes}
+charonia_worker_up{{model="m",version="1",model_instance="m_0"}} 1
+charonia_worker_memory_bytes{{model="m",version="1",model_instance="m_0"}} 1000
+charonia_model_memory_bytes{{model="m",version="1",type="CPU",device="0",model_instance=""}} 117
+charonia_process_resident_memory_bytes{{process="engine"}} 5000
+charonia_process_cpu_seconds_total{{process="engine"}} {cpu_s}
+nv_gpu_utilization{{gpu_uuid="a"}} 0.5
+nv_gpu_utilization{{gpu_uuid="b"}} 0.75
+"""
+
+
+def page(count: int = 0, cpu_s: float = 1.0) -> str:
+    return PAGE.format(
+        successes=10 + 100 * count,
+        failures=5 * count,
+        inferences=800 * count,
+        executions=100 * count,
+        queue_us=200_000 * count,
+        fast=10 + 98 * count,
+        cpu_s=cpu_s,
+    )
+
+
+def test_figures_are_what_was_done_between_two_looks() -> None:
+    found = point(read_page(page()), read_page(page(1, cpu_s=2.5)), 5.0, 100.0)
+
+    figures = found.versions["m/1"]
+    assert (figures.requests_per_s, figures.errors_per_s, figures.batch_size) == (21.0, 1.0, 8.0)
+    assert figures.queue_ms == 2.0
+    assert figures.p50_ms == pytest.approx(1e3 * 0.01 * 50 / 98)
+    assert figures.p99_ms == pytest.approx(10 + 90 * 0.5)
+    assert (figures.pending, figures.instances, figures.memory_bytes) == (3.0, 1.0, 117.0)
+    assert found.all == figures
+    assert (found.memory_bytes, found.cpu_cores, found.gpu_utilization) == (6000.0, 0.3, 0.75)
+
+
+def test_a_server_that_counts_anew_has_done_what_it_has_counted() -> None:
+    found = point(read_page(page(5)), read_page(page(1)), 10.0, 100.0)
+
+    assert found.all.requests_per_s == (110 + 6) / 10
+
+
+def test_nothing_done_is_no_percentile() -> None:
+    found = point(read_page(page()), read_page(page()), 5.0, 100.0)
+
+    assert (found.all.requests_per_s, found.all.p50_ms, found.all.batch_size) == (0.0, None, None)
+
+
+def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
+    assert quantile_s({0.1: 1.0, float("inf"): 10.0}, 0.99) == 0.1
+    assert quantile_s({}, 0.5) is None
+    assert quantile_s({0.1: 0.0, float("inf"): 0.0}, 0.5) is None
+
+
+def test_a_page_without_models_is_read() -> None:
+    assert read_page("nv_cpu_utilization 1\nrubbish\n") == Sample()
+
+
+def test_deployments_that_somebody_watches_are_looked_at_more_often() -> None:
+    looks: list[str] = []
+
+    def fetch(address: str) -> str:
+        looks.append(address)
+        return page()
+
+    collector = Collector(lambda: {1: "one", 2: "two", 3: ""}, fetch)
+    collector.since(1, 0.0)
+
+    for second in range(61):
+        collector.step(1_000_000.0 + second)
+    collector.close()
+
+    assert looks.count("one") == looks.count("two") == 60 / OTHERS_S + 1  # nobody has watched at that time
+    assert WATCHED_S < OTHERS_S
+
+
+def test_a_page_that_does_not_answer_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [page(), page(1), "", page(2), page(3)]
+    times = iter(float(number) for number in range(100))
+    monkeypatch.setattr("charonia.platform.deployments.collector.time.monotonic", lambda: next(times))
+
+    def fetch(address: str) -> str:
+        text = answers.pop(0)
+        if not text:
+            raise ConnectionRefusedError
+        return text
+
+    collector = Collector(lambda: {1: "one"}, fetch)
+    for number in range(5):
+        collector.step(number * OTHERS_S)
+    points = collector.since(1, 0.0)
+    collector.close()
+
+    assert len(points) == 2
+    assert collector.latest(1) == points[-1]

@@ -1,0 +1,37 @@
+"""A hundred deployments."""
+
+import time
+
+from tests.platform.deployments.conftest import ADA, Stage
+
+COUNT = 100
+CORE_SHARE_MAX = 0.05
+
+
+def test_a_hundred_deployments_of_which_nothing_is_to_be_done_cost_little(stage: Stage) -> None:
+    for number in range(COUNT):
+        stage.deployments.changes.create(ADA, "default", stage.spec(f"reader-{number}"))
+    stage.pass_s(5)
+    assert {server.serving for server in stage.target.servers.values()} == {1}
+
+    began_s, simulated_s = time.process_time(), 60.0
+    looks, end_s = stage.target.looks, stage.now_s + simulated_s
+    while stage.now_s < end_s:
+        stage.now_s = max(stage.deployments.reconciler.step(stage.now_s), stage.now_s + 0.01)
+    used_s = time.process_time() - began_s
+
+    assert stage.target.looks - looks >= COUNT * 10
+    assert used_s / simulated_s < CORE_SHARE_MAX
+
+
+def test_a_list_of_a_hundred_takes_two_queries_whatever_its_length(stage: Stage) -> None:
+    for number in range(COUNT):
+        stage.deployments.changes.create(ADA, "default", stage.spec(f"reader-{number:03}"))
+
+    began_s = time.process_time()
+    found, total = stage.deployments.reads.list(ADA, "default", limit=200)
+
+    assert (len(found), total) == (COUNT, COUNT)
+    assert [view.name for view in found] == sorted(view.name for view in found)
+    assert time.process_time() - began_s < 0.2
+    assert stage.deployments.reads.list(ADA, "default", search="099")[1] == 1

@@ -1,0 +1,190 @@
+"""Specifications: from and to plain values, and what a change changes."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charonia.core.errors import ServingError
+from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.deployments.spec_diff import changes, changes_traffic_only
+from charonia.platform.deployments.spec_form import read_spec, write_spec
+
+WHOLE = {
+    "name": "reader",
+    "target": "local",
+    "environment": "pytorch",
+    "models": [
+        {
+            "name": "detection",
+            "versions": [2, 1],
+            "traffic": {"weights": {1: 90, 2: 10}, "sticky": "key"},
+            "instances": {"min": 1, "max": 4},
+            "batching": {"max_batch_size": 8, "max_queue_delay_microseconds": 100},
+            "config": {"response_cache": {"enable": True}},
+        },
+        {"name": "recognition", "instances": 2},
+    ],
+    "device": {"cpu_cores": 2, "gpus": [0], "memory_mib": 2048},
+    "replicas": {"min": 1, "max": 3},
+    "keys": True,
+    "ready_within_s": 60,
+}
+SPEC = read_spec(WHOLE)
+
+names = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,20}", fullmatch=True)
+models = st.builds(
+    DeployedModel,
+    name=names,
+    versions=st.lists(st.integers(1, 9), max_size=3, unique=True).map(lambda found: tuple(sorted(found))),
+    instances_min=st.integers(1, 4),
+    instances_max=st.sampled_from([0, 5]),
+    max_batch_size=st.none() | st.integers(1, 64),
+    max_queue_delay_us=st.none() | st.integers(0, 1000),
+    config=st.dictionaries(st.text(min_size=1), st.integers() | st.booleans(), max_size=2),
+)
+specs = st.builds(
+    DeploymentSpec,
+    name=names,
+    models=st.lists(models, min_size=1, max_size=3, unique_by=lambda model: model.name).map(tuple),
+    environment=st.sampled_from(["", "pytorch"]),
+    cpu_cores=st.integers(0, 8),
+    gpus=st.sampled_from([(), (0,), (0, 1)]),
+    replicas_max=st.integers(1, 3),
+    keys=st.booleans(),
+)
+
+
+def test_a_whole_specification_is_read() -> None:
+    assert (
+        DeploymentSpec(
+            name="reader",
+            target="local",
+            models=(
+                DeployedModel(
+                    "detection",
+                    (1, 2),
+                    {"weights": {"1": 90, "2": 10}, "sticky": "key"},
+                    instances_min=1,
+                    instances_max=4,
+                    max_batch_size=8,
+                    max_queue_delay_us=100,
+                    config={"response_cache": {"enable": True}},
+                ),
+                DeployedModel("recognition", instances_min=2),
+            ),
+            environment="pytorch",
+            cpu_cores=2,
+            gpus=(0,),
+            memory_mib=2048,
+            replicas_max=3,
+            keys=True,
+            ready_within_s=60.0,
+        )
+        == SPEC
+    )
+
+
+@given(specs)
+def test_what_is_written_is_read_as_the_same(spec: DeploymentSpec) -> None:
+    assert read_spec(write_spec(spec)) == spec
+    assert changes(spec, read_spec(write_spec(spec))) == []
+
+
+@given(specs, specs)
+def test_different_specifications_have_changes_that_words_say(one: DeploymentSpec, other: DeploymentSpec) -> None:
+    other = replace(other, name=one.name)
+
+    assert bool(changes(one, other)) == (
+        write_spec(replace(one, models=_sorted(one))) != write_spec(replace(other, models=_sorted(other)))
+    )
+
+
+def _sorted(spec: DeploymentSpec) -> tuple[DeployedModel, ...]:
+    return tuple(sorted(spec.models, key=lambda model: model.name))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(["name", "models", "device", "gpus", "versions", "traffic", "weights", "x"]), inner
+            )
+        ),
+    )
+)
+def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
+    with contextlib.suppress(ServingError):  # and nothing else
+        assert read_spec(value).models
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"models": []}, "models: expected at least one model, got []"),
+        ({"colour": 1}, "colour: expected one of name, target, environment, models, device, replicas, keys, "
+            "ready_within_s, got this name"),
+        ({"replicas": {"min": 3, "max": 2}}, "replicas.max: expected at least min, 3, got 2"),
+        ({"replicas": 0}, "replicas: expected a whole number from 1 to 10000, got 0"),
+        ({"ready_within_s": 0}, "ready_within_s: expected seconds, above 0 and up to 86400, got 0"),
+        ({"device": {"gpus": [0, 0]}}, "device.gpus: expected each number once, got [0, 0]"),
+        ({"models": [{"name": "a"}, {"name": "a"}]},
+            "models: expected each model once, with all its versions, got 'a'"),
+        ({"models": [{"name": "a", "versions": 1}]},
+            "models[0].versions: expected a list of numbers, or 'latest', got 1"),
+        ({"models": [{"name": "a", "versions": [1], "traffic": {"weights": {"2": 1}}}]},
+            "models[0].traffic.weights: expected versions of [1], got '2'"),
+        ({"models": [{"name": "a", "traffic": {"canary": {}}}]},
+            "models[0].traffic.canary: expected one of weights, sticky, shadow, got this name"),
+        ({"models": [{"name": "a", "batching": {"max_batch_size": True}}]},
+            "models[0].batching.max_batch_size: expected a whole number from 1 to 10000, got True"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_what_is_expected(change: dict[str, object], problem: str) -> None:
+    with pytest.raises(ServingError) as caught:
+        read_spec({**WHOLE, **change})
+
+    assert caught.value.message == problem
+
+
+def test_changes_are_said_in_words() -> None:
+    detection, recognition = SPEC.models
+    after = replace(
+        SPEC,
+        environment="",
+        gpus=(),
+        keys=False,
+        replicas_max=1,
+        models=(
+            replace(detection, versions=(2,), traffic={}, instances_max=0, max_batch_size=None, config={"a": 1}),
+            DeployedModel("order", (3,)),
+        ),
+    )
+
+    assert changes(SPEC, after) == [
+        "environment pytorch -> none",
+        "GPUs 0 -> none",
+        "replicas 1 to 3 -> 1",
+        "API keys needed -> not needed",
+        "model 'detection': versions 1, 2 -> version 2",
+        'model \'detection\': traffic version 1: 90, version 2: 10; {"sticky": "key"} -> to the newest version',
+        "model 'detection': instances 1 to 4 by load -> 1",
+        "model 'detection': largest batch 8 -> as configured",
+        "model 'detection': configuration, a as the model has it -> 1",
+        "model 'detection': configuration, response_cache {\"enable\": true} -> as the model has it",
+        "model 'order' version 3 is added",
+        "model 'recognition' is removed",
+    ]
+    assert recognition not in after.models
+
+
+def test_a_change_of_traffic_alone_is_known_as_such() -> None:
+    detection, recognition = SPEC.models
+    traffic = replace(SPEC, models=(replace(detection, traffic={"weights": {"2": 1}}), recognition))
+
+    assert changes_traffic_only(SPEC, traffic)
+    assert not changes_traffic_only(SPEC, replace(traffic, keys=False))

@@ -1,0 +1,90 @@
+"""Traffic of deployments: changes of weights are revisions, canary plans are the server's, and end as a revision."""
+
+from typing import Any
+
+import pytest
+from tests.platform.deployments.conftest import ADA, Stage
+
+from charonia.core.errors import ServingError, unavailable
+
+PLAN = {"version": 2, "stable": 1}
+
+
+@pytest.fixture
+def server(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the server answers about traffic, and what it was asked for."""
+    state: dict[str, Any] = {"weights": {"1": 100.0}, "canary": None, "asked": [], "is_away": False}
+
+    def ask(address: str, path: str, *, key: str = "", body: object = None, method: object = None) -> Any:
+        assert path == "/v2/models/echo/traffic"
+        if state["is_away"]:
+            raise unavailable("it does not answer")
+        if body is not None:
+            state["asked"].append(body)
+            state["canary"] = {"plan": PLAN, "state": "running", "reason": ""}
+        return {"weights": state["weights"], "canary": state["canary"]}
+
+    monkeypatch.setattr("charonia.platform.deployments.servers.ask", ask)
+    stage.deployments.changes.create(ADA, "default", _spec(stage))
+    stage.pass_s(3)
+    return state
+
+
+def _spec(stage: Stage) -> dict[str, Any]:
+    spec = stage.spec(versions=[1, 2])
+    spec["models"][0]["traffic"] = {"weights": {"1": 100}, "sticky": "key"}  # type: ignore[index]
+    return spec
+
+
+def traffic(stage: Stage) -> Any:
+    return stage.deployments.reads.get(ADA, "default", "reader").spec["models"][0]["traffic"]
+
+
+def test_new_weights_are_a_revision_and_the_rest_stays(stage: Stage, server: dict[str, Any]) -> None:
+    stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"weights": {"1": 90, "2": 10}})
+
+    assert traffic(stage) == {"weights": {"1": 90, "2": 10}, "sticky": "key"}
+    assert stage.deployments.reads.get(ADA, "default", "reader").revision == 2
+    assert server["asked"] == []  # the target tells the server
+
+
+def test_a_member_that_is_null_is_taken_out(stage: Stage, server: dict[str, Any]) -> None:
+    stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"sticky": None})
+
+    assert traffic(stage) == {"weights": {"1": 100}}
+
+
+def test_a_canary_plan_goes_to_the_server_and_its_end_is_a_revision(stage: Stage, server: dict[str, Any]) -> None:
+    stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"canary": PLAN})
+    assert server["asked"] == [{"canary": PLAN}]
+    stage.deployments.canaries.step()
+    assert stage.deployments.reads.get(ADA, "default", "reader").revision == 1
+
+    server["is_away"] = True
+    stage.deployments.canaries.step()
+    server.update(is_away=False, weights={"1": 0.0, "2": 100.0})
+    server["canary"] = {"plan": PLAN, "state": "finished", "reason": "version 2 has all requests"}
+    stage.deployments.canaries.step()
+    stage.deployments.canaries.step()
+
+    revision = stage.deployments.reads.revision(ADA, "default", "reader", 2)
+    assert revision.note == "canary of version 2 of 'echo': finished: version 2 has all requests"
+    assert revision.author == "Ada"
+    assert traffic(stage) == {"weights": {"1": 0.0, "2": 100.0}, "sticky": "key"}
+    assert stage.deployments.reads.get(ADA, "default", "reader").revision == 2
+
+
+def test_a_plan_that_has_ended_with_its_server_changes_nothing(stage: Stage, server: dict[str, Any]) -> None:
+    stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"canary": PLAN})
+    server["canary"] = None
+
+    stage.deployments.canaries.step()
+    server["canary"] = {"plan": PLAN, "state": "aborted", "reason": "an earlier one"}
+    stage.deployments.canaries.step()
+
+    assert stage.deployments.reads.get(ADA, "default", "reader").revision == 1
+
+
+def test_a_model_that_is_not_deployed_is_not_found(stage: Stage, server: dict[str, Any]) -> None:
+    with pytest.raises(ServingError, match="has no model 'other'"):
+        stage.deployments.servers.set_traffic(ADA, "default", "reader", "other", {"weights": {"1": 1}})

@@ -1,0 +1,64 @@
+"""The target of this machine, with real servers."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.models import identity_pbtxt
+from tests.support.process import eventually
+
+from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.targets.api import PlacedModel, Workload
+from charonia.platform.targets.fit import MIB, LocalMachine
+from charonia.platform.targets.local import LocalTarget
+from charonia.testing.target_suite import TargetCase, TargetSuite
+
+PORTS = (22000, 22900)
+SLOW = "import time\ntime.sleep(3600)\n"
+BROKEN = "raise RuntimeError('there is no such file')\n"
+
+
+def workload(folder: Path, revision: int, code: str = "") -> Workload:
+    """Return a workload with one model: of Python where there is code."""
+    source = folder / "versions" / str(revision)
+    (source / "1").mkdir(parents=True, exist_ok=True)
+    if code:
+        (source / "1" / "model.py").write_text(code)
+    config = identity_pbtxt("python" if code else "identity", dims=(4,), max_batch_size=revision)
+    model = PlacedModel("echo", {1: source}, config, 1, {1: str(revision)})
+    spec = DeploymentSpec("reader", models=(DeployedModel("echo", (1,)),))
+    return Workload("default/reader", revision, spec, (model,))
+
+
+@pytest.mark.timeout(240)
+class TestLocalTarget(TargetSuite):
+    @pytest.fixture
+    def target_case(self, tmp_path: Path) -> Iterator[TargetCase]:
+        yield TargetCase(
+            make=lambda: LocalTarget(tmp_path / "deployments", PORTS),
+            workload=lambda revision: workload(tmp_path, revision),
+            broken=lambda revision: workload(tmp_path, revision, BROKEN),
+            slow=lambda revision: workload(tmp_path, revision, SLOW),
+            wait=lambda condition: eventually(condition, 100),
+        )
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int((tmp_path / "deployments" / "default" / "reader" / "pid").read_text()), signal.SIGKILL)
+
+
+def test_what_does_not_fit_is_said_all_at_once(tmp_path: Path) -> None:
+    target = LocalTarget(tmp_path, (22000, 22001), machine=lambda: LocalMachine(2, 100 * MIB, gpus=1))
+    asked = workload(tmp_path, 1)
+    spec = DeploymentSpec("reader", models=asked.spec.models, cpu_cores=3, gpus=(0, 1), memory_mib=200, replicas_max=2)
+
+    found = target.problems(Workload(asked.deployment, 1, spec, asked.models))
+
+    assert list(found) == [
+        "replicas: expected 1 on one machine, got 1 to 2: more 'instances' and 'cpu_cores' serve more requests there",
+        "device.cpu_cores: this machine has 2, got 3",
+        "device.gpus: this machine has GPU 0, got 1",
+        "memory: it may use 200 MiB, beside what runs now, and 100 MiB are free on this machine",
+        "ports: there are no 3 free ones in a row from 22000 to 22001",
+    ]
