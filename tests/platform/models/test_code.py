@@ -27,7 +27,7 @@ NONE = ModelConfig()
     ],
 )
 def test_data_runs_no_code(paths: list[str]) -> None:
-    assert code_in(paths, NONE) == []
+    assert code_in("m", paths, NONE) == []
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_data_runs_no_code(paths: list[str]) -> None:
     ],
 )
 def test_files_that_run_are_named(path: str, why: str) -> None:
-    assert code_in([path, "1/model.onnx"], NONE) == [f"{path}: {why}"]
+    assert code_in("m", [path, "1/model.onnx"], NONE) == [f"{path}: {why}"]
 
 
 @pytest.mark.parametrize(
@@ -72,25 +72,33 @@ def test_files_that_run_are_named(path: str, why: str) -> None:
     ],
 )
 def test_a_configuration_cannot_hide_code(config: str, why: str) -> None:
-    (found,) = code_in(["1/weights.bin"], parse(config))
+    (found,) = code_in("m", ["1/weights.bin"], parse(config))
 
     assert why in found
 
 
+def test_a_name_cannot_hide_code() -> None:
+    config = parse('default_model_filename: "weights.bin"')
+
+    assert code_in("words.python", ["1/weights.bin"], config) == ["backend python: its models are code"]
+    assert code_in("words.v2", ["1/model.onnx"], NONE) == []
+
+
 def test_every_backend_of_the_server_is_data_or_code() -> None:
-    code = {name for name in installed_backends() if code_in(["1/x"], ModelConfig(backend=name))}
+    code = {name for name in installed_backends() if code_in("m", ["1/x"], ModelConfig(backend=name))}
 
     assert code >= {"python", "vllm", "tensorrtllm"}
     assert not code & {"onnxruntime", "openvino", "tflite", "tensorflow", "fil", "llama_cpp", "image", "identity"}
 
 
 def test_the_backend_is_that_of_the_configuration_or_of_the_file() -> None:
-    assert backend_of(["1/model.onnx"], NONE) == "onnxruntime"
-    assert backend_of(["1/model.savedmodel/saved_model.pb"], NONE) == "tensorflow"
-    assert backend_of(["1/model.onnx"], replace(NONE, backend="openvino")) == "openvino"
-    assert backend_of(["1/x"], replace(NONE, platform="pytorch_libtorch")) == "pytorch"
-    assert backend_of([], replace(NONE, platform="ensemble")) == "ensemble"
-    assert backend_of(["labels.txt"], NONE) == ""
+    assert backend_of("m", ["1/model.onnx"], NONE) == "onnxruntime"
+    assert backend_of("m", ["1/model.savedmodel/saved_model.pb"], NONE) == "tensorflow"
+    assert backend_of("m", ["1/model.onnx"], replace(NONE, backend="openvino")) == "openvino"
+    assert backend_of("m", ["1/x"], replace(NONE, platform="pytorch_libtorch")) == "pytorch"
+    assert backend_of("m", [], replace(NONE, platform="ensemble")) == "ensemble"
+    assert backend_of("m", ["labels.txt"], NONE) == ""
+    assert backend_of("m.python", ["1/x"], NONE) == "python"
 
 
 def test_frameworks_are_packages() -> None:

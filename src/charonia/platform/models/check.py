@@ -70,7 +70,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionRepor
             f"{CONFIG}: name: expected '{name}', which the model is called, got '{config.name}'",
             hint="leave `name` out of the configuration",
         )
-    backend = backend_of(files, config)
+    backend = backend_of(name, files, config)
     package = needed_package(backend)
     needs = []
     if package is not None:
@@ -81,7 +81,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionRepor
         config=to_json(config) if CONFIG in files else {},
         needs=needs,
         requirements=dependencies(read, files),
-        code=code_in(files, config),
+        code=code_in(name, files, config),
     )
 
 

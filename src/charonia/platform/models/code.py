@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from charonia.config.complete import derive_backend
 from charonia.config.forms import SERVED
 from charonia.config.model import ModelConfig
-from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE, FORMATS
+from charonia.config.platforms import ENSEMBLE
+from charonia.core.errors import ServingError
 
 _SUFFIXES = {
     ".py": "Python code",
@@ -72,27 +74,29 @@ _NEEDS = {
 }
 
 
-def backend_of(paths: Iterable[str], config: ModelConfig) -> str:
-    """Return the backend of a model, "" where nothing tells.
+def backend_of(name: str, paths: Iterable[str], config: ModelConfig) -> str:
+    """Return the backend of a model as a server finds it, "ensemble" for an ensemble, "" where nothing tells.
 
     Args:
+        name: Its name: the end of a name may say it, too.
         paths: Files of the model's folder.
         config: Its configuration as written.
     """
-    if config.platform == ENSEMBLE or config.ensemble_scheduling is not None:
-        return ENSEMBLE
-    if config.backend or config.platform:
-        return config.backend or BACKEND_OF_PLATFORM.get(config.platform, config.platform)
     names = {path.split("/")[1] for path in paths if path.startswith("1/")}
-    return next((entry.backend for entry in FORMATS if entry.filename in names), "")
+    try:
+        found, _ = derive_backend(config, name, names)
+    except ServingError:  # the end of the name still counts, if a backend of that name is installed
+        return PurePosixPath(name).suffix.removeprefix(".")
+    return ENSEMBLE if found.platform == ENSEMBLE else found.backend
 
 
-def code_in(paths: Iterable[str], config: ModelConfig) -> list[str]:
+def code_in(name: str, paths: Iterable[str], config: ModelConfig) -> list[str]:
     """Return why loading a model runs code that it brings, a phrase each; none for a model that is data.
 
     Args:
+        name: Its name.
         paths: Files of the model's folder.
-        config: Its configuration, as written or completed.
+        config: Its configuration, as written or completed, or as a deployment changes it.
     """
     listed = list(paths)
     found = [
@@ -100,7 +104,7 @@ def code_in(paths: Iterable[str], config: ModelConfig) -> list[str]:
         for path in sorted(listed)
         if PurePosixPath(path).suffix.lower() in _SUFFIXES
     ]
-    backend = backend_of(listed, config)
+    backend = backend_of(name, listed, config)
     if backend not in _DATA_BACKENDS | {ENSEMBLE, ""} and not found:
         found.append(f"backend {backend}: its models are code")
     found += [f"parameter {name}: {why}" for name, why in _CODE_PARAMETERS.items() if config.parameters.get(name)]
