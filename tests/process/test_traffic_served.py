@@ -59,6 +59,22 @@ backend: "python" max_batch_size: 4
 input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }
 """
+STREAMS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.version = int(args["model_version"])
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            tensor = pb_utils.Tensor("OUTPUT0", np.full(4, self.version, np.float32))
+            for _ in range(3):
+                sender.send(pb_utils.InferenceResponse([tensor]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 TENSORS = """
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
 """
@@ -78,6 +94,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_model(folder, "tells", TELLS, config=TEXT + ALL, version=version)
     write_model(folder, "calls", CALLS, config=TEXT)
     write_model(folder, "ensemble", b"", config=ENSEMBLE)
+    decoupled = ALL + "model_transaction_policy { decoupled: true }"
+    for version in (1, 2):
+        config = identity_pbtxt("python", dims=(4,), max_batch_size=0, more=decoupled)
+        write_model(folder, "streams", STREAMS, config=config, version=version)
     python = identity_pbtxt("python", dims=(4,), more=ALL)
     write_model(folder, "risky", PYTHON_IDENTITY, config=python)
     write_model(folder, "risky", FAILS, version=2)
@@ -94,7 +114,7 @@ def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServePr
 def client(server: ServeProcess) -> Iterator[Client]:
     with Client(server.http) as made:
         yield made
-        for model in ("echo", "tells", "risky"):
+        for model in ("echo", "tells", "risky", "streams"):
             made.traffic.reset(model)
 
 
@@ -154,6 +174,23 @@ def test_a_stream_keeps_its_client_too(server: ServeProcess, client: Client) -> 
 
     assert [error for _, error in answers if error] == []
     assert len({result.get_response().model_version for result, _ in answers}) == 1
+
+
+def test_all_responses_of_a_request_come_from_one_version(server: ServeProcess, client: Client) -> None:
+    client.traffic.update("streams", {"weights": {"1": 1, "2": 1}})
+    found: Counter[str] = Counter()
+    with Client(f"grpc://{server.grpc}") as over_grpc:
+        for _ in range(10):
+            answers = list(over_grpc.stream_infer("streams", {"INPUT0": SENT[0]}))
+            assert len(answers) == 3
+            assert {answer["OUTPUT0"][0] for answer in answers} == {float(answers[0].model_version)}
+            found[answers[0].model_version] += 1
+
+    assert found == {"1": 5, "2": 5}
+    shown: Any = client.traffic.get("streams")["versions"]
+    assert [(each["requests"], each["errors"], each["in_flight"]) for each in shown] == [(5, 0, 0)] * 2
+    with pytest.raises(ServingError, match="a decoupled model cannot have shadow versions"):
+        client.traffic.update("streams", {"shadow": {"2": 1}})
 
 
 def test_ensembles_calls_of_models_and_openai_follow_the_traffic(server: ServeProcess, client: Client) -> None:

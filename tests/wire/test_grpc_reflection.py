@@ -25,6 +25,7 @@ def test_the_services_are_listed() -> None:
     services = [service.name for service in ask(list_services="*").list_services_response.service]
 
     assert sorted(services) == [
+        "charonia.Traffic",
         "grpc.health.v1.Health",
         "grpc.reflection.v1.ServerReflection",
         "inference.GRPCInferenceService",

@@ -101,6 +101,26 @@ def test_a_sequence_whose_first_request_has_not_run_loses_nothing() -> None:
     assert driver.send(7) == [run(3)]
 
 
+def test_a_sequence_that_gets_the_slot_of_a_lost_one_runs_at_once() -> None:
+    driver = Driver(SequencePolicy(idle_ns=IDLE_NS, rows=1, size_max=1, keeps_rows=False))
+    driver.send(7, start=True)
+    driver.idle()
+    driver.do(StateLost(0))
+    assert driver.send(8, start=True) == []
+
+    assert driver.send(7) == [Drop(3, DropReason.STATE_LOST), run(2, reason=CloseReason.FULL)]
+
+
+def test_a_refused_request_does_not_keep_the_slot_of_an_idle_sequence_empty() -> None:
+    driver = Driver(SequencePolicy(idle_ns=IDLE_NS, rows=1, size_max=1, keeps_rows=False))
+    driver.send(7, start=True)
+    driver.idle()
+    assert driver.send(8, start=True) == []
+    driver.now_ns += IDLE_NS
+
+    assert driver.send(9) == [Drop(3, DropReason.NO_SEQUENCE), run(2, reason=CloseReason.FULL)]
+
+
 def test_a_sequence_that_was_lost_may_start_again() -> None:
     driver = Driver(OLDEST)
     driver.send(7, start=True)

@@ -193,6 +193,7 @@ class Sequencer:
             refusal = DropReason.STATE_LOST
         if refusal is not None:
             commands.append(Drop(event.id, refusal))
+            self._send_due(now_ns, commands)  # a sequence that has just ended may have left its slot to another
             return
         if member.start or sequence is None:
             sequence = self._table.begin(member.key, now_ns)
