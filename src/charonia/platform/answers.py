@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from charonia.core.errors import Code, RefusalKind, ServingError
 from charonia.platform.artifacts.faults import StorageFullError, TooLargeError
+from charonia.platform.console.pages import plain_page, wants_page
 from charonia.platform.openapi import OPENAPI_PATH
 from charonia.platform.people import login
 from charonia.platform.people.access import NotPermittedError
@@ -26,23 +27,21 @@ STATUS = {
 }
 """HTTP status by code; 500 for others."""
 
-API_PREFIX = "/api/"
-
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
-    return _answer(STATUS.get(error.code, 500), error.message, error.hint)
+    return _answer(request, STATUS.get(error.code, 500), error.message, error.hint)
 
 
 def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotPermittedError)
     if error.kind is not RefusalKind.UNAUTHENTICATED:
-        return _answer(403, error.message)
-    if request.method == "GET" and not request.url.path.startswith(API_PREFIX):
+        return _answer(request, 403, error.message)
+    if wants_page(request):
         return RedirectResponse(f"{login.LOGIN_PAGE}?{urlencode({'next': request.url.path})}", 303)
-    response = _answer(401, error.message)
+    response = _answer(request, 401, error.message)
     response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
@@ -50,40 +49,44 @@ def _refusal(request: Request, error: Exception) -> Response:
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     places = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-    return _answer(400, "; ".join(f"{place}: {text}" for place, text in places), f"{OPENAPI_PATH} describes the calls")
+    message = "; ".join(f"{place}: {text}" for place, text in places)
+    return _answer(request, 400, message, f"{OPENAPI_PATH} describes the calls")
 
 
 def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _answer(error.status_code, str(error.detail))
+    return _answer(request, error.status_code, str(error.detail))
 
 
 def _os_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, OSError)
     if error.errno in _DISK_FULL:
-        return _answer(507, "the disk is full", "make room in the data folder, then try again")
+        return _answer(request, 507, "the disk is full", "make room in the data folder, then try again")
     raise error
 
 
 def _fault(request: Request, error: Exception) -> Response:
-    response = _answer(500, "the platform failed at this call", "its log says why")
+    response = _answer(request, 500, "the platform failed at this call", "its log says why")
     response.headers.update(HEADERS)  # this is outside of the middleware
     return response
 
 
-def _answer(status: int, message: str, hint: str = "") -> JSONResponse:
+def _answer(request: Request, status: int, message: str, hint: str = "") -> Response:
+    if wants_page(request):
+        heading = HTTPStatus(status).phrase
+        return plain_page("problem.html", {"heading": heading, "message": message or heading, "hint": hint}, status)
     content = {"error": message or HTTPStatus(status).phrase, "hint": hint}
     return JSONResponse({key: text for key, text in content.items() if text}, status)
 
 
 def _full(request: Request, error: Exception) -> Response:
     assert isinstance(error, StorageFullError)
-    return _answer(507, error.message, error.hint)
+    return _answer(request, 507, error.message, error.hint)
 
 
 def _large(request: Request, error: Exception) -> Response:
     assert isinstance(error, TooLargeError)
-    return _answer(413, error.message, error.hint)
+    return _answer(request, 413, error.message, error.hint)
 
 
 ANSWERS = {

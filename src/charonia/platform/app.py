@@ -9,6 +9,7 @@ from charonia import __version__
 from charonia.platform.answers import ANSWERS
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
+from charonia.platform.console import routes as console
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments import routes as deployments
 from charonia.platform.deployments.service import Deployments
@@ -33,7 +34,7 @@ from charonia.platform.tasks.runner import TaskRunner
 BODY_BYTES_MAX = 16 * 2**20
 """Largest body of a call. What is streamed, such as a piece of an upload, has a limit of its own at its route."""
 
-_ROUTERS = (login, people, models, environments, deployments, jobs, tasks)
+_ROUTERS = (login, people, models, environments, deployments, jobs, tasks, console)
 
 
 def make_app(settings: PlatformSettings) -> FastAPI:

@@ -14,7 +14,7 @@ def palettes(package: str, *path: str) -> list[dict[str, str]]:
 
 
 def test_the_colours_are_those_of_the_reports() -> None:
-    page = palettes("charonia.server.page", "assets", "page.css")
+    page = palettes("charonia.server.page", "assets", "look.css")
     report = palettes("charonia.tools.report", "page", "page.css")
 
     assert len(page) == len(report) == 2
@@ -25,9 +25,10 @@ def test_the_colours_are_those_of_the_reports() -> None:
 
 
 def test_every_colour_that_is_used_has_a_value_in_light_and_dark() -> None:
-    text = files("charonia.server.page").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    folder = files("charonia.server.page").joinpath("assets")
+    text = "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in ("look.css", "page.css"))
     used = set(re.findall(r"var\((--[\w-]+)\)", text))
-    light, dark = palettes("charonia.server.page", "assets", "page.css")
+    light, dark = palettes("charonia.server.page", "assets", "look.css")
 
     assert used <= light.keys()
     assert light.keys() == dark.keys()

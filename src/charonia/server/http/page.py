@@ -40,7 +40,7 @@ _HEADERS = (
     b"Cross-Origin-Opener-Policy: same-origin\r\nCache-Control: no-cache\r\n"
 ) % POLICY.encode()
 
-_SCRIPTS = ("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "chat.js", "page.js")
+_SCRIPTS = ("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "trial.js", "chat.js", "page.js")
 """The parts of the page's script, in this order."""
 
 _HOST = re.compile(rb"[A-Za-z0-9.\-_\[\]:]{1,255}")
@@ -76,7 +76,7 @@ class PageHandlers:
         """Return the routes."""
         return [
             Route("/", _read(self._page)),
-            Route("/page.css", _read(self._file(CSS_TYPE, "page.css"))),
+            Route("/page.css", _read(self._file(CSS_TYPE, "look.css", "page.css"))),
             Route("/page.js", _read(self._file(SCRIPT_TYPE, *_SCRIPTS))),
             Route("/openapi.json", _read(self._openapi)),
             Route("/samples/{model}", {b"POST": self._samples}),

@@ -1,6 +1,5 @@
-// Requests to the server, all relative to the page, so that a proxy may serve it under a path.
+// Requests to the server. ACCESS, of the page that uses this, says what stands before each path and goes with each request.
 
-const KEY = "charonia-key";
 const JSON_SIZE = "Inference-Header-Content-Length";
 
 class Refusal extends Error {
@@ -10,16 +9,11 @@ class Refusal extends Error {
   }
 }
 
-function keyHeaders() {
-  const key = sessionStorage.getItem(KEY);  // of this tab only, until it is closed
-  return key ? { Authorization: `Bearer ${key}` } : {};
-}
-
 async function ask(path, options = {}) {
-  const headers = { ...keyHeaders(), ...options.headers };
+  const headers = { ...ACCESS.headers(), ...options.headers };
   let response;
   try {
-    response = await fetch(path, { ...options, headers, credentials: "omit" });
+    response = await fetch(ACCESS.base + path, { ...options, headers, credentials: ACCESS.credentials });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refusal(0, "The server cannot be reached.");

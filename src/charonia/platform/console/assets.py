@@ -1,0 +1,81 @@
+"""Style sheets and scripts of the pages, at addresses that change with their content, so that browsers keep them."""
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from charonia.core.errors import not_found
+
+PREFIX = "/assets"
+KEPT = "public, max-age=31536000, immutable"
+
+_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_VENDOR = "platform/console/assets/vendor"
+_OWN = "platform/console/assets"
+_SERVER = "server/page/assets"
+
+BUNDLES = {
+    "console.css": (
+        f"{_SERVER}/look.css",
+        f"{_VENDOR}/uplot-1.6.32.min.css",
+        f"{_OWN}/console.css",
+        f"{_OWN}/screens.css",
+    ),
+    "console.js": (f"{_VENDOR}/htmx-2.0.11.min.js", f"{_OWN}/console.js"),
+    "charts.js": (f"{_VENDOR}/uplot-1.6.32.min.js", f"{_OWN}/charts.js"),
+    "upload.js": (f"{_OWN}/upload.js",),
+    "traffic.js": (f"{_OWN}/traffic.js",),
+    "trial.js": (
+        *(f"{_SERVER}/{name}.js" for name in ("elements", "tensors", "server", "inputs", "answer", "trial")),
+        f"{_OWN}/trial.js",
+    ),
+    "icon.svg": (f"{_OWN}/icon.svg",),
+}
+"""Files of this package by address, one after the other. The form to try a model is that of the server's page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """What is sent for an address.
+
+    Attributes:
+        content: Its bytes.
+        compressed: The same with gzip.
+        media_type: What it is.
+        digest: The beginning of its hash.
+    """
+
+    content: bytes
+    compressed: bytes
+    media_type: str
+    digest: str
+
+
+def asset(name: str) -> Asset:
+    """Return an asset.
+
+    Raises:
+        ServingError: NOT_FOUND if there is none of that name.
+    """
+    if name not in BUNDLES:
+        raise not_found(f"there is no '{name}' among the files of the pages")
+    return _made(name)
+
+
+def address(name: str) -> str:
+    """Return where a page finds an asset."""
+    return f"{PREFIX}/{asset(name).digest}/{name}"
+
+
+@cache
+def _made(name: str) -> Asset:
+    package = files("charonia")
+    content = b"\n".join(package.joinpath(path).read_bytes() for path in BUNDLES[name])
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    return Asset(content, gzip.compress(content, 9, mtime=0), _TYPES[name.rpartition(".")[2]], digest)

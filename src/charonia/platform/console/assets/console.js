@@ -1,0 +1,124 @@
+// What all pages have: the menu of narrow screens, questions before what cannot be undone, and what went wrong.
+
+const sure = document.getElementById("sure");
+
+// A message at the corner; it stays until it is closed if something went wrong.
+function say(text, isBad = false) {
+  const box = document.createElement("div");
+  box.className = isBad ? "said bad" : "said";
+  const line = document.createElement("p");
+  line.textContent = text;
+  const close = document.createElement("button");
+  close.type = "button";
+  close.textContent = "✕";
+  close.setAttribute("aria-label", "Close the message");
+  close.addEventListener("click", () => box.remove());
+  box.append(line, close);
+  document.getElementById("said").append(box);
+  if (!isBad) setTimeout(() => box.remove(), 5000);
+}
+
+function problemOf(text, status) {
+  try {
+    const { error, hint, detail } = JSON.parse(text);
+    const message = error ?? (Array.isArray(detail) ? detail.map(({ loc, msg }) => `${loc.at(-1)}: ${msg}`).join("\n") : detail);
+    return hint ? `${message}\n${hint}` : message;
+  } catch {
+    return status ? `The platform answered with status ${status}.` : "The platform cannot be reached.";
+  }
+}
+
+// ---- questions
+
+function ask(title, text, verb, isDanger) {
+  sure.querySelector("h2").textContent = title;
+  sure.querySelector("p").textContent = text;
+  const yes = sure.querySelector("button[value=yes]");
+  yes.textContent = verb;
+  yes.classList.toggle("danger", isDanger);
+  sure.returnValue = "";
+  sure.showModal();
+  return new Promise((resolve) => sure.addEventListener("close", () => resolve(sure.returnValue === "yes"), { once: true }));
+}
+
+document.addEventListener("htmx:confirm", async (event) => {
+  const { elt, question, issueRequest } = event.detail;
+  if (!question) return;
+  event.preventDefault();
+  const verb = elt.dataset.verb ?? elt.textContent.trim();
+  if (await ask(elt.dataset.title ?? `${verb}?`, question, verb, elt.classList.contains("danger"))) issueRequest(true);
+});
+
+// ---- requests
+
+// What is asked again and again rests while nobody looks, and is put in place only where it differs.
+const shown = new Map();
+const isPolled = (detail) => detail.elt.matches("[hx-trigger^=every]");
+
+document.addEventListener("htmx:beforeRequest", (event) => {
+  if (document.hidden && isPolled(event.detail)) event.preventDefault();
+});
+
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const { elt, xhr } = event.detail;
+  if (!isPolled(event.detail) || xhr.status !== 200) return;
+  if (shown.get(elt.id) === xhr.responseText) event.detail.shouldSwap = false;
+  shown.set(elt.id, xhr.responseText);
+});
+
+document.addEventListener("htmx:responseError", (event) => {
+  const { xhr } = event.detail;
+  if (xhr.status === 401) location.reload();
+  else if (!isPolled(event.detail)) say(problemOf(xhr.responseText, xhr.status), true);
+});
+
+document.addEventListener("htmx:sendError", (event) => {
+  if (!isPolled(event.detail)) say(problemOf("", 0), true);
+});
+
+document.addEventListener("said", (event) => say(event.detail.value));
+
+// ---- the frame
+
+document.addEventListener("click", async (event) => {
+  const menu = event.target.closest("[data-menu]");
+  if (menu) {
+    const isOpen = document.getElementById("side").classList.toggle("open");
+    menu.setAttribute("aria-expanded", String(isOpen));
+  }
+  const copy = event.target.closest("[data-copy]");
+  if (copy) {
+    try {
+      await navigator.clipboard.writeText(copy.dataset.copy);
+      say("Copied.");
+    } catch {
+      say(copy.dataset.copy);
+    }
+  }
+});
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-goes]")) location.assign(event.target.value);
+});
+
+document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
+// ---- logs: the end is in view unless somebody has scrolled up
+
+function followEnd(root) {
+  for (const tail of root.querySelectorAll?.("pre.tail") ?? []) {
+    const key = `tail ${tail.id}`;
+    if (shown.get(key) !== false) tail.scrollTop = tail.scrollHeight;
+    tail.addEventListener("scroll", () => shown.set(key, tail.scrollHeight - tail.scrollTop - tail.clientHeight < 24));
+  }
+}
+document.addEventListener("htmx:load", (event) => followEnd(event.detail.elt));
+
+// An open <details> of a form stays open when the form comes back.
+document.addEventListener("toggle", (event) => {
+  if (event.target.id) shown.set(`open ${event.target.id}`, event.target.open);
+}, true);
+document.addEventListener("htmx:afterSwap", () => {
+  for (const details of document.querySelectorAll("details[id]"))
+    if (shown.has(`open ${details.id}`)) details.open = shown.get(`open ${details.id}`);
+});

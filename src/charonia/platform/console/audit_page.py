@@ -1,0 +1,42 @@
+"""The page with the audit log."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from charonia.platform.console.pages import ROWS_MAX, OnPage
+from charonia.platform.people import audit
+
+router = APIRouter()
+
+
+@router.get("/p/{project}/audit")
+def show(visit: OnPage, before: int = 0) -> Response:
+    """Show who changed what."""
+    with visit.platform.database.reading() as session:
+        found = audit.entries(session, visit.who, project=visit.project, before=before, limit=ROWS_MAX + 1)
+    entries = [
+        {
+            "action_text": row.action.replace(".", " "),
+            "subject": row.subject,
+            "detail": detail_text(row.detail),
+            "who": row.who,
+            "address": row.address,
+            "created": row.created,
+        }
+        for row in found[:ROWS_MAX]
+    ]
+    after = f"?before={found[ROWS_MAX - 1].id}" if len(found) > ROWS_MAX else ""
+    pages = {"before": visit.path("audit") if before else "", "after": after}
+    return visit.show("audit.html", {"entries": entries, "pages": pages})
+
+
+def detail_text(detail: Mapping[str, Any]) -> str:
+    """Return what an entry says beside its subject, in one line."""
+    parts = []
+    for name, value in detail.items():
+        shown = "; ".join(map(str, value)) if isinstance(value, list) else value
+        if shown not in ("", None):
+            parts.append(f"{name.replace('_', ' ')}: {shown}")
+    return ", ".join(parts)

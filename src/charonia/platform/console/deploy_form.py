@@ -1,0 +1,195 @@
+"""The form of a deployment: from what a browser sends to a specification, and back. Pure."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from charonia.core.errors import invalid
+
+_WEIGHT = re.compile(r"\s*(\d+)\s*[=:]\s*([0-9.]+)\s*%?\s*")
+
+
+FormFields = Mapping[str, Sequence[str]]
+"""What a browser sends: for each field its values, one for most."""
+
+
+def text_of(sent: FormFields, name: str) -> str:
+    """Return the value of a field, "" where it was not sent."""
+    return (sent.get(name) or [""])[0].strip()
+
+
+def document(sent: FormFields) -> dict[str, Any]:
+    """Return the specification that a form asks for, as plain values.
+
+    Raises:
+        ServingError: INVALID_ARG for texts that cannot be read, a line each that begins with the field.
+    """
+    problems: list[str] = []
+    models = [_model(sent, index, name, problems) for index, name in enumerate(sent.get("model", ()))]
+    device = _without_empty({key: number(sent, key) for key in ("cpu_cores", "memory_mib")})
+    gpus = text_of(sent, "gpus").replace(",", " ").split()
+    if problems:
+        raise invalid("\n".join(problems))
+    found = {
+        "name": text_of(sent, "name"),
+        "target": text_of(sent, "target") or "local",
+        "environment": text_of(sent, "environment"),
+        "models": models,
+        "device": device | ({"gpus": [int(each) if each.isdecimal() else each for each in gpus]} if gpus else {}),
+        "replicas": _without_empty({"min": number(sent, "replicas_min"), "max": number(sent, "replicas_max")}) or 1,
+        "keys": bool(text_of(sent, "keys")),
+        "ready_within_s": number(sent, "ready_within_s"),
+    }
+    return {key: value for key, value in found.items() if value not in (None, {})}
+
+
+def form_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the fields of the form say for a specification."""
+    device, replicas = spec.get("device", {}), spec.get("replicas", {})
+    bounds = replicas if isinstance(replicas, Mapping) else {"min": replicas, "max": replicas}
+    return {
+        "name": spec.get("name", ""),
+        "target": spec.get("target", "local"),
+        "environment": spec.get("environment", ""),
+        "models": [_fields(model) for model in spec.get("models", ())],
+        "cpu_cores": device.get("cpu_cores", ""),
+        "gpus": ", ".join(map(str, device.get("gpus", ()))),
+        "memory_mib": device.get("memory_mib", ""),
+        "replicas_min": bounds.get("min", 1),
+        "replicas_max": bounds.get("max", 1),
+        "ready_within_s": f"{spec.get('ready_within_s', 600):g}",
+        "keys": bool(spec.get("keys")),
+    }
+
+
+def field_of(path: str) -> str:
+    """Return the field of the form that a member of a specification comes from: "0.instances_min"."""
+    model = re.match(r"models\[(\d+)\]\.?", path)
+    rest = path[model.end() :] if model else path.removeprefix("device.")
+    names = {
+        "instances.min": "instances_min",
+        "instances": "instances_min",
+        "instances.max": "instances_max",
+        "batching.max_batch_size": "max_batch_size",
+        "batching.max_queue_delay_microseconds": "max_queue_delay_us",
+        "traffic": "weights",
+        "traffic.weights": "weights",
+        "replicas.min": "replicas_min",
+        "replicas.max": "replicas_max",
+    }
+    return (f"{model[1]}." if model else "") + names.get(rest, rest)
+
+
+def by_field(message: str) -> dict[str, str]:
+    """Return what is wrong by field; a line that names none is under ""."""
+    known = re.compile(r"(?:models\[\d+\]\.|device\.)?[a-z_.]+|\d+\.[a-z_]+|models")
+    found: dict[str, list[str]] = {}
+    for line in message.splitlines():
+        path, colon, _ = line.partition(": ")
+        field = field_of(path) if colon and known.fullmatch(path) else ""
+        found.setdefault(field, []).append(line)
+    return {field: "\n".join(lines) for field, lines in found.items()}
+
+
+def with_version(model: Mapping[str, Any], number: int, present: Sequence[int]) -> dict[str, Any]:
+    """Return a model of a specification with a version more, which gets no requests yet.
+
+    Args:
+        model: The model.
+        number: The version.
+        present: The versions that it has now.
+    """
+    if number in present or not present:
+        return {**model, "versions": [*present] or [number]}
+    traffic = model.get("traffic") or {"weights": {str(max(present)): 100}}
+    return {**model, "versions": sorted([*present, number]), "traffic": traffic}
+
+
+def number(sent: FormFields, name: str) -> Any:
+    """Return a number of the form, None for an empty field; what is none comes back as it is."""
+    text = text_of(sent, name)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _model(sent: FormFields, index: int, name: str, problems: list[str]) -> dict[str, Any]:
+    def of(field: str) -> Any:
+        return number(sent, f"{index}.{field}")
+
+    versions = [int(text) for text in sent.get(f"{index}.version", ()) if text.isdecimal()]
+    instances = _without_empty({"min": of("instances_min"), "max": of("instances_max")})
+    batching = _without_empty(
+        {"max_batch_size": of("max_batch_size"), "max_queue_delay_microseconds": of("max_queue_delay_us")}
+    )
+    config = _json(sent, f"{index}.config", problems)
+    traffic = _json(sent, f"{index}.traffic", problems)
+    weights = _weights(text_of(sent, f"{index}.weights"), f"{index}.weights", problems)
+    traffic = {key: value for key, value in traffic.items() if key != "weights"} | (
+        {"weights": weights} if weights else {}
+    )
+    found = {
+        "instances": {"min": 1, **instances} if instances else {},
+        "batching": batching,
+        "config": config,
+        "traffic": traffic,
+    }
+    return {"name": name, "versions": versions or "latest", **{key: value for key, value in found.items() if value}}
+
+
+def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
+    versions = model.get("versions", "latest")
+    traffic, instances, batching = (model.get(key, {}) for key in ("traffic", "instances", "batching"))
+    bounds = instances if isinstance(instances, Mapping) else {"min": instances}
+    rest = {key: value for key, value in traffic.items() if key != "weights"}
+    weights = traffic.get("weights") or {}
+    return {
+        "name": model["name"],
+        "chosen": list(versions) if isinstance(versions, list | tuple) else [],
+        "instances_min": bounds.get("min", ""),
+        "instances_max": bounds.get("max", ""),
+        "max_batch_size": batching.get("max_batch_size", ""),
+        "max_queue_delay_us": batching.get("max_queue_delay_microseconds", ""),
+        "weights": ", ".join(f"{version}={weight:g}" for version, weight in weights.items()),
+        "traffic": json.dumps(rest) if rest else "",
+        "config": json.dumps(model["config"], indent=2) if model.get("config") else "",
+        "has_more": bool(traffic or instances or batching or model.get("config")),
+    }
+
+
+def _weights(text: str, field: str, problems: list[str]) -> dict[str, float]:
+    found = {}
+    for part in text.split(",") if text.strip() else ():
+        match = _WEIGHT.fullmatch(part)
+        if match is None:
+            problems.append(f"{field}: expected a version and its weight such as 1=90, got '{part.strip()}'")
+        else:
+            found[match[1]] = float(match[2])
+    return found
+
+
+def _json(sent: FormFields, field: str, problems: list[str]) -> dict[str, Any]:
+    text = text_of(sent, field)
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        problems.append(f"{field}: expected JSON: {error}")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{field}: expected a JSON object, got '{text[:60]}'")
+        return {}
+    return value
+
+
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,218 @@
+"""The form by which deployments are made and changed, with what would change and whether it fits."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Response
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import Code, ServingError
+from charonia.platform.console.deploy_form import FormFields, by_field, document, form_of, text_of, with_version
+from charonia.platform.console.deployment_pages import as_file
+from charonia.platform.console.measure_forms import offer
+from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
+from charonia.platform.database.tables import ModelRow, ProjectRow, VersionRow
+from charonia.platform.environments import catalog
+from charonia.platform.jobs import jobs
+from charonia.platform.people import projects
+
+router = APIRouter(prefix="/p/{project}/deployments")
+
+LISTED_MAX = 200
+"""Models, and environments, that the form offers."""
+
+VERSIONS_MAX = 12
+"""Versions of a model that it offers: the newest, and those that are chosen."""
+
+
+@router.get("/new")
+def show_new(visit: OnPage, model: str = "") -> Response:
+    """Show the form for a new deployment."""
+    spec = {"name": "", "models": [{"name": model}] if model else []}
+    return _form(visit, "", form_of(spec), check=_nothing())
+
+
+@router.post("/new")
+def create(visit: OnPage, sent: Sent) -> Response:
+    """Create a deployment."""
+    return _save(visit, sent, "")
+
+
+@router.post("/form")
+def redraw(visit: OnPage, sent: Sent, name: str = "") -> Response:
+    """Send the form back with a model more or less."""
+    return _redrawn(visit, sent, name)
+
+
+@router.post("/check")
+def check(visit: OnPage, sent: Sent) -> Response:
+    """Say what would change, and whether it fits."""
+    values = {"check": _checked(visit, sent), "name": "", "existing": bool(text_of(sent, "existing"))}
+    return visit.show("deploy_form.html", values, block="check")
+
+
+@router.get("/{name}/change")
+def show_change(visit: OnPage, name: str, model: str = "", version: int = 0) -> Response:
+    """Show the form to change a deployment, with a version more if one is named."""
+    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
+    spec = {**view.spec}
+    if model:
+        spec["models"] = [
+            with_version(each, version, _numbers(each)) if each["name"] == model else each for each in spec["models"]
+        ]
+    plan = visit.platform.deployments.changes.plan(visit.who, visit.project, spec)
+    shown = {"problems": plan.problems, "changes": plan.changes, "hints": _hints(spec), "document": as_file(plan.spec)}
+    return _form(visit, name, {**form_of(spec), "after": view.revision}, check=shown)
+
+
+@router.post("/{name}/change")
+def change(visit: OnPage, name: str, sent: Sent) -> Response:
+    """Change a deployment, unless somebody else has since the form was made."""
+    return _save(visit, sent, name)
+
+
+def _save(visit: Visit, sent: FormFields, name: str) -> Response:
+    if text_of(sent, "add"):  # Enter in the field of a model to add
+        return _redrawn(visit, sent, name)
+    deployments = visit.platform.deployments
+    note = text_of(sent, "note")
+    try:
+        value = document(sent)
+        if name:
+            deployments.changes.change(
+                visit.who, visit.project, value, note=note, revision=int(text_of(sent, "after") or 0)
+            )
+        else:
+            deployments.changes.create(visit.who, visit.project, value, note=note)
+    except ServingError as error:
+        problems = by_field(error.message)
+        if error.code is Code.ALREADY_EXISTS:
+            problems = {"" if name else "name": "\n".join(part for part in (error.message, error.hint) if part)}
+        return _redrawn(visit, sent, name, problems=problems, status=INVALID)
+    return go(visit.path("deployments", value["name"]))
+
+
+def _redrawn(
+    visit: Visit, sent: FormFields, name: str, *, problems: Mapping[str, str] | None = None, status: int = 200
+) -> Response:
+    """Return the form as it was sent, with a model more or less."""
+    form: dict[str, Any] = {key: values[0] for key, values in sent.items() if values}
+    form["models"] = [_as_sent(sent, index, each) for index, each in enumerate(sent.get("model", ()))]
+    form["keys"] = bool(text_of(sent, "keys"))
+    form["models"] = [each for each in form["models"] if each["name"] != text_of(sent, "leave")]
+    for each in form["models"]:
+        if each["name"] == text_of(sent, "offer_for"):
+            with visit.platform.database.reading() as session:
+                project = projects.find(session, visit.who, visit.project)
+                found = offer(jobs.found(session, project.id, each["name"]))
+            each.update({**(found["fields"] if found else {}), "has_more": True})
+    problems = dict(problems or {})
+    added = text_of(sent, "add")
+    if added and added in [each["name"] for each in form["models"]]:
+        problems["models"] = f"'{added}' is there already"
+    elif added:
+        with visit.platform.database.reading() as session:
+            if _find(session, projects.find(session, visit.who, visit.project), added) is None:
+                problems["models"] = f"there is no model '{added}'"
+            else:
+                form["models"].append(form_of({"models": [{"name": added}]})["models"][0])
+    return _form(visit, name, form, check=_checked(visit, sent), problems=problems, block="form", status=status)
+
+
+def _as_sent(sent: FormFields, index: int, name: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = form_of({"models": [{"name": name}]})["models"][0]
+    for key in fields.keys() - {"name", "chosen", "has_more"}:
+        fields[key] = text_of(sent, f"{index}.{key}")
+    fields["chosen"] = [int(number) for number in sent.get(f"{index}.version", ()) if number.isdecimal()]
+    fields["has_more"] = any(fields[key] for key in fields.keys() - {"name", "chosen", "has_more"})
+    return fields
+
+
+def _checked(visit: Visit, sent: FormFields) -> dict[str, Any]:
+    """Return what the specification of a form would change."""
+    if not sent.get("model", ()):
+        return _nothing()
+    try:
+        value = document(sent)
+        if not value["name"]:
+            return {**_nothing(), "hints": ["Give it a name to see what will run."]}
+        plan = visit.platform.deployments.changes.plan(visit.who, visit.project, value)
+    except ServingError as error:
+        return {**_nothing(), "problems": error.message.splitlines()}
+    return {
+        "problems": plan.problems,
+        "changes": plan.changes,
+        "hints": _hints(value),
+        "document": as_file(plan.spec),
+    }
+
+
+def _hints(spec: Mapping[str, Any]) -> list[str]:
+    several = [
+        model["name"] for model in spec.get("models", ()) if len(_numbers(model)) > 1 and not model.get("traffic")
+    ]
+    return [
+        f"All requests of '{name}' go to its newest version: state weights to keep some for others." for name in several
+    ]
+
+
+def _nothing() -> dict[str, Any]:
+    return {"problems": [], "changes": [], "hints": [], "document": ""}
+
+
+def _numbers(model: Mapping[str, Any]) -> list[int]:
+    versions = model.get("versions")
+    return list(versions) if isinstance(versions, list | tuple) else []
+
+
+def _form(
+    visit: Visit, name: str, form: dict[str, Any], *, block: str = "", status: int = 200, **values: Any
+) -> Response:
+    with visit.platform.database.reading() as session:
+        project = projects.find(session, visit.who, visit.project)
+        known = session.scalars(
+            select(ModelRow.name).where(ModelRow.project_id == project.id).order_by(ModelRow.name).limit(LISTED_MAX)
+        ).all()
+        environments = catalog.page(session, project, limit=LISTED_MAX)
+        offered = _versions(session, project, [model["name"] for model in form["models"]])
+        found = {name: offer(jobs.found(session, project.id, name)) for name in offered}
+    for model in form["models"]:
+        versions = offered.get(model["name"], [])
+        numbers = {row.number for row in versions[:VERSIONS_MAX]} | set(model["chosen"])
+        model["versions"] = sorted(numbers, reverse=True)
+        model["runs_code"] = any(row.runs_code for row in versions)
+        model["offer"] = found.get(model["name"])
+    choices = [("", "the platform's own Python")]
+    choices += [(row.name, row.name if row.state == "ready" else f"{row.name} ({row.state})") for row in environments]
+    context = {
+        "name": name,
+        "existing": bool(name),
+        "form": {"after": 0, "note": "", **form},
+        "known": [each for each in known if each not in offered],
+        "environments": choices,
+        "targets": [(each, each) for each in visit.platform.deployments.targets],
+        "save": visit.path("deployments", name, "change") if name else visit.path("deployments", "new"),
+        "redraw": visit.path("deployments", "form") + (f"?name={name}" if name else ""),
+    }
+    return visit.show("deploy_form.html", {**context, **values}, block=block, status=status)
+
+
+def _versions(session: Session, project: ProjectRow, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the versions that are ready by model, the newest first."""
+    query = (
+        select(ModelRow.name, VersionRow.number, VersionRow.runs_code)
+        .outerjoin(VersionRow, (VersionRow.model_id == ModelRow.id) & (VersionRow.state == "ready"))
+        .where(ModelRow.project_id == project.id, ModelRow.name.in_(names))
+        .order_by(VersionRow.number.desc())
+    )
+    found: dict[str, list[Any]] = {}
+    for row in session.execute(query):
+        versions = found.setdefault(row.name, [])
+        if row.number is not None:
+            versions.append(row)
+    return found
+
+
+def _find(session: Session, project: ProjectRow, name: str) -> int | None:
+    return session.scalar(select(ModelRow.id).where(ModelRow.project_id == project.id, ModelRow.name == name))

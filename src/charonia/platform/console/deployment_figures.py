@@ -1,0 +1,158 @@
+"""The figures of deployments as pages show them: a line of a list, tiles, charts. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from charonia.platform.console.text import figure, percent, size_text
+from charonia.platform.deployments.figures import Figures, FiguresPoint
+from charonia.platform.deployments.views import DeploymentView
+
+CHARTS = (
+    ("rate", "Requests", "per second"),
+    ("latency", "Latency", "ms"),
+    ("errors", "Errors", "per second"),
+    ("queue", "Time in the queue", "ms"),
+    ("batch", "Batch size", "elements"),
+    ("instances", "Instances", ""),
+    ("memory", "Memory", "MB"),
+    ("cpu", "CPU", "cores"),
+)
+"""Key, title and unit, in the order of the page."""
+
+GPU_CHARTS = (("gpu", "GPU", "% busy"), ("gpu_memory", "GPU memory", "MB"))
+
+SERIES_MAX = 4
+"""Versions that a chart shows: those with most requests."""
+
+NONE = "\N{EN DASH}"
+
+_MB = 1e6
+
+
+def ms_text(value: float | None) -> str:
+    """Return a time of milliseconds."""
+    if value is None:
+        return NONE
+    return f"{figure(value / 1e3)} s" if value >= 999.5 else f"{figure(value)} ms"
+
+
+def error_share(figures: Figures) -> float:
+    """Return the share of requests that failed."""
+    return figures.errors_per_s / figures.requests_per_s if figures.requests_per_s else 0.0
+
+
+def line(view: DeploymentView) -> dict[str, Any]:
+    """Return a deployment for the list."""
+    point = view.figures
+    share = error_share(point.all) if point is not None else 0.0
+    has_traffic = point is not None and point.all.requests_per_s > 0
+    return {
+        "name": view.name,
+        "state": view.state,
+        "reason": f"Revision {view.revision} has failed" if view.latest_state == "failed" else view.reason,
+        "doing": view.doing,
+        "models": models_text(view),
+        "rate": f"{figure(point.all.requests_per_s)} /s" if point is not None else NONE,
+        "p99": ms_text(point.all.p99_ms) if point is not None else NONE,
+        "errors": percent(share) if has_traffic else NONE,
+        "has_errors": share > 0,
+        "device": device_text(view),
+        "revision": view.serving or view.revision,
+    }
+
+
+def models_text(view: DeploymentView) -> str:
+    """Return the models of a deployment with their versions: "reader 1, 2; writer 3"."""
+    parts = []
+    for model in view.spec.get("models", ()):
+        versions = model.get("versions", "latest")
+        parts.append(f"{model['name']} {', '.join(map(str, versions)) if isinstance(versions, list) else versions}")
+    return "; ".join(parts)
+
+
+def device_text(view: DeploymentView) -> str:
+    """Return what a deployment runs on: "GPU 0", "2 cores", "CPU"."""
+    device = view.spec.get("device", {})
+    if gpus := device.get("gpus"):
+        return f"GPU {', '.join(map(str, gpus))}"
+    cores = device.get("cpu_cores", 0)
+    return f"{cores} core{'' if cores == 1 else 's'}" if cores else "CPU"
+
+
+def tiles(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
+    """Return name, value and what stands below it of each tile."""
+    if point is None:
+        names = ("Requests", "p50", "p99", "Errors", "Queue", "Batch size", "Instances", "Memory")
+        return [(name, NONE, "") for name in names]
+    all_, share = point.all, error_share(point.all)
+    found = [
+        ("Requests", figure(all_.requests_per_s), "per second"),
+        ("p50", ms_text(all_.p50_ms), "median latency"),
+        ("p99", ms_text(all_.p99_ms), "of 100 requests, 99 are faster"),
+        ("Errors", percent(share) if all_.requests_per_s else NONE, f"{figure(all_.errors_per_s)} per second"),
+        ("Queue", figure(all_.pending), f"waiting, {ms_text(all_.queue_ms)} each" if all_.queue_ms else "waiting"),
+        ("Batch size", figure(all_.batch_size) if all_.batch_size else NONE, "on average"),
+        ("Instances", figure(all_.instances) if all_.instances else NONE, f"{figure(point.cpu_cores)} cores busy"),
+        ("Memory", size_text(point.memory_bytes), "of all processes"),
+    ]
+    if point.gpu_utilization is not None:
+        below = size_text(point.gpu_memory_bytes or 0.0)
+        found.append(("GPU", percent(point.gpu_utilization), below))
+    return found
+
+
+def charts(points: Sequence[FiguresPoint]) -> dict[str, Any]:
+    """Return the series of all charts, with their times."""
+
+    def by_version(value: Callable[[Figures], float | None]) -> list[dict[str, Any]]:
+        names = busiest(points)
+        titles = dict(zip(names, short_names(names), strict=True))
+        return [
+            {
+                "label": titles[name],
+                "values": [value(point.versions[name]) if name in point.versions else None for point in points],
+            }
+            for name in names
+        ]
+
+    def of_all(*series: tuple[str, Callable[[FiguresPoint], float | None]]) -> list[dict[str, Any]]:
+        return [{"label": label, "values": [value(point) for point in points]} for label, value in series]
+
+    found = {
+        "rate": by_version(lambda one: one.requests_per_s),
+        "latency": of_all(("p50", lambda point: point.all.p50_ms), ("p99", lambda point: point.all.p99_ms)),
+        "errors": by_version(lambda one: one.errors_per_s),
+        "queue": by_version(lambda one: one.queue_ms),
+        "batch": by_version(lambda one: one.batch_size),
+        "instances": by_version(lambda one: one.instances or None),
+        "memory": of_all(("all processes", lambda point: point.memory_bytes / _MB)),
+        "cpu": of_all(("busy", lambda point: point.cpu_cores)),
+    }
+    if has_gpu(points[-1] if points else None):
+        found["gpu"] = of_all(("busiest", lambda point: _times(point.gpu_utilization, 100)))
+        found["gpu_memory"] = of_all(("in use", lambda point: _times(point.gpu_memory_bytes, 1 / _MB)))
+    return {"times": [point.time for point in points], "charts": found}
+
+
+def has_gpu(point: FiguresPoint | None) -> bool:
+    """Whether the machine of a deployment has a GPU."""
+    return point is not None and point.gpu_utilization is not None
+
+
+def busiest(points: Sequence[FiguresPoint]) -> list[str]:
+    """Return the versions that are there now, the busiest ones if there are many, by name."""
+    if not points:
+        return []
+    now = points[-1].versions
+    names = sorted(now, key=lambda name: (-now[name].requests_per_s, name))[:SERIES_MAX]
+    return sorted(names, key=lambda name: (name.rpartition("/")[0], int(name.rpartition("/")[2] or 0)))
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return "MODEL/VERSION" as short as it is clear: "version 2" where there is one model."""
+    is_one = len({name.rpartition("/")[0] for name in names}) == 1
+    return [f"version {name.rpartition('/')[2]}" if is_one else name.replace("/", " ") for name in names]
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,211 @@
+"""The pages of deployments: the list, and one of them with its figures, revisions, explanations and log."""
+
+import json
+from typing import Annotated, Any
+
+import yaml
+from fastapi import APIRouter, Form, Response
+from sqlalchemy import select
+
+from charonia.core.errors import ServingError
+from charonia.platform.console import deployment_figures as shown
+from charonia.platform.console.deploy_form import text_of
+from charonia.platform.console.model_pages import difference
+from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go
+from charonia.platform.console.text import duration_text, plural
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import ModelRow
+from charonia.platform.deployments.views import DeploymentView
+
+router = APIRouter(prefix="/p/{project}/deployments")
+
+HISTORY_S = 600.0
+"""What charts show."""
+
+LOG_LINES = 300
+
+Number = Annotated[int, Form()]
+
+
+@router.get("")
+def show_all(visit: OnPage, offset: int = 0) -> Response:
+    """List deployments."""
+    found, total = visit.platform.deployments.reads.list(visit.who, visit.project, limit=ROWS_MAX, offset=offset)
+    with visit.platform.database.reading() as session:
+        has_models = bool(found) or session.scalar(select(ModelRow.id).limit(1)) is not None
+    values = {
+        "deployments": [shown.line(view) for view in found],
+        "has_models": has_models,
+        "pages": visit.pages(offset, total - offset),
+    }
+    return visit.show("deployments.html", values)
+
+
+@router.get("/{name}")
+def show(visit: OnPage, name: str) -> Response:
+    """Show one deployment with its figures."""
+    return _overview(visit, name)
+
+
+@router.post("/{name}/keys")
+def add_key(visit: OnPage, name: str, sent: Sent) -> Response:
+    """Make an API key for a client."""
+    try:
+        made = visit.platform.deployments.keys.add(
+            visit.who, visit.project, name, text_of(sent, "name"), ("infer", "read")
+        )
+    except ServingError as error:
+        return _overview(visit, name, block="keys", status=INVALID, problems={"keys": error.message})
+    return _overview(visit, name, block="keys", secret=made)
+
+
+@router.post("/{name}/keys/{key}/remove")
+def remove_key(visit: OnPage, name: str, key: str) -> Response:
+    """Remove an API key of a client."""
+    visit.platform.deployments.keys.remove(visit.who, visit.project, name, key)
+    return _overview(visit, name, block="keys")
+
+
+@router.get("/{name}/figures")
+def figures(visit: OnPage, name: str) -> dict[str, Any]:
+    """Return what the charts show."""
+    points = visit.platform.deployments.reads.figures(visit.who, visit.project, name, now() - HISTORY_S)
+    return {"now": now(), **shown.charts(points)}
+
+
+@router.get("/{name}/revisions")
+def revisions(visit: OnPage, name: str, offset: int = 0) -> Response:
+    """List the revisions of a deployment."""
+    deployments = visit.platform.deployments
+    view = deployments.reads.get(visit.who, visit.project, name)
+    found, total = deployments.reads.revisions(visit.who, visit.project, name, limit=ROWS_MAX, offset=offset)
+    values = {"revisions": found, "pages": visit.pages(offset, total - offset)}
+    return page(visit, view, "revisions.html", "revisions", values)
+
+
+@router.get("/{name}/revisions/{number}")
+def revision(visit: OnPage, name: str, number: int) -> Response:
+    """Show a revision as a file."""
+    deployments = visit.platform.deployments
+    view = deployments.reads.get(visit.who, visit.project, name)
+    found = deployments.reads.revision(visit.who, visit.project, name, number)
+    text = as_file(found.spec)
+    lines = difference(text, as_file(view.spec)) if number != view.revision else []
+    values = {"revision": found, "document": text, "differences": lines}
+    return page(visit, view, "revision.html", "revisions", values)
+
+
+@router.get("/{name}/explain")
+def explain(visit: OnPage, name: str) -> Response:
+    """Show what the server says about each model: what limits it, and what to change."""
+    deployments = visit.platform.deployments
+    view = deployments.reads.get(visit.who, visit.project, name)
+    sections, problem = [], ""
+    for model in view.spec.get("models", ()) if view.http else ():
+        try:
+            document = deployments.servers.explain(visit.who, visit.project, name, model["name"])
+            sections.append((f"{document['model_name']}, version {document['model_version']}", _explained(document)))
+        except ServingError as error:
+            problem = error.message
+    return page(visit, view, "explain.html", "explain", {"sections": sections, "problem": problem})
+
+
+@router.get("/{name}/log")
+def log(visit: OnPage, name: str) -> Response:
+    """Show the end of the log."""
+    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
+    text = visit.platform.deployments.servers.log(visit.who, visit.project, name, lines=LOG_LINES)
+    return page(visit, view, "deployment_log.html", "log", {"log": text, "lines": LOG_LINES})
+
+
+@router.get("/{name}/try")
+def try_it(visit: OnPage, name: str) -> Response:
+    """Show the form to try the models."""
+    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
+    return page(visit, view, "try.html", "try", {})
+
+
+@router.post("/{name}/rollback")
+def roll_back(visit: OnPage, name: str, revision: Number, after: Number) -> Response:
+    """Go back to an earlier revision, unless somebody has made a newer one since the page was made."""
+    visit.platform.deployments.changes.rollback(visit.who, visit.project, name, to=revision, revision=after)
+    return go(visit.path("deployments", name, "revisions"))
+
+
+@router.post("/{name}/stop")
+def stop(visit: OnPage, name: str) -> Response:
+    """End the servers."""
+    visit.platform.deployments.changes.stop(visit.who, visit.project, name)
+    return go(visit.path("deployments", name))
+
+
+@router.post("/{name}/start")
+def start(visit: OnPage, name: str) -> Response:
+    """Start the servers again."""
+    visit.platform.deployments.changes.start(visit.who, visit.project, name)
+    return go(visit.path("deployments", name))
+
+
+@router.post("/{name}/remove")
+def remove(visit: OnPage, name: str) -> Response:
+    """End a deployment for good."""
+    visit.platform.deployments.changes.remove(visit.who, visit.project, name)
+    return go(visit.path("deployments"))
+
+
+def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **values: Any) -> Response:
+    view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
+    keys = visit.platform.deployments.keys
+    has_keys = view.spec.get("keys") and visit.is_deployer
+    context = {
+        "tiles": shown.tiles(view.figures),
+        "charts": shown.CHARTS + (shown.GPU_CHARTS if shown.has_gpu(view.figures) else ()),
+        "servers": view.replicas,
+        "facts": _facts(view),
+        "model_names": [(model["name"], model["name"]) for model in view.spec["models"]],
+        "keys": keys.list(visit.who, visit.project, name) if has_keys else (),
+        "secret": None,
+    }
+    return page(visit, view, "deployment.html", "", {**context, **values}, block=block, status=status)
+
+
+def page(visit: Visit, view: DeploymentView, template: str, tab: str, values: dict[str, Any], **more: Any) -> Response:
+    """Return one of the pages of a deployment."""
+    return visit.show(template, {"it": view, "tab": tab, **values}, **more)
+
+
+def as_file(spec: Any) -> str:
+    """Return a specification as `charonia apply` reads it."""
+    return yaml.safe_dump(json.loads(json.dumps(spec)), sort_keys=False, allow_unicode=True)
+
+
+def _facts(view: DeploymentView) -> list[tuple[str, str]]:
+    spec, device = view.spec, view.spec.get("device", {})
+    memory = device.get("memory_mib")
+    replicas = spec.get("replicas", {})
+    return [
+        ("Models", shown.models_text(view)),
+        ("Environment", spec.get("environment", "") or "the platform's own Python"),
+        ("Target", view.target),
+        ("Device", shown.device_text(view) + (f", {memory} MiB of memory" if memory else "")),
+        ("Replicas", "1" if replicas.get("max", 1) == 1 else f"{replicas['min']} to {replicas['max']}"),
+        ("API keys", "needed" if spec.get("keys") else "not needed"),
+        ("Revision", f"{view.serving or 'none'} serves, {view.revision} is the newest"),
+        ("gRPC", view.grpc or shown.NONE),
+        ("Metrics", view.metrics or shown.NONE),
+    ]
+
+
+def _explained(document: dict[str, Any]) -> dict[str, Any]:
+    requests, times = document["requests"], document["time_us"]
+    facts = [("In the last", duration_text(document["seconds"]))] if document["seconds"] else []
+    if requests["success"]:
+        facts += [
+            ("Requests", f"{plural(requests['success'], 'request')} answered, {requests['per_second']:,.1f} a second"),
+            ("Queue", f"{requests['waiting']:,} waiting now, {requests['waiting_max']:,} at most"),
+            (
+                "A request takes",
+                f"{duration_text(times['request'] / 1e6)}, {duration_text(times['queue'] / 1e6)} of it in the queue",
+            ),
+        ]
+    return {"findings": document["findings"], "facts": facts}

@@ -1,0 +1,158 @@
+"""The pages of environments: the list, the form for a new one, and one with its build log."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Response
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import ServingError
+from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Visit, go, problems_of
+from charonia.platform.database.tables import EnvironmentRow
+from charonia.platform.environments import builder, catalog
+from charonia.platform.environments.catalog import NewEnvironment
+from charonia.platform.environments.presets import PRESETS
+from charonia.platform.environments.requirements import read_script
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import ProjectRole
+
+router = APIRouter(prefix="/p/{project}/environments")
+
+Field = Annotated[str, Form()]
+
+
+@router.get("")
+def show_all(visit: OnPage, offset: int = 0) -> Response:
+    """List environments."""
+    with visit.platform.database.reading() as session:
+        found = projects.find(session, visit.who, visit.project)
+        rows = catalog.page(session, found, limit=ROWS_MAX + 1, offset=offset)
+    names = {row.name for row in rows}
+    values = {
+        "environments": [_row(row) for row in rows[:ROWS_MAX]],
+        "presets": [preset for preset in PRESETS if preset.name not in names],
+        "pages": visit.pages(offset, len(rows)),
+    }
+    return visit.show("environments.html", values)
+
+
+@router.get("/new")
+def show_form(visit: OnPage) -> Response:
+    """Show the form for a new one."""
+    return _form(visit, {"name": "", "python": "", "requirements": "", "imports": ""})
+
+
+@router.post("")
+def add(
+    visit: OnPage,
+    preset: Field = "",
+    name: Field = "",
+    python: Field = "",
+    requirements: Field = "",
+    imports: Field = "",
+) -> Response:
+    """Make an environment: one that is ready to choose, or one of somebody's own."""
+    ready = next((each for each in PRESETS if each.name == preset), None)
+    try:
+        if ready is not None:
+            wanted = NewEnvironment(ready.name, ready.requirements, "", ready.imports)
+        else:
+            wanted = _wanted(name, python, requirements, imports)
+        with visit.platform.database.transaction() as session:
+            project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
+            row, _ = catalog.add(session, project, wanted, visit.who.name)
+            audit.note(session, visit.who, "environment.create", f"{project.name}/{row.name}", project_id=project.id)
+    except ServingError as error:
+        if ready is not None:
+            raise
+        form = {"name": name, "python": python, "requirements": requirements, "imports": imports}
+        return _form(visit, form, problems=_problems(error))
+    visit.platform.tasks.wake()
+    return go(visit.path("environments", row.name))
+
+
+@router.get("/{name}")
+def show(visit: OnPage, name: str) -> Response:
+    """Show an environment with its build log."""
+    with visit.platform.database.reading() as session:
+        row = _get(session, visit, name)
+        task = catalog.newest_task(session, row)
+    values = {"it": _row(row), "job": task, "log": visit.task_log(task.id) if task is not None else ""}
+    return visit.show("environment.html", values)
+
+
+@router.post("/{name}/rebuild")
+def rebuild(visit: OnPage, name: str) -> Response:
+    """Build an environment again."""
+    with visit.platform.database.transaction() as session:
+        row = _get(session, visit, name, ProjectRole.DEPLOYER)
+        catalog.rebuild(session, row, visit.who.name)
+        audit.note(session, visit.who, "environment.rebuild", f"{visit.project}/{name}", project_id=row.project_id)
+    visit.platform.tasks.wake()
+    return go(visit.path("environments", name))
+
+
+@router.post("/{name}/remove")
+def remove(visit: OnPage, name: str) -> Response:
+    """Remove an environment."""
+    with visit.platform.database.transaction() as session:
+        row = _get(session, visit, name, ProjectRole.DEPLOYER)
+        catalog.remove(session, row)
+        audit.note(session, visit.who, "environment.remove", f"{visit.project}/{name}", project_id=row.project_id)
+    return go(visit.path("environments"))
+
+
+def _wanted(name: str, python: str, requirements: str, imports: str) -> NewEnvironment:
+    """Return what a form asks for; of a script, what it states itself.
+
+    Raises:
+        ServingError: INVALID_ARG.
+    """
+    if "# /// script" in requirements:
+        stated, requirements = read_script(requirements)
+        python = python or stated
+    return NewEnvironment(name.strip(), requirements.replace("\r\n", "\n"), python, imports.replace(",", " ").split())
+
+
+def _problems(error: ServingError) -> Mapping[str, str]:
+    """Return what is wrong, by field."""
+    text = error.message
+    if text.startswith("python:"):
+        return {"python": text}
+    if text.startswith(("requirements:", "line ", "dependencies", "the dependencies", "the file", "requires-python")):
+        return {"requirements": text}
+    if text.startswith("environment"):
+        return {"name": text}
+    return problems_of(error)
+
+
+def _form(visit: Visit, form: Mapping[str, str], problems: Mapping[str, str] | None = None) -> Response:
+    pythons = [
+        ("", f"{builder.pythons()[0]}, as the platform"),
+        *((version, version) for version in builder.pythons()[1:]),
+    ]
+    values = {"form": form, "pythons": pythons, "problems": problems or {}}
+    is_wrong = problems is not None
+    return visit.show(
+        "environment_new.html", values, block="form" if is_wrong else "", status=INVALID if is_wrong else 200
+    )
+
+
+def _get(session: Session, visit: Visit, name: str, role: ProjectRole = ProjectRole.VIEWER) -> EnvironmentRow:
+    return catalog.get(session, projects.find(session, visit.who, visit.project, role), name)
+
+
+def _row(row: EnvironmentRow) -> dict[str, Any]:
+    lines = [line.strip() for line in row.requirements.splitlines() if line.strip()]
+    return {
+        "name": row.name,
+        "state": row.state,
+        "is_open": row.state in ("waiting", "building"),
+        "reason": row.reason,
+        "python": row.python,
+        "requirements": row.requirements,
+        "about": row.reason if row.state == "failed" else ", ".join(lines)[:200] or "Charonia alone",
+        "packages": row.packages,
+        "size": row.size,
+        "created": row.created,
+    }

@@ -1,0 +1,332 @@
+"""The pages of models: the list, one model with its versions, and how one is added."""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Query, Response
+
+from charonia.config import pbtxt
+from charonia.config.json_form import from_json
+from charonia.core.errors import ServingError, invalid
+from charonia.platform.console.deploy_form import text_of
+from charonia.platform.console.environment_choice import suggested
+from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
+from charonia.platform.environments import catalog
+from charonia.platform.models import arrival, registry
+from charonia.platform.models.records import (
+    ARRIVING,
+    CHECKING,
+    ModelRecord,
+    ModelSummary,
+    TensorRecord,
+    VersionRecord,
+    VersionReport,
+)
+from charonia.platform.models.registry import ModelDetails
+from charonia.platform.models.sources import SourceKind, VersionSource
+from charonia.platform.people import projects
+
+router = APIRouter(prefix="/p/{project}/models")
+
+WAYS = (("upload", "Upload"), ("store", "Object store"), ("folder", "Folder"), ("mlflow", "MLflow"))
+"""Where a model may come from: what addresses call it, and the title."""
+
+_KINDS: Mapping[str, SourceKind] = {"folder": "folder", "mlflow": "mlflow"}
+
+ENVIRONMENTS_MAX = 200
+
+Field = Annotated[str, Form()]
+
+_FORM = {"name": "", "notes": "", "source": "", "tracking_uri": "", "fixed": False}
+
+
+@router.get("")
+def show_all(visit: OnPage, search: str = "", tag: str = "", offset: int = 0) -> Response:
+    """List models."""
+    with visit.platform.database.reading() as session:
+        page = registry.models(session, visit.who, visit.project, search=search, tag=tag, limit=ROWS_MAX, offset=offset)
+    values = {
+        "models": [_row(model) for model in page.models],
+        "total": page.total,
+        "tags": list(page.tags)[:12],
+        "search": search,
+        "tag": tag,
+        "pages": visit.pages(offset, page.total - offset, search=search, tag=tag),
+    }
+    return visit.show("models.html", values)
+
+
+@router.get("/add")
+def show_form(visit: OnPage, model: str = "", way: Annotated[str, Query(alias="from")] = "upload") -> Response:
+    """Show the form to add a model, or a version of one."""
+    form = {**_FORM, "name": model, "fixed": bool(model)}
+    return _form(visit, way if way in dict(WAYS) else "upload", form)
+
+
+@router.post("/add")
+def add(visit: OnPage, sent: Sent) -> Response:
+    """Add a version from an address, a folder or MLflow."""
+    way, source, name, notes, tracking_uri = (
+        text_of(sent, field) for field in ("from", "source", "name", "notes", "tracking_uri")
+    )
+    form = {**_FORM, "name": name, "notes": notes, "source": source, "tracking_uri": tracking_uri}
+    wanted = name or name_of(source, way)
+    try:
+        with visit.platform.database.transaction() as session:
+            place = VersionSource(_KINDS.get(way, "address"), source, server=tracking_uri)
+            added = arrival.add(session, visit.platform.uploads, visit.who, visit.project, wanted, place, notes)
+    except ServingError as error:
+        field = "name" if error.message.startswith("model:") else "source"
+        return _form(visit, way, form, status=INVALID, problems={field: _whole(error)})
+    visit.platform.tasks.wake()
+    return go(visit.path("models", added.model, "versions", added.number))
+
+
+@router.get("/{name}")
+def show_newest(visit: OnPage, name: str) -> Response:
+    """Show a model with its newest version."""
+    return _show(visit, name)
+
+
+@router.get("/{name}/versions/{number}")
+def show_version(visit: OnPage, name: str, number: int) -> Response:
+    """Show a model with one of its versions."""
+    return _show(visit, name, number)
+
+
+@router.post("/{name}/versions/{number}/about")
+def describe(
+    visit: OnPage,
+    name: str,
+    number: int,
+    description: Field = "",
+    owner: Field = "",
+    tags: Field = "",
+    links: Field = "",
+    notes: Field = "",
+) -> Response:
+    """Keep what people write about a model and a version."""
+    try:
+        details = ModelDetails(
+            owner.strip(),
+            description.strip(),
+            [tag for each in tags.split(",") if (tag := each.strip())],
+            read_links(links),
+        )
+        with visit.platform.database.transaction() as session:
+            registry.change(session, visit.who, visit.project, name, details)
+            registry.annotate(session, visit.who, visit.project, name, number, notes.strip())
+    except ServingError as error:
+        return _show(visit, name, number, block="about", status=INVALID, problems=problems_of(error))
+    return _show(visit, name, number, block="about", saved=True)
+
+
+@router.post("/{name}/versions/{number}/remove")
+def remove(visit: OnPage, name: str, number: int) -> Response:
+    """Remove a version; the model, too, if it was the last one."""
+    with visit.platform.database.transaction() as session:
+        registry.delete_version(session, visit.who, visit.project, name, number)
+        session.flush()
+        is_empty = not registry.model(session, visit.who, visit.project, name).versions
+        if is_empty:
+            registry.delete(session, visit.who, visit.project, name)
+    visit.platform.tasks.wake()
+    return go(visit.path("models") if is_empty else visit.path("models", name))
+
+
+@router.post("/{name}/versions/{number}/check")
+def check_again(visit: OnPage, name: str, number: int) -> Response:
+    """Check a version once more."""
+    with visit.platform.database.transaction() as session:
+        registry.check_again(session, visit.who, visit.project, name, number)
+    visit.platform.tasks.wake()
+    return go(visit.path("models", name, "versions", number))
+
+
+@router.post("/{name}/versions/{number}/deploy")
+def deploy(visit: OnPage, name: str, number: int) -> Response:
+    """Deploy a version with what fits it; where its deployment is there already, show the form to change it."""
+    with visit.platform.database.reading() as session:
+        version = registry.version(session, visit.who, visit.project, name, number)
+        found = projects.find(session, visit.who, visit.project)
+        environments = catalog.page(session, found, limit=ENVIRONMENTS_MAX)
+        model = registry.model(session, visit.who, visit.project, name)
+    if model.deployments:
+        return go(f"{visit.path('deployments', model.deployments[0], 'change')}?model={name}&version={number}")
+    value = {
+        "name": deployment_name(name),
+        "environment": suggested(version.report, environments),
+        "models": [{"name": name, "versions": [number]}],
+    }
+    plan = visit.platform.deployments.changes.create(visit.who, visit.project, value)
+    return go(visit.path("deployments", plan.spec["name"]))
+
+
+def name_of(source: str, way: str) -> str:
+    """Return what a model is called that comes from a place."""
+    if way == "mlflow":
+        return source.removeprefix("models:/").partition("/")[0]
+    parts = [part for part in source.rstrip("/").split("/") if part]
+    while parts and parts[-1].isdecimal():  # a version's folder
+        parts.pop()
+    last = parts[-1] if parts else ""
+    stem = last.rpartition(".")[0] if re.search(r"\.[A-Za-z]\w{0,11}$", last) else last
+    return parts[-2] if stem == "model" and len(parts) > 1 else stem
+
+
+def deployment_name(model: str) -> str:
+    """Return what the deployment of a model is called unless somebody says so."""
+    return re.sub(r"[^a-z0-9_-]+", "-", model.lower()).strip("-_")[:63] or "model"
+
+
+def read_links(text: str) -> dict[str, str]:
+    """Return addresses by label from lines of both.
+
+    Raises:
+        ServingError: INVALID_ARG for a line that has only one of them.
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        label, _, address = line.strip().rpartition(" ")
+        if address and not label:
+            raise invalid(f"link '{address}': expected a label before the address")
+        if address:
+            found[label.strip(" :")] = address
+    return found
+
+
+def config_text(report: VersionReport) -> str:
+    """Return a completed configuration as it is written in a repository, "" for none."""
+    return pbtxt.render(from_json(json.dumps(report.config))) if report.config else ""
+
+
+def difference(before: str, after: str) -> list[str]:
+    """Return what differs between two texts, in lines that begin with "+" and "-"; none where nothing does."""
+    return list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
+
+
+def _form(visit: Visit, way: str, form: Mapping[str, Any], *, status: int = 200, **values: Any) -> Response:
+    block = "form" if status != 200 else ""
+    return visit.show("model_add.html", {"way": way, "ways": WAYS, "form": form, **values}, block=block, status=status)
+
+
+def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: int = 200, **values: Any) -> Response:
+    with visit.platform.database.reading() as session:
+        model = registry.model(session, visit.who, visit.project, name)
+        number = number or (model.versions[0].number if model.versions else 0)
+        version = registry.version(session, visit.who, visit.project, name, number) if number else None
+        before = next((each.number for each in model.versions if each.number < number and each.state == "ready"), 0)
+        former = registry.version(session, visit.who, visit.project, name, before) if before else None
+        found = projects.find(session, visit.who, visit.project)
+        ready = catalog.page(session, found, limit=ENVIRONMENTS_MAX)
+        job = visit.task(session, version.task) if version is not None and version.task else None
+    context = {
+        "model": _model(model),
+        "versions": [_listed(each) for each in model.versions],
+        "version": _version(version, former),
+        "deployments": model.deployments,
+        "job": job,
+        "saved": False,
+        "environment": suggested(version.report, ready) if version is not None else "",
+        "base": visit.path("models", name, "versions", number),
+    }
+    return visit.show("model.html", {**context, **values}, block=block, status=status)
+
+
+def _row(model: ModelSummary) -> dict[str, Any]:
+    latest = model.latest
+    return {
+        "name": model.name,
+        "description": model.description,
+        "tags": model.tags,
+        "owner": model.owner,
+        "versions": model.version_count,
+        "latest": latest.number if latest else 0,
+        "size": latest.size if latest else 0,
+        "state": latest.state if latest else "",
+        "backend": latest.backend if latest else "",
+        "runs_code": latest.runs_code if latest else False,
+        "changed": latest.created if latest else model.created,
+    }
+
+
+def _model(model: ModelRecord) -> dict[str, Any]:
+    links_text = "\n".join(f"{label} {address}" for label, address in model.links.items())
+    return {
+        "name": model.name,
+        "description": model.description,
+        "owner": model.owner,
+        "tags": model.tags,
+        "links": model.links,
+        "links_text": links_text,
+    }
+
+
+def _listed(version: Any) -> dict[str, Any]:
+    return {
+        "number": version.number,
+        "state": version.state,
+        "size": version.size,
+        "created": version.created,
+        "about": version.backend or version.author,
+    }
+
+
+def _version(version: VersionRecord | None, former: VersionRecord | None) -> dict[str, Any]:
+    if version is None:
+        return {"number": 0, "state": "", "runs_code": False, "is_open": False}
+    report = version.report
+    text = config_text(report)
+    old = config_text(former.report) if former is not None else ""
+    problems = [part for part in (report.problem, report.hint) if part]
+    return {
+        "number": version.number,
+        "state": version.state,
+        "is_open": version.state in (ARRIVING, CHECKING),
+        "runs_code": version.runs_code,
+        "size": version.size,
+        "created": version.created,
+        "author": version.author,
+        "notes": version.notes,
+        "source": version.source,
+        "digest": version.digest,
+        "refusals": ["\n".join(problems)] if problems else [],
+        "warnings": report.warnings,
+        "inputs": [_tensor(each, report.max_batch_size) for each in report.inputs],
+        "outputs": [_tensor(each, report.max_batch_size) for each in report.outputs],
+        "facts": list(_facts(report)),
+        "config": text,
+        "before": former.number if former is not None else 0,
+        "changes": difference(old, text) if text and old else [],
+        "files": [(file.path, {"size": file.size}) for file in version.files],
+    }
+
+
+def _tensor(tensor: TensorRecord, max_batch_size: int) -> dict[str, Any]:
+    dims = ["n" if dim == -1 else str(dim) for dim in tensor.shape]
+    shape = " \N{MULTIPLICATION SIGN} ".join(["batch", *dims] if max_batch_size else dims)
+    name = f"{tensor.name} (optional)" if tensor.is_optional else tensor.name
+    return {"name": name, "datatype": tensor.data_type.removeprefix("TYPE_"), "shape": shape or "scalar"}
+
+
+def _facts(report: VersionReport) -> Sequence[tuple[str, str]]:
+    facts = [("Backend", report.backend)]
+    if report.is_checked:
+        facts.append(("Batches", f"up to {report.max_batch_size}" if report.max_batch_size else "none"))
+    facts.append(("Checked with", report.checked_with or "the platform's own Python" if report.is_checked else ""))
+    needs = ", ".join(f"{need.name}{'' if need.is_here else ' (missing here)'}" for need in report.needs)
+    facts += [
+        ("Needs", needs),
+        ("Packages", ", ".join(report.requirements.split("\n"))),
+        ("Runs code", "; ".join(report.code)),
+        ("Completed", "; ".join(report.inferred)),
+        ("Left out", ", ".join(report.left_out)),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _whole(error: ServingError) -> str:
+    return f"{error.message}\n{error.hint}" if error.hint else error.message

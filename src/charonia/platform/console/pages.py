@@ -1,0 +1,215 @@
+"""What every page is made with: the templates, who looks at it, and how it is sent."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+from fastapi import Depends, Request
+from fastapi.responses import HTMLResponse, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.meta import find_referenced_templates
+from jinja2.runtime import Context
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import ServingError
+from charonia.platform.console import text
+from charonia.platform.console.assets import PREFIX, address
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import TaskRow
+from charonia.platform.people import projects
+from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.people.calls import Caller
+from charonia.platform.state import Here
+
+PLACES = (
+    ("deployments", "Deployments", "deployments"),
+    ("models", "Models", "models"),
+    ("environments", "Environments", "environments"),
+    ("jobs", "Jobs", "jobs"),
+    ("audit", "Audit", "audit"),
+    ("people", "People", "people"),
+)
+"""Parts of the navigation: the path within a project, the title, the picture."""
+
+ROWS_MAX = 50
+"""Rows of a list on one page."""
+
+LOG_BYTES_MAX = 64 * 1024
+"""What a page shows of a log: its end."""
+
+INVALID = 422
+"""Status of a form that comes back because something in it is wrong."""
+
+
+Block = Callable[[Context], Iterator[str]]
+"""Renders a part of a template."""
+
+
+class Visit:
+    """Somebody who looks at a page of a project."""
+
+    def __init__(self, request: Request, platform: Here, who: Caller, project: str = projects.DEFAULT) -> None:
+        who.demand(ProjectRole.VIEWER, project)
+        self.request = request
+        self.platform = platform
+        self.who: Principal = who
+        self.project = project
+
+    @property
+    def is_deployer(self) -> bool:
+        """Whether they may change things here."""
+        return (self.who.role(self.project) or 0) >= ProjectRole.DEPLOYER
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether they may say who may."""
+        return self.who.role(self.project) is ProjectRole.ADMIN
+
+    def path(self, *parts: object) -> str:
+        """Return the path of a page of the project."""
+        return "/".join(["/p", *(quote(str(part), safe="") for part in (self.project, *parts))])
+
+    def task(self, session: Session, number: int) -> TaskRow | None:
+        """Return a task, None if there is none of that number."""
+        return session.get(TaskRow, number)
+
+    def task_log(self, number: int) -> str:
+        """Return the end of the log of a task."""
+        path = self.platform.tasks.folder(number) / "log"
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def show(self, template: str, values: Mapping[str, Any], *, block: str = "", status: int = 200) -> Response:
+        """Return a page, or the part of it that the browser asks for.
+
+        Args:
+            template: The file.
+            values: What it needs beside what all have.
+            block: The block of it that is sent, "" for the one whose element the browser wants to replace, or the page.
+            status: HTTP status.
+        """
+        found = _environment().get_template(template)
+        wanted = block or self.request.headers.get("hx-target", "")
+        context = {**self._frame(), **values, "problems": defaultdict(str, values.get("problems", {}))}
+        blocks = _blocks(template)
+        if wanted in blocks and (block or "hx-request" in self.request.headers):
+            content = "".join(blocks[wanted](found.new_context(context)))
+            return HTMLResponse(content, status)
+        with self.platform.database.reading() as session:
+            context["projects"] = [row.name for row in projects.visible(session, self.who)]
+        return HTMLResponse(found.render(context), status)
+
+    def pages(self, offset: int, count: int, **query: object) -> dict[str, str]:
+        """Return where the pages of a list before and after this one are, "" for none.
+
+        Args:
+            offset: Rows before it.
+            count: Rows that were found from there on, one more than fit where there are more.
+            query: What else the addresses have.
+        """
+
+        def at(place: int) -> str:
+            return "?" + urlencode({**{key: found for key, found in query.items() if found}, "offset": place})
+
+        return {
+            "before": at(max(0, offset - ROWS_MAX)) if offset else "",
+            "after": at(offset + ROWS_MAX) if count > ROWS_MAX else "",
+        }
+
+    def _frame(self) -> dict[str, Any]:
+        return {
+            "csrf": getattr(self.request.state, "csrf", ""),
+            "who": self.who,
+            "project": self.project,
+            "place": (self.request.url.path.split("/") + [""] * 4)[3],
+            "here": self.request.url.path,
+            "visit": self,
+        }
+
+
+OnPage = Annotated[Visit, Depends()]
+"""Who looks at which project, as a parameter of a route."""
+
+
+async def _sent(request: Request) -> dict[str, list[str]]:
+    form = await request.form()
+    return {name: [value for value in form.getlist(name) if isinstance(value, str)] for name in form}
+
+
+Sent = Annotated[dict[str, list[str]], Depends(_sent)]
+"""The fields of a form, as a parameter of a route."""
+
+
+def go(path: str) -> Response:
+    """Return the response that makes a form lead to another page."""
+    return Response(status_code=204, headers={"HX-Redirect": path})
+
+
+def problems_of(error: ServingError, *fields: str) -> dict[str, str]:
+    """Return what is wrong by field of a form: lines that begin with the name of one belong to it, others to ""."""
+    found: dict[str, list[str]] = {}
+    for line in error.message.splitlines():
+        name, colon, rest = line.partition(": ")
+        field = next((field for field in fields if colon and field == name), "")
+        found.setdefault(field, []).append(rest if field else line)
+    if error.hint:
+        found.setdefault("", []).append(error.hint)
+    return {field: "\n".join(lines) for field, lines in found.items()}
+
+
+def plain_page(template: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:
+    """Return a page without the frame, for people who have not signed in."""
+    return HTMLResponse(_environment().get_template(template).render({"csrf": "", **values}), status)
+
+
+def wants_page(request: Request) -> bool:
+    """Whether an answer is for somebody who has opened a page, not for a script or a program."""
+    return (
+        request.method == "GET"
+        and not request.url.path.startswith(("/api/", PREFIX))
+        and "hx-request" not in request.headers
+        and "text/html" in request.headers.get("accept", "")
+    )
+
+
+@cache
+def _blocks(template: str) -> Mapping[str, Block]:
+    """Return the blocks of a template, and of those that it extends."""
+    environment = _environment()
+    assert environment.loader is not None
+    source, _, _ = environment.loader.get_source(environment, template)
+    found: dict[str, Block] = {}
+    for parent in find_referenced_templates(environment.parse(source)):
+        found |= _blocks(parent or "")
+    return found | environment.get_template(template).blocks
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("charonia.platform.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "ago": lambda then: text.ago_text(then, now()),
+        "breakable": text.breakable,
+        "date": text.date_text,
+        "duration": text.duration_text,
+        "figure": text.figure,
+        "kind": text.kind_of,
+        "percent": text.percent,
+        "plural": text.plural,
+        "size": text.size_text,
+    }
+    environment.globals |= {"asset": address, "places": PLACES, "project": "", "projects": (), "place": ""}
+    environment.globals["parts"] = environment.get_template("parts.html").module
+    return environment

@@ -1,0 +1,137 @@
+"""The page with people and keys."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Response
+from sqlalchemy.orm import Session
+
+from charonia.core.errors import ServingError
+from charonia.platform.console.pages import INVALID, OnPage, Visit, problems_of
+from charonia.platform.database.connection import now
+from charonia.platform.database.tables import KeyRow, UserRow
+from charonia.platform.people import audit, keys, login, users
+from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
+from charonia.platform.people.grants import kept
+
+router = APIRouter(prefix="/p/{project}/people")
+
+PEOPLE_MAX = 200
+"""Keys and users on the page."""
+
+_ROLES = (("viewer", "viewer: sees"), ("deployer", "deployer: changes"), ("admin", "admin: gives roles"))
+_DAY_S = 86400.0
+
+Field = Annotated[str, Form()]
+
+
+@router.get("")
+def show(visit: OnPage) -> Response:
+    """Show who may do what."""
+    return _page(visit)
+
+
+@router.post("/keys")
+def make_key(visit: OnPage, name: Field = "", role: Field = "", days: Field = "0", code: Field = "") -> Response:
+    """Make a key for this project."""
+    form = {"name": name, "role": role, "days": days, "code": code}
+    expires = now() + int(days) * _DAY_S if days.isdecimal() and int(days) else 0.0
+    try:
+        grant = Grant(ProjectRole[role.upper()], visit.project, bool(code))
+        with visit.platform.database.transaction() as session:
+            _, secret = keys.create(session, visit.who, name.strip(), [grant], expires=expires)
+    except ServingError as error:
+        return _page(visit, block="keys", status=INVALID, form=form, problems=problems_of(error))
+    return _page(visit, block="keys", secret={"name": name.strip(), "key": secret})
+
+
+@router.post("/keys/{name}/revoke")
+def revoke_key(visit: OnPage, name: str) -> Response:
+    """Remove a key."""
+    with visit.platform.database.transaction() as session:
+        keys.revoke(session, visit.who, name)
+    return _page(visit, block="keys")
+
+
+@router.post("/users")
+def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Field = "viewer") -> Response:
+    """Add somebody with a role in this project, and make their first link."""
+    try:
+        with visit.platform.database.transaction() as session:
+            row = users.create(session, visit.who, user, email)
+            session.flush()
+            users.set_role(
+                session, visit.who, row.id, visit.project, Grant(ProjectRole[user_role.upper()], visit.project)
+            )
+            secret = users.link(session, visit.who, row.id)
+    except ServingError as error:
+        return _page(visit, block="users", status=INVALID, user_problem=error.message)
+    return _page(visit, block="users", link={"name": user, "address": login.link(visit.platform.settings, secret)})
+
+
+@router.post("/users/{number}/role")
+def set_role(visit: OnPage, number: int, role: Field = "none") -> Response:
+    """Give somebody a role in this project."""
+    with visit.platform.database.transaction() as session:
+        grant = None if role == "none" else Grant(ProjectRole[role.upper()], visit.project)
+        users.set_role(session, visit.who, number, visit.project, grant)
+    return _page(visit, block="users")
+
+
+@router.post("/users/{number}/link")
+def make_link(visit: OnPage, number: int) -> Response:
+    """Make a link that signs somebody in."""
+    with visit.platform.database.transaction() as session:
+        name = session.get_one(UserRow, number).name
+        secret = users.link(session, visit.who, number)
+    return _page(visit, block="users", link={"name": name, "address": login.link(visit.platform.settings, secret)})
+
+
+def _page(visit: Visit, *, block: str = "", status: int = 200, **values: Any) -> Response:
+    with visit.platform.database.reading() as session:
+        own = [_key(visit.who, row) for row in _or_none(keys.visible, session, visit.who)]
+        known = [_user(row, visit.project) for row in _or_none(users.known, session, visit.who)]
+    form = {"name": "", "role": "deployer", "days": "90", "code": ""}
+    defaults = {"secret": None, "link": None, "form": form, "problems": {}, "user_problem": ""}
+    context = {
+        "keys": own,
+        "users": known,
+        "roles": _ROLES,
+        "user_roles": (("none", "none"), *((value, value) for value, _ in _ROLES)),
+        "may_link": visit.who.everywhere is ProjectRole.ADMIN,
+    }
+    return visit.show("people.html", {**defaults, **context, **values}, block=block, status=status)
+
+
+def _or_none(listed: Any, session: Session, who: Principal) -> Any:
+    """Return a list that only administrators may see, empty for others."""
+    try:
+        return listed(session, who, limit=PEOPLE_MAX)
+    except NotPermittedError:
+        return ()
+
+
+def _key(who: Principal, row: KeyRow) -> dict[str, Any]:
+    grants = kept(row.grants)
+    return {
+        "name": row.name,
+        "roles": [audit.role_text(grant) for grant in grants],
+        "used": row.used,
+        "expires": row.expires,
+        "may_revoke": all(
+            (who.role(grant.project) if grant.project else who.everywhere) is ProjectRole.ADMIN for grant in grants
+        ),
+    }
+
+
+def _user(row: UserRow, project: str) -> dict[str, Any]:
+    grants = kept(row.grants)
+    everywhere = max((grant.role for grant in grants if not grant.project), default=None)
+    here = max((grant.role for grant in grants if grant.project == project), default=None)
+    return {
+        "id": row.id,
+        "name": row.name,
+        "email": row.email,
+        "way": "with links" if row.issuer == users.LOCAL else f"through {row.issuer}",
+        "role": here.name.lower() if here else "none",
+        "everywhere": everywhere.name.lower() if everywhere else "",
+    }

@@ -1,0 +1,35 @@
+"""All pages."""
+
+from fastapi import APIRouter
+
+from charonia.platform.console import (
+    asset_route,
+    audit_page,
+    deploy_pages,
+    deployment_pages,
+    environment_pages,
+    job_pages,
+    measure_forms,
+    model_pages,
+    people_page,
+    sign_in,
+    traffic_pages,
+    trial_route,
+)
+
+router = APIRouter(include_in_schema=False)
+for page in (
+    asset_route,
+    sign_in,
+    audit_page,
+    people_page,
+    environment_pages,
+    job_pages,
+    model_pages,
+    deploy_pages,  # before those with a name in their address: "new" is none
+    deployment_pages,
+    traffic_pages,
+    trial_route,
+    measure_forms,
+):
+    router.include_router(page.router)

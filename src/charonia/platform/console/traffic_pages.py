@@ -1,0 +1,173 @@
+"""The page of a deployment's traffic: versions side by side, weights, the canary plan and its history."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Response
+
+from charonia.core.errors import ServingError
+from charonia.platform.console import deployment_figures as shown
+from charonia.platform.console.deploy_form import FormFields, number, text_of
+from charonia.platform.console.deployment_pages import page
+from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit
+from charonia.platform.console.text import figure, percent
+from charonia.platform.deployments.figures import Figures
+from charonia.platform.deployments.views import DeploymentView
+
+router = APIRouter(prefix="/p/{project}/deployments/{name}/traffic")
+
+_OPEN = ("running", "paused")
+_PLAN = {
+    "steps": "1, 10, 50, 100",
+    "step_seconds": 300,
+    "samples_min": 200,
+    "p99_ratio_max": 1.5,
+    "checks_errors": True,
+}
+
+
+Model = Annotated[str, Form()]
+
+
+@router.get("")
+def show(visit: OnPage, name: str, model: str = "") -> Response:
+    """Show how requests are split."""
+    return _page(visit, name, model)
+
+
+@router.post("/weights")
+def set_weights(visit: OnPage, name: str, model: Model, sent: Sent) -> Response:
+    """Split requests by weights."""
+    weights = {key.removeprefix("weight-"): number(sent, key) or 0 for key in sent if key.startswith("weight-")}
+    change = {"weights": weights, "sticky": text_of(sent, "sticky")}
+    try:
+        visit.platform.deployments.servers.set_traffic(visit.who, visit.project, name, model, change)
+    except ServingError as error:
+        return _page(visit, name, model, block="split", status=INVALID, problems={"split": error.message})
+    return _page(visit, name, model, block="split", said="The next requests are split so.")
+
+
+@router.post("/canary")
+def canary(visit: OnPage, name: str, model: Model, sent: Sent) -> Response:
+    """Begin a canary plan, or do something with the one that runs."""
+    action = text_of(sent, "action")
+    try:
+        change = {"canary": _plan(sent)} if action == "begin" else {"action": action}
+        visit.platform.deployments.servers.set_traffic(visit.who, visit.project, name, model, change)
+    except ServingError as error:
+        form = {**_PLAN, **{key: text_of(sent, key) for key in sent if key in _PLAN}}
+        return _page(visit, name, model, block="canary", status=INVALID, form=form, problems={"canary": error.message})
+    return _page(visit, name, model, block="canary")
+
+
+def _plan(sent: FormFields) -> dict[str, Any]:
+    """Return a plan as the server takes it; what is no number, the server refuses in its own words."""
+    steps = [_number(part) for part in text_of(sent, "steps").replace("%", "").split(",") if part.strip()]
+    plan = {key: number(sent, key) for key in ("version", "step_seconds", "samples_min", "p99_ratio_max")}
+    return {**plan, "steps": steps, "checks_errors": bool(text_of(sent, "checks_errors"))}
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text.strip()
+
+
+def _page(visit: Visit, name: str, model: str, *, block: str = "", status: int = 200, **values: Any) -> Response:
+    deployments = visit.platform.deployments
+    view = deployments.reads.get(visit.who, visit.project, name)
+    names = [each["name"] for each in view.spec.get("models", ())]
+    chosen = model if model in names else names[0] if names else ""
+    context: dict[str, Any] = {"models": names, "model": None, "problem": "", "said": "", "form": _PLAN, "query": ""}
+    if len(names) > 1:
+        context["query"] = f"?model={chosen}"
+    try:
+        if view.http and chosen:
+            answer = deployments.servers.traffic(visit.who, visit.project, name, chosen)
+            context["model"] = traffic_view(answer, view)
+    except ServingError as error:
+        context["problem"] = error.message
+    if context["model"] is None:
+        context["models"] = []
+    return page(visit, view, "traffic.html", "traffic", {**context, **values}, block=block, status=status)
+
+
+def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, Any]:
+    """Return the server's account of a model's traffic as the page shows it."""
+    figures = view.figures.versions if view.figures is not None else {}
+    versions = sorted(answer["versions"], key=lambda each: int(each["version"]))
+    total = sum(each["weight"] for each in versions)
+    for each in versions:
+        each["percent"] = round(100 * each["share"], 1)
+        weight = 100 * each["weight"] / total if total else 100 * each["share"]
+        each["weight_percent"] = f"{weight:.4g}"
+        each["now"] = figures.get(f"{answer['model']}/{each['version']}", Figures())
+    canary = answer.get("canary")
+    newest_first = [(each["version"], f"version {each['version']}") for each in reversed(versions)]
+    shares = ", ".join(f"version {each['version']} gets {figure(each['percent'])} %" for each in versions)
+    return {
+        "name": answer["model"],
+        "versions": versions,
+        "rows": _rows(versions),
+        "shares_text": shares,
+        "sticky": answer.get("sticky", ""),
+        "canary": _canary(canary) if canary else None,
+        "canary_open": canary is not None and canary["state"] in _OPEN,
+        "candidates": newest_first,
+        "history": [
+            {"time": entry["time"].replace("T", " ").removesuffix("Z")[5:16], "text": entry["text"]}
+            for entry in reversed(answer.get("history", ()))
+        ],
+    }
+
+
+def _rows(versions: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return the figures of versions, a row for each kind."""
+    rows = [
+        ("Share of requests", [f"{figure(each['percent'])} %" for each in versions]),
+        ("Requests a second", [figure(each["now"].requests_per_s) for each in versions]),
+        ("Requests so far", [f"{each['requests']:,}" for each in versions]),
+        ("Errors", [_errors(each) for each in versions]),
+        ("p50", [_latency(each, "p50") for each in versions]),
+        ("p99", [_latency(each, "p99") for each in versions]),
+    ]
+    if any(each.get("shadow") for each in versions):
+        rows.append(("Shadow answers that differ", [_shadow(each.get("shadow")) for each in versions]))
+    return rows
+
+
+def _errors(version: Mapping[str, Any]) -> str:
+    share = version["errors"] / version["requests"] if version["requests"] else 0.0
+    return f"{version['errors']:,} ({percent(share)})" if version["errors"] else "0"
+
+
+def _latency(version: Mapping[str, Any], key: str) -> str:
+    value = version["latency_us"].get(key)
+    return shown.ms_text(None if value is None else value / 1e3)
+
+
+def _shadow(shadow: Mapping[str, Any] | None) -> str:
+    if not shadow:
+        return shown.NONE
+    return f"{shadow['different']:,} of {shadow['compared']:,}"
+
+
+def _canary(canary: Mapping[str, Any]) -> dict[str, Any]:
+    plan, state, at = canary["plan"], canary["state"], canary["step"]
+    broken = state in ("rolled_back", "aborted")
+    steps = []
+    for place, share in enumerate(plan.get("steps") or [canary["percent"]]):
+        kind = "done" if place < at or state == "finished" else ""
+        if place == at and state != "finished":
+            kind = "broken" if broken else "now"
+        steps.append({"percent": figure(share), "kind": kind})
+    return {
+        "state": state.replace("_", " "),
+        "version": plan["version"],
+        "stable": plan.get("stable"),
+        "steps": steps,
+        "reason": canary["reason"],
+        "waits_for": canary.get("waits_for", ""),
+        "checks": list(canary.get("checks", {}).values()),
+    }

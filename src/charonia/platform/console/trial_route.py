@@ -1,0 +1,79 @@
+"""Requests of the form to try a model: passed to the server of a deployment, within limits.
+
+For people at the page only. Clients call the deployment at its own address.
+"""
+
+import http.client
+import re
+import urllib.error
+import urllib.request
+from http import HTTPMethod
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from charonia.core.errors import not_found, unavailable
+from charonia.platform.console.pages import OnPage
+from charonia.platform.people.access import ProjectRole
+
+router = APIRouter(prefix="/p/{project}/deployments/{name}/server")
+
+REQUEST_BYTES_MAX = 64 * 2**20
+ANSWER_BYTES_MAX = 64 * 2**20
+ANSWER_S_MAX = 60.0
+
+_CALLS = re.compile(r"openapi\.json|samples/[^/]+(/versions/\d+)?|v2/models/[^/]+(/versions/\d+)?/infer")
+"""What may be asked for."""
+
+_PASSED = ("content-type", "accept", "prefer", "inference-header-content-length")
+_RETURNED = ("content-type", "server-timing", "inference-header-content-length")
+
+
+@router.api_route("/{path:path}", methods=[HTTPMethod.GET, HTTPMethod.POST])
+async def ask(visit: OnPage, request: Request, name: str, path: str) -> Response:
+    """Pass a request to the server of a deployment."""
+    if _CALLS.fullmatch(path) is None:
+        raise not_found(f"there is nothing at '{path}' for the form to try a model")
+    visit.who.demand(ProjectRole.DEPLOYER, visit.project)
+    if int(request.headers.get("content-length", 0)) > REQUEST_BYTES_MAX:
+        return _too_large()
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > REQUEST_BYTES_MAX:
+            return _too_large()
+    seen = await run_in_threadpool(visit.platform.deployments.servers.observe, visit.who, visit.project, name)
+    if not seen.http:
+        raise unavailable(f"deployment '{name}' does not run", hint="start it, or wait until it is ready")
+    headers = {key: value for key in _PASSED if (value := request.headers.get(key))}
+    if seen.key:
+        headers["Authorization"] = f"Bearer {seen.key}"
+    call = urllib.request.Request(
+        f"{seen.http}/{quote(path)}",
+        body if request.method == HTTPMethod.POST else None,
+        headers,
+        method=request.method,
+    )
+    return await run_in_threadpool(_answer, call)
+
+
+def _answer(call: urllib.request.Request) -> Response:
+    try:
+        with urllib.request.urlopen(call, timeout=ANSWER_S_MAX) as answer:
+            return _passed(answer, answer.read(ANSWER_BYTES_MAX))
+    except urllib.error.HTTPError as error:
+        return _passed(error, error.read(ANSWER_BYTES_MAX))
+    except (OSError, http.client.HTTPException) as error:
+        raise unavailable(f"the server does not answer: {getattr(error, 'reason', None) or error}") from None
+
+
+def _passed(answer: http.client.HTTPResponse | urllib.error.HTTPError, body: bytes) -> Response:
+    headers = {key: value for key in _RETURNED if (value := answer.headers.get(key))}
+    return Response(body, answer.status or 502, headers)
+
+
+def _too_large() -> Response:
+    return Response(
+        f'{{"error": "the form sends at most {REQUEST_BYTES_MAX >> 20} MiB"}}', 413, media_type="application/json"
+    )

@@ -1,0 +1,101 @@
+"""The form of a deployment: what a browser sends becomes a specification, and a specification fills the form."""
+
+from typing import Any
+
+import pytest
+
+from charonia.core.errors import ServingError
+from charonia.platform.console.deploy_form import by_field, document, form_of, with_version
+from charonia.platform.deployments.spec_form import read_spec, write_spec
+
+SPEC: dict[str, Any] = {
+    "name": "reader",
+    "target": "local",
+    "environment": "pytorch",
+    "models": [
+        {
+            "name": "detection",
+            "versions": [1, 2],
+            "traffic": {"weights": {"1": 90, "2": 10}, "sticky": "key"},
+            "instances": {"min": 1, "max": 4},
+            "batching": {"max_batch_size": 8, "max_queue_delay_microseconds": 100},
+            "config": {"response_cache": {"enable": True}},
+        },
+        {"name": "recognition", "versions": "latest"},
+    ],
+    "device": {"cpu_cores": 2, "gpus": [0, 1], "memory_mib": 2048},
+    "replicas": {"min": 1, "max": 2},
+    "keys": True,
+    "ready_within_s": 300,
+}
+
+
+def fields(*pairs: tuple[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def sent(form: dict[str, Any]) -> dict[str, list[str]]:
+    """Return what a browser sends for a form that is filled in so."""
+    pairs = [(key, str(value)) for key, value in form.items() if key not in ("models", "keys")]
+    pairs += [("keys", "yes")] if form["keys"] else []
+    for index, model in enumerate(form["models"]):
+        pairs += [("model", model["name"]), *((f"{index}.version", str(each)) for each in model["chosen"])]
+        pairs += [(f"{index}.{key}", str(value)) for key, value in model.items() if key not in ("name", "chosen")]
+    return fields(*pairs)
+
+
+def test_a_specification_survives_the_form() -> None:
+    there_and_back = document(sent(form_of(SPEC)))
+
+    assert write_spec(read_spec(there_and_back)) == write_spec(read_spec(SPEC))
+
+
+def test_an_empty_form_asks_for_the_defaults() -> None:
+    assert document(fields(("name", " reader "), ("model", "detection"), ("cpu_cores", ""))) == {
+        "name": "reader",
+        "target": "local",
+        "environment": "",
+        "models": [{"name": "detection", "versions": "latest"}],
+        "replicas": 1,
+        "keys": False,
+    }
+
+
+def test_texts_that_cannot_be_read_are_all_said_by_field() -> None:
+    form = fields(("model", "a"), ("0.weights", "1=90, two"), ("0.config", "{"), ("model", "b"), ("1.config", "3"))
+
+    with pytest.raises(ServingError) as caught:
+        document(form)
+
+    assert by_field(caught.value.message).keys() == {"0.weights", "0.config", "1.config"}
+
+
+def test_what_the_specification_refuses_is_said_at_its_field() -> None:
+    form = fields(("name", "Reader!"), ("model", "a"), ("0.max_batch_size", "many"), ("cpu_cores", "-1"), ("gpus", "x"))
+    with pytest.raises(ServingError) as caught:
+        read_spec(document(form))
+
+    assert by_field(caught.value.message).keys() == {"name", "0.max_batch_size", "cpu_cores", "gpus"}
+
+
+def test_a_sentence_about_no_field_is_one_of_the_form() -> None:
+    assert by_field("memory: 4 GiB are needed, 2 GiB are free\nno port is free") == {
+        "memory": "memory: 4 GiB are needed, 2 GiB are free",
+        "": "no port is free",
+    }
+
+
+def test_a_version_more_gets_no_requests_until_somebody_says_so() -> None:
+    model = with_version({"name": "a", "versions": [1]}, 2, [1])
+
+    assert model["versions"] == [1, 2]
+    assert model["traffic"] == {"weights": {"1": 100}}
+
+
+def test_a_version_more_leaves_weights_as_they_are() -> None:
+    traffic = {"weights": {"1": 50, "2": 50}}
+
+    assert with_version({"name": "a", "traffic": traffic}, 3, [1, 2])["traffic"] == traffic

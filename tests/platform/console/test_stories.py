@@ -1,0 +1,379 @@
+"""What people do with the platform, in Chromium, on a platform with servers that run."""
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tests.support.browser import chromium, needed, new_tab, without_faults
+from tests.support.models import mlp
+from tests.support.running_platform import RunningPlatform, running_platform
+from tests.support.s3_server import S3, s3_server
+
+pytestmark = [needed, pytest.mark.timeout(400)]
+
+AXE = Path(__file__).parents[2] / "support" / "axe" / "axe-4.14.1.min.js"
+
+GREETER = """
+import numpy as np
+import snowballstemmer
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        stemmer = snowballstemmer.stemmer("english")
+        responses = []
+        for request in requests:
+            words = pb_utils.get_input_tensor_by_name(request, "WORD").as_numpy()
+            stems = [stemmer.stemWord(word.decode()).encode() for word in words.ravel()]
+            stem = pb_utils.Tensor("STEM", np.array(stems, dtype=object).reshape(words.shape))
+            responses.append(pb_utils.InferenceResponse([stem]))
+        return responses
+"""
+
+GREETER_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "WORD" data_type: TYPE_STRING dims: 1 }
+output { name: "STEM" data_type: TYPE_STRING dims: 1 }
+"""
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def store(monkeypatch_module: pytest.MonkeyPatch) -> Iterator[S3]:
+    with s3_server(monkeypatch_module) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def running(store: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
+    with running_platform(tmp_path_factory.mktemp("platform")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, running: RunningPlatform) -> Iterator[Page]:
+    opened = new_tab(browser)
+    expect.set_options(timeout=20_000)
+    opened.goto(running.login_link())
+    yield opened
+    opened.context.close()
+
+
+@pytest.fixture
+def page(tab: Page) -> Iterator[Page]:
+    with without_faults(tab):
+        yield tab
+        tab.goto("about:blank")
+
+
+def path(running: RunningPlatform, *parts: str) -> str:
+    return "/".join([running.url, "p", "default", *parts])
+
+
+def sure(page: Page) -> None:
+    """Say yes to the question that has come up."""
+    page.locator("#sure button[value=yes]").click()
+
+
+def infer(address: str, model: str, body: dict[str, object]) -> dict[str, object]:
+    data = json.dumps(body).encode()
+    with urllib.request.urlopen(f"{address}/v2/models/{model}/infer", data, timeout=30) as answer:
+        found: dict[str, object] = json.load(answer)
+    return found
+
+
+# The stories, in this order: each goes on from where the one before has ended.
+
+
+def test_who_has_not_signed_in_comes_to_the_page_to_sign_in(browser: Browser, running: RunningPlatform) -> None:
+    with browser.new_context() as context:
+        stranger = context.new_page()
+        stranger.goto(path(running, "models"))
+
+        expect(stranger).to_have_url(re.compile(r"/login\?next="))
+        expect(stranger.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_empty_lists_say_the_next_step(page: Page, running: RunningPlatform) -> None:
+    page.goto(running.url)
+
+    expect(page).to_have_url(path(running, "deployments"))
+    page.get_by_role("main").get_by_role("link", name="Add a model").click()
+    expect(page.get_by_role("heading", name="Add a model")).to_be_visible()
+
+
+def test_a_model_comes_from_an_object_store(page: Page, running: RunningPlatform, store: S3) -> None:
+    store.put("digits/1/model.onnx", mlp((64, 32, 10)))
+    page.goto(path(running, "models", "add?from=store"))
+
+    page.get_by_label("Address").fill(store.uri + "/digits")
+    page.get_by_role("button", name="Add").click()
+
+    expect(page).to_have_url(path(running, "models", "digits", "versions", "1"))
+    expect(page.locator("#live h2 .badge").first).to_have_text("ready")
+    expect(page.locator("#live .signature")).to_contain_text("batch \N{MULTIPLICATION SIGN} 64")
+
+
+def test_an_address_that_is_none_is_said_at_the_field(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "models", "add?from=store"))
+
+    page.get_by_label("Address").fill("s4://nowhere")
+    page.get_by_role("button", name="Add").click()
+
+    expect(page.locator("#source-problem")).to_contain_text("s4")
+    expect(page.get_by_label("Address")).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_label("Address")).to_have_value("s4://nowhere")
+
+
+def test_it_is_deployed_with_one_click(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "models", "digits"))
+
+    page.get_by_role("button", name="Deploy version 1").click()
+
+    expect(page).to_have_url(path(running, "deployments", "digits"))
+    expect(page.locator("h1 .badge")).to_have_text("ready")
+    page.goto(path(running, "deployments"))
+    expect(page.locator(".rows")).to_contain_text("digits 1")
+
+
+def test_a_request_is_sent_from_the_page(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits", "try"))
+
+    page.get_by_role("button", name="Run").click()
+
+    expect(page.locator(".answer")).to_contain_text("FP32 1 \N{MULTIPLICATION SIGN} 10")
+    expect(page.locator(".answer .tiles")).to_contain_text("Latency")
+    expect(page.locator(".code pre")).to_contain_text("/v2/models/digits")
+
+
+def test_clients_call_the_deployment_itself(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits"))
+    address = page.locator(".address code").inner_text()
+
+    answer = infer(address, "digits", {"inputs": [tensor("input", 64)]})
+
+    assert answer["model_version"] == "1"
+    expect(page.locator("#charts canvas")).to_have_count(8)
+
+
+def test_version_2_is_uploaded(page: Page, running: RunningPlatform, tmp_path: Path) -> None:
+    file = tmp_path / "digits.onnx"
+    file.write_bytes(mlp((64, 48, 10)))
+    page.goto(path(running, "models", "digits"))
+
+    page.get_by_role("link", name="New version").click()
+    page.locator("#pick-file").set_input_files(file)
+    expect(page.locator("#chosen-text")).to_contain_text("digits.onnx")
+    page.get_by_role("button", name="Upload").click()
+
+    expect(page).to_have_url(path(running, "models", "digits", "versions", "2"))
+    expect(page.locator("#live h2 .badge").first).to_have_text("ready")
+
+
+def test_an_upload_that_was_cut_off_goes_on(page: Page, running: RunningPlatform, tmp_path: Path) -> None:
+    file = tmp_path / "large.onnx"
+    file.write_bytes(mlp((2048, 1280, 10)))  # more than a piece
+    page.goto(path(running, "models", "add"))
+    page.route(re.compile(r"offset=[1-9]"), lambda route: route.abort())
+    page.locator("#pick-file").set_input_files(file)
+    page.get_by_role("button", name="Upload").click()
+    expect(page.locator("#sent-text")).to_have_text("The connection was cut: it is tried again")
+
+    page.unroute_all()
+    page.goto(path(running, "models", "add"))
+    page.locator("#pick-file").set_input_files(file)
+    expect(page.locator("#sent-text")).to_have_text("A part of it was sent before: sending goes on from there.")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "PUT" else None)
+    page.get_by_role("button", name="Upload").click()
+
+    expect(page).to_have_url(path(running, "models", "large", "versions", "1"))
+    assert len(sent) == 1
+    assert "offset=8388608" in sent[0]
+
+
+def test_it_is_loaded_beside_version_1_and_gets_no_requests_yet(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "models", "digits", "versions", "2"))
+
+    page.get_by_role("button", name="Deploy version 2").click()
+    expect(page.get_by_role("heading", name="Change digits")).to_be_visible()
+    expect(page.locator("#check .changes")).to_contain_text("versions 1, 2")
+    page.get_by_role("button", name="Apply the change").click()
+
+    expect(page).to_have_url(path(running, "deployments", "digits"))
+    page.goto(path(running, "deployments", "digits", "traffic"))
+    expect(page.locator("#versions thead")).to_contain_text("Version 2")
+    expect(page.get_by_label("Weight of version 2")).to_have_value("0")
+
+
+def test_the_slider_splits_the_requests(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits", "traffic"))
+
+    page.get_by_label("Version 2 gets").fill("20")
+    expect(page.get_by_label("Weight of version 1")).to_have_value("80")
+    page.get_by_role("button", name="Apply").click()
+
+    expect(page.locator("#split .notice")).to_be_visible()
+    expect(page.locator("#versions tbody tr").first).to_contain_text("20 %")
+
+
+def test_a_canary_begins_is_promoted_and_says_what_it_did(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits", "traffic"))
+
+    page.get_by_role("button", name="Begin the canary").click()
+    expect(page.locator("#canary h2 .badge")).to_have_text("running")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#canary h2 .badge")).to_have_text("paused")
+    page.get_by_role("button", name="Promote").click()
+    sure(page)
+
+    expect(page.locator("#canary h2 .badge")).to_have_text("finished")
+    expect(page.locator("#history")).to_contain_text("version 2")
+
+
+def test_one_click_rolls_back(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits", "revisions"))
+
+    page.get_by_role("button", name="Roll back to revision 1", exact=True).click()
+
+    expect(page.locator("#revisions > li").first).to_contain_text("back to revision 1")
+    expect(page.locator("#revisions > li").first.locator(".badge")).to_have_text("serving")
+    page.goto(path(running, "deployments", "digits"))
+    address = page.locator(".address code").inner_text()
+    assert infer(address, "digits", {"inputs": [tensor("input", 64)]})["model_version"] == "1"
+
+
+def test_of_two_who_change_a_deployment_the_second_sees_a_conflict(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits", "change"))
+    other = page.context.new_page()
+    other.goto(path(running, "deployments", "digits", "change"))
+    other.get_by_label("CPU cores").fill("1")
+    other.get_by_role("button", name="Apply the change").click()
+    expect(other.locator("h1")).to_contain_text("digits")
+    other.wait_for_url(re.compile("/deployments/digits$"))
+    other.close()
+
+    page.get_by_label("Note on this revision").fill("mine")
+    page.get_by_label("CPU cores").fill("2")
+    page.get_by_role("button", name="Apply the change").click()
+
+    expect(page.locator("#form .notice.bad").first).to_be_visible()
+    expect(page.get_by_label("Note on this revision")).to_have_value("mine")
+
+
+def test_the_form_says_what_does_not_fit_before_anything_starts(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "new?model=digits"))
+
+    page.get_by_label("Name", exact=True).fill("huge")
+    page.get_by_label("CPU cores").fill("4000")
+
+    expect(page.locator("#check .notice.bad")).to_contain_text("cores")
+    page.get_by_label("CPU cores").fill("")
+    expect(page.locator("#check .notice.good")).to_have_text("It fits.")
+
+
+def test_a_deployment_is_stopped_and_started(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits"))
+
+    page.get_by_role("button", name="Stop").click()
+    sure(page)
+    expect(page.locator("h1 .badge")).to_have_text("stopped")
+    page.get_by_role("button", name="Start").click()
+
+    expect(page.locator("h1 .badge")).to_have_text("ready")
+
+
+def test_a_key_is_shown_once_and_revoked(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "people"))
+
+    page.get_by_text("Make a key", exact=True).click()
+    page.get_by_label("Name", exact=True).fill("ci")
+    page.get_by_role("button", name="Make the key").click()
+    expect(page.locator("#keys .notice code")).to_have_text(re.compile("^charonia_"))
+    page.get_by_role("button", name="Revoke the key ci").click()
+    sure(page)
+
+    expect(page.get_by_role("button", name="Revoke the key ci")).to_have_count(0)
+    page.goto(path(running, "audit"))
+    expect(page.get_by_role("main")).to_contain_text("key revoke")
+
+
+PAGES = (
+    "deployments",
+    "deployments/new",
+    "deployments/digits",
+    "deployments/digits/change",
+    "deployments/digits/try",
+    "deployments/digits/traffic",
+    "deployments/digits/revisions",
+    "deployments/digits/revisions/1",
+    "deployments/digits/explain",
+    "deployments/digits/log",
+    "models",
+    "models/digits",
+    "models/add",
+    "models/add?from=store",
+    "models/add?from=folder",
+    "models/add?from=mlflow",
+    "environments",
+    "environments/new",
+    "jobs",
+    "jobs/1",
+    "audit",
+    "people",
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(page: Page, running: RunningPlatform, name: str, theme: str) -> None:
+    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+    page.goto(path(running, name))
+    page.wait_for_load_state("networkidle") if name.endswith("try") else None
+
+    assert problems_of(page) == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_where_people_sign_in(browser: Browser, running: RunningPlatform, theme: str) -> None:
+    with browser.new_context(color_scheme="dark" if theme == "dark" else "light") as context:
+        stranger = context.new_page()
+        stranger.goto(f"{running.url}/login?problem=link")
+
+        assert problems_of(stranger) == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_wider_than_a_phone(page: Page, running: RunningPlatform, name: str) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(path(running, name))
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def problems_of(page: Page) -> list[str]:
+    """Return what axe finds: the rule, and the elements."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run()")
+    return [f"{rule['id']}: {[node['html'][:200] for node in rule['nodes']]}" for rule in found["violations"]]
+
+
+def tensor(name: str, size: int) -> dict[str, object]:
+    return {"name": name, "shape": [1, size], "datatype": "FP32", "data": [0.5] * size}

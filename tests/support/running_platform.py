@@ -1,0 +1,81 @@
+"""A platform that listens on this machine, in threads of the test, with the servers of its deployments."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from charonia.platform.app import make_app
+from charonia.platform.people import local
+from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.people.login import link as link_of
+from charonia.platform.settings import PlatformSettings
+from charonia.platform.state import Platform
+
+PORTS = 30
+"""Ports for deployments: for ten of them."""
+
+OWNER = Principal("tests", everywhere=ProjectRole.ADMIN)
+
+
+@dataclass(frozen=True)
+class RunningPlatform:
+    """A platform that runs.
+
+    Attributes:
+        url: Its address.
+        platform: What it consists of.
+    """
+
+    url: str
+    platform: Platform
+
+    def login_link(self) -> str:
+        """Return an address that signs the owner in, once."""
+        with self.platform.database.transaction() as session:
+            return link_of(self.platform.settings, local.prepare(session, self.platform.settings.data))
+
+
+@contextmanager
+def running_platform(data: Path) -> Iterator[RunningPlatform]:
+    """Start a platform; at the end, all of its deployments are removed."""
+    first = _free_ports(PORTS + 1)
+    settings = PlatformSettings(data, port=first, ports=(first + 1, first + PORTS))
+    app = make_app(settings)
+    server = uvicorn.Server(uvicorn.Config(app, host=settings.host, port=first, log_level="warning", ws="none"))
+    thread = threading.Thread(target=server.run, name="platform")
+    thread.start()
+    try:
+        _wait(lambda: server.started)
+        yield RunningPlatform(settings.url, app.state.platform)
+        _remove_all(app.state.platform)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _remove_all(platform: Platform) -> None:
+    reads, changes = platform.deployments.reads, platform.deployments.changes
+    for view in reads.list(OWNER, "default")[0]:
+        changes.remove(OWNER, "default", view.name)
+    _wait(lambda: not reads.list(OWNER, "default")[0])
+
+
+def _wait(is_so: object, limit_s: float = 30.0) -> None:
+    assert callable(is_so)
+    end = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of so many ports in a row. It is free; the platform looks at the others when it needs them."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port: int = taken.getsockname()[1]
+    return port if port + count < 2**16 else port - count
