@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,3 +96,20 @@ def test_without_the_extra_it_says_what_to_install(
     printed = capsys.readouterr().err
     assert printed.startswith("charonia platform: the platform needs fastapi (hint: ")
     assert "[platform]" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "expected"),
+    [
+        (["platform"], 1, "charonia platform: the platform needs alembic, authlib, fastapi, "),
+        (["models", "list", "--data=/nowhere"], 1, "charonia models list: no platform of this user runs with"),
+        (["deploy", "m", "--server=http://127.0.0.1:9", "--key=x"], 1, "charonia deploy: no platform answers at"),
+    ],
+)
+def test_only_the_platform_itself_needs_the_extra(arguments: list[str], status: int, expected: str) -> None:
+    program = f"import sys; sys.modules.update(dict.fromkeys({platform.MODULES!r}))\n"
+    program += f"from charonia.cli.main import main\nsys.exit(main({arguments!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(expected)

@@ -73,6 +73,18 @@ def test_a_file_is_added_checked_and_shown(run: Any, tmp_path: Path) -> None:
     assert "inputs   INPUT0   FP32  16" in version[1]
 
 
+def test_a_file_that_is_deployed_twice_is_one_version(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "sum.onnx").write_bytes(add_sub())
+    first = run("deploy", str(tmp_path / "sum.onnx"))
+    second = run("deploy", str(tmp_path / "sum.onnx"))
+    added = run("models", "add", str(tmp_path / "sum.onnx"))
+
+    assert first[1].splitlines()[0] == "sum: created, revision 1"
+    assert (second[0], second[1].splitlines()[0]) == (0, "sum: no change, revision 1")
+    assert (added[0], added[1]) == (1, "")
+    assert "version 1 has the same files (hint: use that one)" in added[2]
+
+
 def test_a_version_that_is_refused_is_an_error(run: Any, tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     status, out, error = run("models", "add", str(tmp_path / "broken.onnx"))

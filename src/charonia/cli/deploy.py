@@ -139,7 +139,7 @@ def _model(client: PlatformClient, given: DeployOptions) -> tuple[str, int]:
     if path.exists():
         if given.is_dry:
             raise invalid(f"--dry-run: '{given.model}' is not in the registry yet", hint="charonia models add")
-        return add_version(client, AddModel(given.model, given.model_name, given.note, access=given.access))
+        return add_version(client, AddModel(given.model, given.model_name, given.note, access=given.access), reuse=True)
     name, slash, version = given.model.partition("/")
     if not name or (slash and not version.isdecimal()):
         raise invalid(

@@ -25,7 +25,7 @@ from charonia.cli.platform_access import (
     table,
 )
 from charonia.cli.values import integer
-from charonia.core.errors import invalid, not_found
+from charonia.core.errors import ServingError, invalid, not_found
 from charonia.platform.api_client import PlatformClient, path_of
 from charonia.stores.location import is_store
 
@@ -129,8 +129,13 @@ def run(arguments: Sequence[str]) -> int:
     return run_subcommand("charonia models", "Keep models with versions, on a platform.", SUBCOMMANDS, arguments)
 
 
-def add_version(client: PlatformClient, given: AddModel) -> tuple[str, int]:
+def add_version(client: PlatformClient, given: AddModel, *, reuse: bool = False) -> tuple[str, int]:
     """Add a version, wait for its check if wanted, and return the model and the number.
+
+    Args:
+        client: The platform.
+        given: What to add.
+        reuse: Whether a version that has the same files will do.
 
     Raises:
         ServingError: It cannot be read or sent, or the platform refuses it.
@@ -143,11 +148,16 @@ def add_version(client: PlatformClient, given: AddModel) -> tuple[str, int]:
         *("POST", path_of("projects", project, "models", name, "versions"), {"source": source, "notes": given.notes})
     )
     model, number = str(added["model"]), int(added["number"])
-    if given.waits:
-        follow(client, added["task"])
-        version = client.call("GET", path_of("projects", project, "models", model, "versions", number))
-        if version["state"] == "refused":
-            raise invalid(f"{model}/{number}: {version['report']['problem']}", hint=version["report"]["hint"])
+    place = path_of("projects", project, "models", model, "versions", number)
+    try:
+        if given.waits:
+            follow(client, added["task"])
+    except ServingError:
+        same = client.call("GET", place)["report"]["same_as"]
+        if not (reuse and same):
+            raise
+        client.call("DELETE", place)
+        number = int(same)
     return model, number
 
 

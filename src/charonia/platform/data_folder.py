@@ -1,6 +1,5 @@
 """The data folder, as the platform and the commands of the same user see it. Standard library only."""
 
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -32,6 +31,8 @@ def claim(folder: Path) -> IO[str]:
     Raises:
         ServingError: UNAVAILABLE while another platform has it; INVALID_ARG where it cannot be written.
     """
+    import fcntl  # here: where it is missing, on Windows, commands still reach a platform elsewhere
+
     try:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         lock = (folder / LOCK_FILE).open("a")
@@ -63,6 +64,8 @@ def announce(folder: Path, url: str) -> None:
 
 def local_access(folder: Path) -> LocalAccess | None:
     """Return how to reach the platform that uses a folder, None where none does or this user may not."""
+    import fcntl
+
     try:
         with (folder / LOCK_FILE).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,16 +1,19 @@
-"""Models and versions over the API, without real checks."""
+"""Models and versions over the API, without real checks, on SQLite and PostgreSQL."""
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import event
 from tests.platform.models.conftest import MODELS, UPLOADS, add_files, send, settled
 
-from charonia.platform.database.connection import now
+from charonia.platform.app import make_app
+from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import (
     DeploymentRow,
     EnvironmentRow,
@@ -22,6 +25,7 @@ from charonia.platform.database.tables import (
 from charonia.platform.models import registry
 from charonia.platform.models.check import CheckingPython
 from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 
 Caller = Callable[..., dict[str, str]]
@@ -38,6 +42,17 @@ def deploy(platform: Platform, name: str, models: list[dict[str, Any]]) -> None:
         )
         row.revisions = [RevisionRow(number=1, spec={"models": models}, state="serving", created=now())]
         session.add(row)
+
+
+@pytest.fixture
+def app(database: Database, tmp_path: Path) -> Iterator[FastAPI]:
+    """The platform on SQLite, and on PostgreSQL."""
+    is_file = database.engine.dialect.name == "sqlite"
+    url = "" if is_file else database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    made = make_app(PlatformSettings(tmp_path, database=url))
+    yield made
+    made.state.platform.tasks.close()
+    made.state.platform.database.close()
 
 
 @pytest.fixture

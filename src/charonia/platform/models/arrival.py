@@ -20,7 +20,7 @@ from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database, now
-from charonia.platform.database.tables import EnvironmentRow, ModelRow, TaskRow, UploadRow, VersionRow
+from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
 from charonia.platform.models.check import CheckingPython, first_look, full_check
@@ -68,9 +68,11 @@ def add(
     source.check()
     if source.kind == "folder":
         who.demand(ProjectRole.ADMIN)
+    # One after the other: the model may be there by then, and each version gets a number of its own.
+    session.execute(select(ProjectRow.id).where(ProjectRow.id == found.id).with_for_update())
     if source.kind == "upload":
         upload_rows.take(session, uploads, found, source.place)
-    query = select(ModelRow).where(ModelRow.project_id == found.id, ModelRow.name == name).with_for_update()
+    query = select(ModelRow).where(ModelRow.project_id == found.id, ModelRow.name == name)
     owner = session.scalar(query) or create(session, who, project, name, ModelDetails())
     owner.last_number += 1
     row = VersionRow(
@@ -194,11 +196,13 @@ class VersionTasks:
             row = session.get_one(VersionRow, version_id)
             same = select(VersionRow.number).where(VersionRow.model_id == row.model_id, VersionRow.digest == digest)
             number = session.scalar(same.where(VersionRow.state != REFUSED).limit(1))
-            if number is not None:
-                raise invalid(f"version {number} has the same files", hint="use that one")
-            row.state, row.digest, row.files = CHECKING, digest, manifest.to_json(blobs)
-            row.size, row.source = manifest.size(blobs), title
-            row.backend, row.runs_code, row.report = report.backend, bool(report.code), report.to_json()
+            if number is None:
+                row.state, row.digest, row.files = CHECKING, digest, manifest.to_json(blobs)
+                row.size, row.source = manifest.size(blobs), title
+                row.backend, row.runs_code = report.backend, bool(report.code)
+            row.report = replace(report, same_as=number or 0).to_json()
+        if number is not None:
+            raise invalid(f"version {number} has the same files", hint="use that one")
 
     def _check(self, run: TaskRun) -> Mapping[str, Any]:
         version, name = self._version(run)
