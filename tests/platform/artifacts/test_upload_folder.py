@@ -1,5 +1,6 @@
 """Files that are being sent: cut off, gone on with, sent twice, taken over."""
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -71,43 +72,65 @@ def test_a_disk_that_fills_up_is_noticed(folder: UploadFolder, monkeypatch: pyte
     assert folder.received("k") == 4
 
 
-def test_what_is_taken_over_cannot_be_changed_any_more(folder: UploadFolder, tmp_path: Path) -> None:
+def test_what_is_sealed_cannot_be_changed_any_more(folder: UploadFolder) -> None:
     send(folder, 0, b"abcdefghij")
-    with folder.holding(["k"]):
-        with pytest.raises(ServingError, match="being taken over") as caught:
-            send(folder, 0, b"x")
-        assert caught.value.code is Code.CANCELLED
-        os.link(folder.path("k"), tmp_path / "blob")
-        folder.remove("k")
+    folder.seal(["k"])
+    folder.seal(["k"])  # the platform ended, and does it again
 
     with pytest.raises(ServingError, match="no upload 'k'"):
         send(folder, 0, b"x")
-    assert (tmp_path / "blob").read_bytes() == b"abcdefghij"
+    assert folder.sealed("k").read_bytes() == b"abcdefghij"
+    folder.unseal(["k"])
+    send(folder, 0, b"x")
+    assert folder.path("k").read_bytes() == b"xbcdefghij"
 
 
-def test_what_is_still_being_sent_cannot_be_taken_over(folder: UploadFolder) -> None:
-    with folder.writing("k", 0, 10), pytest.raises(ServingError, match="still being sent"), folder.holding(["k"]):
-        pass
+def test_what_the_store_has_taken_over_stays_sealed(folder: UploadFolder, tmp_path: Path) -> None:
+    send(folder, 0, b"abcdefghij")
+    folder.seal(["k"])
+    os.link(folder.sealed("k"), tmp_path / "blob")
+    folder.unseal(["k"])
+
+    assert folder.received("k") == 10
+    with pytest.raises(ServingError, match="no upload 'k'"):
+        send(folder, 0, b"x")
 
 
-def test_a_request_that_opened_a_file_before_it_was_taken_over_comes_too_late(folder: UploadFolder) -> None:
+def test_what_is_still_being_sent_cannot_be_sealed(folder: UploadFolder) -> None:
+    with folder.writing("k", 0, 10), pytest.raises(ServingError, match="still being sent") as caught:
+        folder.seal(["k"])
+    assert caught.value.code is Code.CANCELLED
+    with pytest.raises(ServingError, match="no upload 'none'"):
+        folder.seal(["none"])
+
+
+def test_a_request_that_opened_a_file_before_it_was_sealed_comes_too_late(folder: UploadFolder) -> None:
     with folder.path("k").open("r+b") as late:
-        folder.remove("k")
+        folder.seal(["k"])
         with pytest.raises(ServingError, match="no upload 'k'"):
-            uploads._lock(late, folder.path("k"), 1)
+            uploads._lock(late, folder.path("k"), fcntl.LOCK_SH)
+
+
+def test_what_is_removed_is_gone_sealed_or_not(folder: UploadFolder) -> None:
+    folder.begin({"other": 0})
+    folder.seal(["k"])
+    for key in ("k", "other"):
+        folder.remove(key)
+
+    assert list(folder.folder.iterdir()) == []
 
 
 def test_what_nobody_goes_on_with_is_found(folder: UploadFolder) -> None:
-    folder.begin({"new": 1})
+    folder.begin({"new": 1, "sealed": 0})
+    folder.seal(["sealed"])
     before = time.time() - 3600
-    os.utime(folder.path("k"), (before, before))
+    for path in (folder.path("k"), folder.sealed("sealed")):
+        os.utime(path, (before, before))
 
-    assert folder.unused(1800) == ["k"]
+    assert sorted(folder.unused(1800)) == ["k", "sealed"]
 
 
 def test_an_empty_file_is_complete_at_once(folder: UploadFolder) -> None:
     folder.begin({"empty": 0})
 
     assert folder.received("empty") == 0
-    with folder.holding(["empty"]):
-        pass

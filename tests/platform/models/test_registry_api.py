@@ -1,6 +1,8 @@
 """Models and versions over the API, without real checks, on SQLite and PostgreSQL."""
 
 import json
+import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from charonia.platform.models.check import CheckingPython
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
+from charonia.platform.tasks.runner import TaskRun
 
 Caller = Callable[..., dict[str, str]]
 ROOT = Principal("root", everywhere=ProjectRole.ADMIN)
@@ -227,6 +230,14 @@ def test_what_is_no_model_is_refused_and_can_be_sent_anew(admin: TestClient) -> 
     assert {row["received"] for row in admin.get(UPLOADS, params={"batch": batch}).json()} == {1}
 
 
+@pytest.mark.parametrize("text", [b'default_model_filename: "\xff\x00"', b"\xff\x00: 5", b"\x00"])
+def test_a_configuration_that_is_no_text_is_told(admin: TestClient, text: bytes) -> None:
+    version = add_files(admin, "a", {"config.pbtxt": text, "requirements.txt": b"\xff\x00", "1/model.onnx": b"w"})
+
+    assert version["state"] in ("ready", "refused")
+    assert admin.get(f"{MODELS}/a").status_code == 200
+
+
 def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) -> None:
     code = {"greet.py": b"def greet(): pass"}
 
@@ -341,6 +352,62 @@ def test_a_version_whose_task_was_cancelled_before_it_began_is_refused(admin: Te
     assert (version["state"], version["report"]["problem"]) == ("refused", "it was cancelled")
     assert admin.get(f"{MODELS}/a").json()["versions"][0]["state"] == "refused"
     assert admin.delete(f"{MODELS}/a/versions/1").status_code == 204
+
+
+def test_a_check_that_runs_is_cancelled(admin: TestClient, platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(run: TaskRun, *_: object) -> None:
+        while True:
+            run.check()
+
+    monkeypatch.setattr("charonia.platform.models.arrival.full_check", endless)
+    batch = send(admin, {"a.onnx": b"weights"})
+    body = {"source": {"kind": "upload", "place": batch}}
+    added = admin.post(f"{MODELS}/a/versions", json=body).json()
+    while admin.get(f"{MODELS}/a/versions/1").json()["state"] != "checking":
+        pass
+
+    admin.post(f"/api/v1/tasks/{added['task']}/cancel")
+
+    version = settled(admin, "a", 1)
+    assert (version["state"], version["report"]["problem"]) == ("refused", "it was cancelled")
+    monkeypatch.setattr("charonia.platform.models.arrival.full_check", lambda *_: {"is_checked": True})
+    admin.post(f"{MODELS}/a/versions/1/check")
+    assert settled(admin, "a", 1)["report"]["problem"] == ""
+
+
+def test_what_was_refused_is_added_with_the_permission(admin: TestClient, as_caller: Caller) -> None:
+    batch = send(admin, {"greet.py": b"def greet(): pass"})
+    body = {"source": {"kind": "upload", "place": batch}}
+    admin.post(f"{MODELS}/a/versions", json=body, headers=as_caller("deployer"))
+    assert settled(admin, "a", 1)["state"] == "refused"
+
+    admin.post(f"{MODELS}/a/versions", json=body)
+
+    assert settled(admin, "a", 2)["state"] == "ready"
+
+
+def test_a_fault_of_the_platform_leaves_no_version_on_its_way(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("charonia.platform.models.arrival.full_check", fail)
+
+    assert add_files(admin, "a", {"a.onnx": b"weights"})["report"]["problem"] == "RuntimeError: a fault"
+
+
+def test_a_version_has_many_files(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 300  # more than may be open at a time
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 100, limits[1]))
+    try:
+        version = add_files(admin, "a", {"1/model.onnx": b"w"} | {f"1/part{n}": b"%d" % n for n in range(count)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert (version["state"], len(version["files"])) == ("ready", count + 1)
 
 
 def test_a_version_whose_framework_is_nowhere_is_not_checked_until_it_is(

@@ -21,8 +21,13 @@ LOOK_BYTES = 16 * 1024 * 1024
 """After so many bytes it is looked whether there is room for more."""
 
 
+_SEALED = ".sealed"
+
+
 class UploadFolder:
     """The files that are being sent. Any thread may call.
+
+    A file that a version is made of is sealed: its content may be that of the version by then.
 
     Args:
         folder: Where they are; it is made.
@@ -57,18 +62,18 @@ class UploadFolder:
         Raises:
             ServingError: NOT_FOUND if it has been removed.
         """
-        try:
-            return self.path(key).stat().st_size
-        except FileNotFoundError:
-            raise _gone(key) from None
+        for path in (self.path(key), self.sealed(key)):
+            with contextlib.suppress(FileNotFoundError):
+                return path.stat().st_size
+        raise _gone(key)
 
     @contextmanager
     def writing(self, key: str, offset: int, size: int) -> Iterator["UploadWriter"]:
         """Yield what writes into a file from `offset` on.
 
         Raises:
-            ServingError: NOT_FOUND if the file has been removed; CANCELLED for an offset beyond what has arrived, or
-                while the file is being taken over.
+            ServingError: NOT_FOUND if the file has been removed or sealed; CANCELLED for an offset beyond what has
+                arrived.
         """
         try:
             file = self.path(key).open("r+b", buffering=0)
@@ -86,30 +91,43 @@ class UploadFolder:
             file.seek(offset)
             yield UploadWriter(file, offset, size, self.folder)
 
-    @contextmanager
-    def holding(self, keys: Sequence[str]) -> Iterator[None]:
-        """Keep everybody from writing into files.
+    def seal(self, keys: Sequence[str]) -> None:
+        """Keep everybody from writing into files from now on. What is sealed already stays so.
 
         Raises:
             ServingError: CANCELLED while somebody writes into one of them; NOT_FOUND for one that is not there.
         """
-        with contextlib.ExitStack() as stack:
-            for key in keys:
-                try:
-                    file = stack.enter_context(self.path(key).open("rb"))
-                except FileNotFoundError:
-                    raise _gone(key) from None
+        for key in keys:
+            if self.sealed(key).exists():
+                continue
+            try:
+                file = self.path(key).open("rb")
+            except FileNotFoundError:
+                raise _gone(key) from None
+            with file:  # who has opened it and not locked it yet finds it gone
                 _lock(file, self.path(key), fcntl.LOCK_EX)
-            yield
+                self.path(key).rename(self.sealed(key))
+
+    def sealed(self, key: str) -> Path:
+        """Return where a file is that nobody may write into."""
+        return self.folder / f"{key}{_SEALED}"
+
+    def unseal(self, keys: Sequence[str]) -> None:
+        """Let files be written into again, but for those whose content the store has taken over."""
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                if self.sealed(key).stat().st_nlink == 1:
+                    self.sealed(key).rename(self.path(key))
 
     def remove(self, key: str) -> None:
         """Remove a file, if it is there."""
         self.path(key).unlink(missing_ok=True)
+        self.sealed(key).unlink(missing_ok=True)
 
     def unused(self, older_than_s: float) -> list[str]:
         """Return the keys of files that nothing has arrived for in this time."""
         before = time.time() - older_than_s
-        return [path.name for path in self.folder.iterdir() if path.stat().st_mtime < before]
+        return [path.name.removesuffix(_SEALED) for path in self.folder.iterdir() if path.stat().st_mtime < before]
 
 
 class UploadWriter:
@@ -146,8 +164,9 @@ def _lock(file: BinaryIO, path: Path, kind: int) -> None:
     try:
         fcntl.flock(file.fileno(), kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        what = "still being sent" if kind == fcntl.LOCK_EX else "complete and being taken over"
-        raise ServingError(Code.CANCELLED, f"upload {path.name}: it is {what}", hint="try again in a moment") from None
+        raise ServingError(
+            Code.CANCELLED, f"upload {path.name}: it is still being sent", hint="try again in a moment"
+        ) from None
     try:
         is_same = os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

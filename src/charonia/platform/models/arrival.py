@@ -163,17 +163,15 @@ class VersionTasks:
             sent = {row.path: row.key for row in session.scalars(query)} if source.kind == "upload" else {}
         if source.kind == "upload" and not sent:
             raise internal("the uploaded files are gone", hint="send them again")
-        with self.uploads.holding(list(sent.values())):
-            files, title = open_source(
-                source, self.uploads, sent, may_read_folders=bool(run.arguments["may_read_folders"])
-            )
-            with unpacked(files, self.store, pace.seen) as inner:
-                sizes = inner.sizes()
-                found = _arranged(inner, list(sizes), source.take)
-                pace.total = sum(sizes[path] for path in found.files.values())
-                self.store.local.demand_room(pace.total, what=f"model '{name}'")
-                run.log(f"{len(found.files)} files, {pace.total} bytes, from {title}")
-                blobs = {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(found.files.items())}
+        self.uploads.seal(list(sent.values()))
+        files, title = open_source(source, self.uploads, sent, may_read_folders=bool(run.arguments["may_read_folders"]))
+        with unpacked(files, self.store, pace.seen) as inner:
+            sizes = inner.sizes()
+            found = _arranged(inner, list(sizes), source.take)
+            pace.total = sum(sizes[path] for path in found.files.values())
+            self.store.local.demand_room(pace.total, what=f"model '{name}'")
+            run.log(f"{len(found.files)} files, {pace.total} bytes, from {title}")
+            blobs = {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(found.files.items())}
         self._arrived(run, version.id, name, blobs, found, title)
 
     def _arrived(
@@ -279,6 +277,9 @@ class VersionTasks:
             if is_cancelled:
                 self._refuse(run, "it was cancelled", "")
             raise
+        except Exception as error:
+            self._refuse(run, f"{type(error).__name__}: {error}", "")
+            raise
 
     def _refuse(self, run: TaskRun, problem: str, hint: str) -> None:
         with self.database.transaction() as session:
@@ -289,7 +290,9 @@ class VersionTasks:
             row.report = {**row.report, "problem": problem, "hint": hint}
             source = run.arguments.get("source", {})
             if source.get("kind") == "upload":  # what was sent is still there: a new attempt can use it
-                for upload in session.scalars(select(UploadRow).where(UploadRow.batch == source["place"])):
+                rows = session.scalars(select(UploadRow).where(UploadRow.batch == source["place"])).all()
+                self.uploads.unseal([upload.key for upload in rows])
+                for upload in rows:
                     upload.is_taken = False
             with contextlib.suppress(ServingError):  # too many tasks wait: a later one does it
                 collect_later(session, run.project_id)

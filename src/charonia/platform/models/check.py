@@ -62,7 +62,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionRepor
         blob = files[path]
         if blob.size > TEXT_BYTES_MAX:
             raise invalid(f"{path}: expected at most {TEXT_BYTES_MAX} bytes, got {blob.size}")
-        return store.fetch(blob).read_text(encoding="utf-8", errors="surrogateescape")
+        return store.fetch(blob).read_text(encoding="utf-8", errors="replace").replace("\0", "\ufffd")
 
     config = parse(read(CONFIG)) if CONFIG in files else ModelConfig()
     if config.name not in ("", name):
@@ -161,7 +161,7 @@ def _run(run: TaskRun, python: CheckingPython, arguments: Sequence[str]) -> _Ran
 
     def keep(line: str) -> None:
         if len(output) < OUTPUT_LINES_MAX:
-            output.append(line)
+            output.append(line.replace("\0", "\ufffd"))  # which PostgreSQL does not take
 
     environment = {key: value for key, value in os.environ.items() if key in _PASSED_ON}
     command = [str(python.path), "-m", "charonia", *arguments]

@@ -69,7 +69,7 @@ def open_source(
         case "upload":
             paths = list(sent)
             title = paths[0] if len(paths) == 1 else f"{paths[0].split('/')[0]} and others ({len(paths)} files)"
-            return OwnFiles({path: uploads.path(key) for path, key in sent.items()}), f"upload of {title}"
+            return OwnFiles({path: uploads.sealed(key) for path, key in sent.items()}), f"upload of {title}"
         case "address":
             return _at(source.place), source.place
         case "folder":
