@@ -1,5 +1,9 @@
 """Deployments as people change them, over a target of records."""
 
+import contextlib
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tests.platform.deployments.conftest import ADA, Stage
 
@@ -30,6 +34,39 @@ def test_the_second_of_two_who_change_the_same_revision_gets_a_conflict(stage: S
 
     assert caught.value.code is Code.ALREADY_EXISTS
     assert stage.deployments.reads.get(ADA, "default", "reader").spec["models"][0]["versions"] == [2]
+
+
+def test_of_many_who_change_a_revision_at_the_same_time_one_succeeds(stage: Stage) -> None:
+    stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
+
+    def change(number: int) -> str:
+        try:
+            changed = stage.spec(versions=[2], ready_within_s=float(number + 1))
+            stage.deployments.changes.change(ADA, "default", changed, revision=1)
+        except ServingError as error:
+            return error.code.name
+        return "changed"
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(change, range(8)))
+
+    assert sorted(found) == ["ALREADY_EXISTS"] * 7 + ["changed"]
+    assert stage.deployments.reads.get(ADA, "default", "reader").revision == 2
+
+
+def test_a_change_waits_while_another_process_writes_to_the_database(stage: Stage) -> None:
+    stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(sqlite3.connect(stage.data / "platform.sqlite")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        changed = pool.submit(stage.deployments.changes.change, ADA, "default", stage.spec(versions=[2]))
+        with pytest.raises(TimeoutError):
+            changed.result(0.5)
+        assert stage.deployments.reads.get(ADA, "default", "reader").revision == 1  # looking does not wait
+        other.rollback()
+        assert changed.result(20).revision == 2
+
+    stage.pass_s(3)
+    assert stage.deployments.reads.get(ADA, "default", "reader").serving == 2
 
 
 def test_a_revision_that_fails_leaves_the_one_before(stage: Stage) -> None:

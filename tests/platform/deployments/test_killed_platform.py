@@ -1,0 +1,88 @@
+"""The platform's process is killed while it works: what runs goes on, and what was begun comes to its end."""
+
+import contextlib
+import json
+import os
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as httpclient
+from tests.platform.deployments.test_on_this_machine import Load, plus, spec
+from tests.support.platform_models import add_version
+from tests.support.platform_process import PlatformProcess
+from tests.support.process import eventually
+
+from charonia.platform.database.connection import Database
+from charonia.platform.deployments.views import DeploymentView
+
+READY_S = 110.0
+
+pytestmark = pytest.mark.timeout(280)
+
+
+def call(platform: PlatformProcess, method: str, path: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{platform.url}/api/v1/projects/default/deployments{path}", data, method=method)
+    request.add_header("Authorization", f"Bearer {platform.key}")
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def view(platform: PlatformProcess) -> DeploymentView:
+    return DeploymentView(**call(platform, "GET", "/adder"))
+
+
+def until(platform: PlatformProcess, **wanted: object) -> DeploymentView:
+    def is_so() -> bool:
+        found = view(platform)
+        return all(getattr(found, name) == value for name, value in wanted.items())
+
+    assert eventually(is_so, READY_S), view(platform)
+    return view(platform)
+
+
+def result(address: str) -> float:
+    with httpclient.InferenceServerClient(address.removeprefix("http://")) as client:
+        given = httpclient.InferInput("x", [1, 4], "FP32")
+        given.set_data_from_numpy(np.zeros((1, 4), np.float32))
+        return float(client.infer("plus", [given]).as_numpy("y")[0, 0])
+
+
+def test_a_platform_that_is_killed_finds_its_servers_again_and_finishes_what_it_had_begun(tmp_path: Path) -> None:
+    arguments = ("--ports=23000-23099",)
+    folder = tmp_path / "deployments" / "default" / "adder"
+    try:
+        with PlatformProcess(tmp_path, *arguments) as platform:
+            database = Database(f"sqlite:///{tmp_path / 'platform.sqlite'}")
+            for number in (1.0, 2.0):
+                add_version(database, tmp_path, "plus", {"1/model.onnx": plus(number)})
+            database.close()
+            call(platform, "POST", "", spec(1))
+            assert eventually((folder / "pid").exists)
+            platform.kill()  # while its server starts
+        with PlatformProcess(tmp_path, *arguments) as platform:
+            first = until(platform, state="ready", serving=1)
+            pid = (folder / "pid").read_text()
+            with Load(first) as load:
+                call(platform, "PUT", "/adder", spec(2))
+                assert eventually((folder / "rev-2" / "steps").exists)
+                platform.kill()  # while the next revision is brought about
+                with PlatformProcess(tmp_path, *arguments) as again:
+                    second = until(again, state="ready", serving=2)
+                    assert eventually(lambda: 2.0 in load.seen)
+                    again.kill()
+                    answers = load.answers
+                    assert eventually(lambda: load.answers > answers + 50)  # without a platform
+        assert load.errors == []
+        assert load.seen == {1.0, 2.0}
+        assert (folder / "pid").read_text() == pid
+        assert second.http == first.http
+        assert result(second.http) == 2.0
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
