@@ -23,7 +23,14 @@ from .process import LOOK_S, Platform, running_platform, until
 PORT = 8080
 DEPLOYMENT = "documents"
 
-CANARY = {"version": 2, "steps": [10, 50, 100], "step_seconds": 3, "samples_min": 50, "p99_ratio_max": 3}
+CANARY = {
+    "version": 2,
+    "steps": [10, 50, 100],
+    "step_seconds": 3,
+    "samples_min": 50,
+    "significance": 0.05,
+    "p99_ratio_max": 3,
+}
 CANARY_TIMEOUT_S = 180.0
 
 
@@ -149,12 +156,14 @@ def run_canary(platform: Platform, revision: int) -> None:
         if traffic["canary"]["state"] in ("finished", "rolled_back"):
             break
         if time.monotonic() > give_up:
-            raise charonia.ServingError(charonia.Code.UNAVAILABLE, f"the plan waits for {traffic['canary']['waits_for']}")
+            waits_for = traffic["canary"]["waits_for"]
+            raise charonia.ServingError(charonia.Code.UNAVAILABLE, f"the canary plan waits for {waits_for}")
         time.sleep(LOOK_S)
     for check in traffic["canary"]["checks"].values():
         print(f"    {check}")
-    view = platform.until_serving(DEPLOYMENT, revision + 1)
-    print(f"    written down as revision {view['revision']}")
+    if traffic["canary"]["state"] == "finished":
+        view = platform.until_serving(DEPLOYMENT, revision + 1)
+        print(f"    written down as revision {view['revision']}")
 
 
 def title(text: str) -> None:
@@ -183,6 +192,8 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(given.data.resolve(), given.once)
+    except KeyboardInterrupt:  # before there was anything to stop
+        return 130
     except charonia.ServingError as error:
         print(f"platform demo: {error}", file=sys.stderr)
         return 1

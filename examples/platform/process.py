@@ -49,7 +49,7 @@ class Platform:
     def send_folder(self, folder: Path) -> str:
         """Send the files of a model's folder, and return their batch."""
         files = {str(file.relative_to(folder.parent)): file for file in folder.rglob("*") if file.is_file()}
-        return self._client.send_files(PROJECT, files, lambda sent, total: None)
+        return self._client.send_files(PROJECT, files, progress=_silent)
 
     def until_serving(self, deployment: str, revision: int, timeout_s: float = 120.0) -> Mapping[str, Any]:
         """Wait until a revision serves, and return its deployment. Raises ServingError if it fails, or takes longer."""
@@ -67,6 +67,10 @@ class Platform:
         if self.there("deployments", deployment):
             self.call("DELETE", "deployments", deployment)
             until(lambda: not self.there("deployments", deployment), f"'{deployment}' has ended", STOP_TIMEOUT_S)
+
+
+def _silent(sent: int, total: int) -> None:
+    """Say nothing about what has been sent."""
 
 
 def until(look: Callable[[], Any], what: str, timeout_s: float) -> Any:
