@@ -1,4 +1,5 @@
 # make demo       build a repository of real models, serve it, send real inputs, print what came back
+# make platform-demo  start the platform, add two real models, deploy them, replace one by a canary plan, roll back; Ctrl-C ends it
 # make test-fast  the tests that need neither processes nor files of models: under a minute, for the inner loop
 # make test       all tests
 # make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
@@ -17,6 +18,7 @@ DEMAND_PYTHON = @test -n "$(PYTHON)" || \
 BIN := .venv/bin
 READY := .venv/ready
 DEMO_READY := $(if $(wildcard $(READY)),$(READY),.venv-demo/ready)
+PLATFORM_DEMO_READY := $(if $(wildcard $(READY)),$(READY),.venv-platform-demo/ready)
 PURE_TESTS := $(wildcard tests/core tests/config tests/schema tests/wire tests/sim tests/server/metrics tests/server/scheduling \
 	tests/server/sequences/test_s* tests/server/lifecycle/test_validation.py tests/server/lifecycle/test_warmup*.py)
 # Percent of lines and branches of the pure core that its own tests reach.
@@ -35,10 +37,16 @@ unexport PYTHONDONTWRITEBYTECODE
 # from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test-fast test check packages release mutants clean
+# make platform-demo DEMO_ARGS=--once ends after the story.
+DEMO_ARGS ?=
+
+.PHONY: demo platform-demo test-fast test check packages release mutants clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
+
+platform-demo: $(PLATFORM_DEMO_READY)
+	$(dir $(PLATFORM_DEMO_READY))bin/python -m examples.platform.demo $(DEMO_ARGS)
 
 test-fast: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal $(FAST_TESTS)
@@ -67,7 +75,7 @@ mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
 clean:
-	rm -rf .venv .venv-demo .pytest_cache demo-repository dist
+	rm -rf .venv .venv-demo .venv-platform-demo .pytest_cache demo-repository platform-demo dist
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml
@@ -93,4 +101,14 @@ $(READY): pyproject.toml
 		"rapidocr-onnxruntime==1.4.4; python_version < '3.13'" "rapidocr==3.10.0; python_version >= '3.13'"
 	find .venv-demo -path '*/skimage/*' -type f ! -name page.png ! -name brick.png -delete
 	.venv-demo/bin/python -m pip uninstall -q -y pip setuptools 2>/dev/null
+	touch $@
+
+# As for the other demo: of these packages it needs two networks and a picture.
+.venv-platform-demo/ready: pyproject.toml
+	$(DEMAND_PYTHON)
+	"$(PYTHON)" -m venv .venv-platform-demo
+	.venv-platform-demo/bin/python -m pip install -q --disable-pip-version-check --no-compile -e '.[platform]' pillow
+	.venv-platform-demo/bin/python -m pip install -q --disable-pip-version-check --no-compile --no-deps magika scikit-image \
+		"rapidocr-onnxruntime==1.4.4; python_version < '3.13'" "rapidocr==3.10.0; python_version >= '3.13'"
+	find .venv-platform-demo -path '*/skimage/*' -type f ! -name page.png -delete
 	touch $@

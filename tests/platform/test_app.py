@@ -1,6 +1,9 @@
 """What holds for every call."""
 
+import contextlib
 import errno
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +13,14 @@ from fastapi.testclient import TestClient
 from openapi_spec_validator import validate
 
 from charonia.core.errors import Code, ServingError
-from charonia.platform.app import BODY_BYTES_MAX
+from charonia.platform.app import BODY_BYTES_MAX, make_app
+from charonia.platform.database import connection
 from charonia.platform.openapi import OPENAPI_PATH
+from charonia.platform.people import local
 from charonia.platform.people.calls import caller
+from charonia.platform.settings import PlatformSettings
 
-PUBLIC = {"/login/link", "/login/sso", "/login/callback", OPENAPI_PATH}
+PUBLIC = {"/login", "/login/link", "/login/sso", "/login/callback", "/assets/{digest}/{name}", OPENAPI_PATH}
 """What browsers call before they have signed in."""
 
 
@@ -154,3 +160,29 @@ def test_a_piece_of_an_upload_may_be_larger(admin: TestClient) -> None:
 def test_an_address_that_is_none(admin: TestClient) -> None:
     assert admin.get("/api/v1/nowhere").json() == {"error": "Not Found"}
     assert admin.delete("/api/v1/me").status_code == 405
+
+
+def test_a_call_while_another_program_keeps_the_database_locked_is_refused_and_looking_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LOCK_WAIT_S", 0.2)
+    app = make_app(PlatformSettings(tmp_path))
+    with app.state.platform.database.transaction() as session:
+        local.prepare(session, tmp_path)
+    headers = {"Authorization": f"Bearer {(tmp_path / 'owner.key').read_text().strip()}"}
+    body = {"name": "vision"}
+
+    with TestClient(app, headers=headers) as client:
+        with contextlib.closing(sqlite3.connect(tmp_path / "platform.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            refused = client.post("/api/v1/projects", json=body)
+            seen = client.get("/api/v1/projects")
+            other.execute("ROLLBACK")
+        accepted = client.post("/api/v1/projects", json=body)
+
+    assert (refused.status_code, refused.json()) == (
+        503,
+        {"error": "the database cannot be used: database is locked", "hint": "try again"},
+    )
+    assert seen.json() == [{"name": "default"}]
+    assert accepted.status_code == 201

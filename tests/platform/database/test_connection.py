@@ -115,6 +115,23 @@ def test_a_database_that_stays_locked_is_unavailable(tmp_path: Path, monkeypatch
     database.close()
 
 
+def test_a_full_disk_is_said_so_and_nothing_half_is_written(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'platform.sqlite'}")
+    database.migrate()
+    with database.engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
+
+    with pytest.raises(ServingError, match="database or disk is full") as raised, database.transaction() as session:
+        session.add_all(ProjectRow(name=f"{number:0100}", created=now()) for number in range(1000))
+
+    assert (raised.value.code, raised.value.hint) == (Code.UNAVAILABLE, "make room where it lies")
+    with database.reading() as session:
+        assert session.query(ProjectRow).count() == 0
+    add_project(database, "a")
+    database.close()
+
+
 def test_a_database_that_is_away_is_unavailable() -> None:
     database = Database("postgresql://postgres@127.0.0.1:9/postgres")
 

@@ -1,6 +1,7 @@
 """The target of this machine, with real servers."""
 
 import contextlib
+import fcntl
 import os
 import signal
 from collections.abc import Iterator
@@ -11,9 +12,12 @@ from tests.support.models import identity_pbtxt
 from tests.support.process import eventually
 
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.targets import local
 from charonia.platform.targets.api import PlacedModel, Workload
 from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import LocalTarget
+from charonia.platform.targets.local_folder import DeploymentFolder
+from charonia.platform.targets.local_reasons import MOVED
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
 PORTS = (22000, 22900)
@@ -62,3 +66,31 @@ def test_what_does_not_fit_is_said_all_at_once(tmp_path: Path) -> None:
         "memory: it may use 200 MiB, beside what runs now, and 100 MiB are free on this machine",
         "ports: there are no 3 free ones in a row from 22000 to 22001",
     ]
+
+
+def test_what_a_new_engine_is_asked_for_while_the_one_before_still_ends_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[str] = []
+    monkeypatch.setattr(local, "forget_changes", lambda address, key, model: forgotten.append(model))
+    monkeypatch.setattr(DeploymentFolder, "is_running", lambda self: True)
+    monkeypatch.setattr(DeploymentFolder, "pid", lambda self: os.getpid())
+    folder = DeploymentFolder(tmp_path / "default" / "reader")
+    (folder.revision(2) / "repository" / "echo").mkdir(parents=True)
+    folder.platform_key.write_text("key")
+    folder.write("ports", ports=[22000, 22001, 22002])
+    folder.write("serving", revision=1, base=1, made="one")
+    folder.write("applying", revision=2, is_upgrade=True, made="two")
+    steps, target = folder.revision(2) / "steps", LocalTarget(tmp_path, PORTS)
+
+    with steps.open("w") as output:
+        fcntl.flock(output, fcntl.LOCK_EX)  # the command is under way
+        output.write(f"{MOVED}\n")
+        output.flush()
+        moved = target.observe("default/reader")
+        before_the_end = list(forgotten)
+    (folder.revision(2) / "exit").write_text("0")
+    ended = target.observe("default/reader")
+
+    assert (moved.serving, moved.applying, ended.serving, ended.applying) == (2, 2, 2, 0)
+    assert (before_the_end, forgotten) == (["echo"], ["echo"])

@@ -21,6 +21,8 @@ LOCK_WAIT_S = 10.0
 CONNECTIONS_MAX = 20
 
 _WRITES = "charonia_writes"
+_FULL = "disk is full"
+"""In the words of SQLite."""
 
 
 class Database:
@@ -116,4 +118,5 @@ def _explained() -> Iterator[None]:
     except IntegrityError as error:
         raise ServingError(Code.ALREADY_EXISTS, f"it exists already: {error.orig}") from error
     except OperationalError as error:
-        raise unavailable(f"the database cannot be used: {error.orig}", hint="try again") from error
+        hint = "make room where it lies" if _FULL in str(error.orig) else "try again"
+        raise unavailable(f"the database cannot be used: {error.orig}", hint=hint) from error

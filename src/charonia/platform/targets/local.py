@@ -45,6 +45,7 @@ KILL_S = 90.0
 _KEY_BYTES = 32
 _OWN = "CHARONIA_"
 _SHARED = ("CHARONIA_CACHE",)
+_taking_over = threading.Lock()
 
 
 class LocalTarget:
@@ -275,21 +276,31 @@ def _under_way(
     steps = Steps(folder.revision(number))
     status, text = steps.status(), steps.text()
     if MOVED in text and before != number:
-        folder.write("serving", revision=number, base=number, made=applying["made"])
+        _take_over(folder, applying)
     if status is None:
         if MOVED in text:
             return Observed(serving=number, applying=number, phase=RevisionPhase.READY, doing=last_line(text))
         return Observed(serving=before, applying=number, phase=RevisionPhase.STARTING, doing=last_line(text))
     if MOVED in text:
-        _forget_traffic(folder, number)
         _serves(folder, applying)
         return Observed(serving=number, phase=RevisionPhase.READY)
     reason = why_not_upgraded(text)
     return Observed(serving=before, applying=number, phase=RevisionPhase.FAILED, reason=reason)
 
 
+def _take_over(folder: DeploymentFolder, applying: Mapping[str, Any]) -> None:
+    """Write down that the new engine has all new requests, and let it split traffic as its revision says.
+
+    It has kept what the one before was asked for. What it is asked for itself comes after this, and stays.
+    """
+    number = int(applying["revision"])
+    with _taking_over:
+        if folder.read("serving").get("revision") != number:
+            _forget_traffic(folder, number)
+            folder.write("serving", revision=number, base=number, made=applying["made"])
+
+
 def _forget_traffic(folder: DeploymentFolder, number: int) -> None:
-    """Let the new engine split traffic as its revision says: it has kept what the one before was asked for."""
     address = f"http://{HOST}:{folder.read('ports')['ports'][0]}"
     for model in (folder.revision(number) / "repository").iterdir():
         forget_changes(address, folder.platform_key.read_text(), model.name)

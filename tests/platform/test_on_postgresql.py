@@ -1,0 +1,108 @@
+"""The story of a platform over its API and pages, on PostgreSQL."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+from tests.platform.models.conftest import add_files
+from tests.support.fake_target import FakeTarget
+from tests.support.models import identity
+
+from charonia.platform.app import make_app
+from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import PlatformTable
+from charonia.platform.deployments.service import Deployments
+from charonia.platform.people import local
+from charonia.platform.settings import PlatformSettings
+
+AT = "/api/v1/projects/default/deployments"
+CALLERS = 6
+
+
+@contextmanager
+def started(data: Path, url: str, target: FakeTarget) -> Iterator[TestClient]:
+    """A platform with its reconciler and tasks at work, and a client with the owner's key."""
+    app = make_app(PlatformSettings(data, database=url))
+    platform = app.state.platform
+    made = Deployments(platform.database, {"local": target}, platform.workloads)
+    object.__setattr__(platform, "deployments", made)
+    with platform.database.transaction() as session:
+        local.prepare(session, data)
+    with TestClient(app, base_url="http://127.0.0.1:8080", follow_redirects=False) as client:
+        client.headers["Authorization"] = f"Bearer {(data / 'owner.key').read_text().strip()}"
+        yield client
+
+
+@pytest.fixture
+def url(postgresql_url: str) -> Iterator[str]:
+    yield postgresql_url
+    database = Database(postgresql_url)
+    with database.engine.begin() as connection:
+        PlatformTable.metadata.drop_all(connection)
+        connection.execute(text("DROP TABLE alembic_version"))
+    database.close()
+
+
+def until(client: TestClient, target: FakeTarget, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return the deployment when it is so."""
+    deadline = time.monotonic() + 60
+    while True:
+        target.pass_s(1.0)
+        view: dict[str, Any] = client.get(f"{AT}/reader").json()
+        if is_so(view):
+            return view
+        assert time.monotonic() < deadline, view
+        time.sleep(0.05)
+
+
+def spec(version: int, **more: object) -> dict[str, Any]:
+    return {"name": "reader", "models": [{"name": "echo", "versions": [version]}], **more}
+
+
+def test_from_a_model_to_a_deployment_that_is_rolled_back(tmp_path: Path, url: str) -> None:
+    target = FakeTarget()
+    with started(tmp_path, url, target) as admin:
+        for content in (identity(), identity() + bytes(16)):  # what follows the graph is not read
+            version = add_files(admin, "echo", {"echo.onnx": content})
+            assert version["state"] == "ready", version["report"]["problem"]
+        assert admin.post(AT, json=spec(1)).status_code == 201
+        assert until(admin, target, lambda view: bool(view["serving"] == 1))["state"] == "ready"
+
+        with ThreadPoolExecutor(CALLERS) as pool:
+            asked = [spec(2, ready_within_s=100 + number) for number in range(CALLERS)]
+            answers = list(pool.map(lambda body: admin.put(f"{AT}/reader?revision=1", json=body).status_code, asked))
+        assert sorted(answers) == [200] + [409] * (CALLERS - 1)
+        until(admin, target, lambda view: bool(view["serving"] == 2))
+        target.broken[3] = "no such file"
+        assert admin.put(f"{AT}/reader", json=spec(1, keys=True)).json()["revision"] == 3
+        failed = until(admin, target, lambda view: bool(view["latest_state"] == "failed"))
+        assert (failed["serving"], failed["latest_reason"]) == (2, "no such file")
+        assert admin.post(f"{AT}/reader/rollback", json={"to": 1}).json()["revision"] == 4
+        assert admin.delete("/api/v1/projects/default/models/echo").status_code == 409
+
+    with started(tmp_path, url, target) as admin:  # it starts again
+        until(admin, target, lambda view: bool(view["serving"] == 4))
+        revisions = admin.get(f"{AT}/reader/revisions").json()["revisions"]
+        assert [(one["number"], one["state"]) for one in revisions] == [
+            (4, "serving"),
+            (3, "failed"),
+            (2, "replaced"),
+            (1, "replaced"),
+        ]
+        assert admin.get("/api/v1/projects/default/models?search=ECH").json()["total"] == 1
+        assert {entry["action"] for entry in admin.get("/api/v1/audit").json()["entries"]} >= {"deployment.create"}
+        for page in ("models", "models/echo", "deployments", "deployments/reader", "jobs", "audit", "people"):
+            assert admin.get(f"/p/default/{page}").status_code == 200, page
+        assert admin.delete(f"{AT}/reader").status_code == 202
+        deadline = time.monotonic() + 60
+        while admin.get(f"{AT}/reader").status_code != 404:
+            target.pass_s(1.0)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert admin.delete("/api/v1/projects/default/models/echo").status_code == 204
