@@ -79,10 +79,17 @@ def device_text(view: DeploymentView) -> str:
     return f"{cores} core{'' if cores == 1 else 's'}" if cores else "CPU"
 
 
+def charts_of(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
+    """Return key, title and unit of the charts that have something to show."""
+    counts_instances = point is not None and point.all.instances > 0
+    shown = tuple(chart for chart in CHARTS if chart[0] != "instances" or counts_instances)
+    return shown + (GPU_CHARTS if has_gpu(point) else ())
+
+
 def tiles(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
     """Return name, value and what stands below it of each tile."""
     if point is None:
-        names = ("Requests", "p50", "p99", "Errors", "Queue", "Batch size", "Instances", "Memory")
+        names = ("Requests", "p50", "p99", "Errors", "Queue", "Batch size", "CPU", "Memory")
         return [(name, NONE, "") for name in names]
     all_, share = point.all, error_share(point.all)
     found = [
@@ -92,7 +99,7 @@ def tiles(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
         ("Errors", percent(share) if all_.requests_per_s else NONE, f"{figure(all_.errors_per_s)} per second"),
         ("Queue", figure(all_.pending), f"waiting, {ms_text(all_.queue_ms)} each" if all_.queue_ms else "waiting"),
         ("Batch size", figure(all_.batch_size) if all_.batch_size else NONE, "on average"),
-        ("Instances", figure(all_.instances) if all_.instances else NONE, f"{figure(point.cpu_cores)} cores busy"),
+        ("CPU", figure(point.cpu_cores), f"cores busy{f', {all_.instances:g} instances' if all_.instances else ''}"),
         ("Memory", size_text(point.memory_bytes), "of all processes"),
     ]
     if point.gpu_utilization is not None:

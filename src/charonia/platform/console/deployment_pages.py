@@ -159,7 +159,7 @@ def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **
     has_keys = view.spec.get("keys") and visit.is_deployer
     context = {
         "tiles": shown.tiles(view.figures),
-        "charts": shown.CHARTS + (shown.GPU_CHARTS if shown.has_gpu(view.figures) else ()),
+        "charts": shown.charts_of(view.figures),
         "servers": view.replicas,
         "facts": _facts(view),
         "model_names": [(model["name"], model["name"]) for model in view.spec["models"]],
