@@ -30,7 +30,7 @@ LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
 # Of the first ones, some compute and some wait.
 SLOWEST_FILES = (
     *("test_ocr_example.py", "test_tune_command.py", "test_pytorch_conformance.py", "test_sentence_encoder_example.py"),
-    *("test_page.py", "test_run.py", "test_demo.py", "test_environments.py", "test_perf_command.py"),
+    *("test_page.py", "test_stories.py", "test_run.py", "test_demo.py", "test_environments.py", "test_perf_command.py"),
     *("test_search_modes.py", "test_killed_at_random.py", "test_slow_clients.py", "test_cache_and_rate_limiter.py"),
     *("test_fairness.py", "test_model_calls.py", "test_ocr_faults.py", "test_repository_features.py"),
     *("test_scheduler_properties.py", "test_walked_ensembles.py", "test_upgrade.py", "test_http_transport.py"),
@@ -38,6 +38,7 @@ SLOWEST_FILES = (
     *("test_tune_pictures.py", "test_guarded_server.py", "test_pytorch_server.py", "test_tracing.py"),
     *("test_sklearn_server.py", "test_converted.py", "test_openai_served.py", "test_traffic_served.py"),
     *("test_local_target.py", "test_on_this_machine.py", "test_killed_platform.py", "test_reconcile.py"),
+    *("test_platform_faults.py", "test_checks.py"),
     *("test_platform_demo.py",),
     *(
         "test_faults.py",
@@ -45,6 +46,7 @@ SLOWEST_FILES = (
         "test_tensorflow.py",
         "test_tensorflow_server.py",
         "test_llama_cpp_server.py",
+        "test_platform_process.py",
     ),
 )
 

@@ -2,14 +2,18 @@
 
 import json
 import signal
+import socket
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from httpx2 import Client
 from tests.support.platform_process import PlatformProcess
+
+from charonia.core.errors import ServingError
+from charonia.platform.data_folder import claim
+from charonia.platform.serve import serve
+from charonia.platform.settings import PlatformSettings
 
 
 def browser(platform: PlatformProcess) -> Client:
@@ -63,32 +67,32 @@ def test_the_data_folder_is_for_its_owner(tmp_path: Path) -> None:
         assert record == {"pid": platform.process.pid, "url": platform.url}
 
 
-def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "charonia", "platform", *arguments], capture_output=True, text=True, timeout=60
-    )
+def refusal(settings: PlatformSettings) -> ServingError:
+    with pytest.raises(ServingError) as raised:
+        serve(settings)
+    return raised.value
 
 
 def test_a_folder_has_one_platform(tmp_path: Path) -> None:
-    with PlatformProcess(tmp_path):
-        second = start(f"--data={tmp_path}", "--port=0")
+    with claim(tmp_path):
+        error = refusal(PlatformSettings(tmp_path, port=0))
 
-    assert second.returncode == 1
-    assert f"another platform uses the folder '{tmp_path}'" in second.stderr
+    assert error.message == f"another platform uses the folder '{tmp_path}'"
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
-    with PlatformProcess(tmp_path / "first") as first:
-        port = first.url.rpartition(":")[2]
-        second = start(f"--data={tmp_path / 'second'}", f"--port={port}")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        error = refusal(PlatformSettings(tmp_path, port=port))
 
-    assert second.returncode == 1
-    assert f"port {port} of 127.0.0.1 cannot be used: Address already in use" in second.stderr
+    assert error.message == f"port {port} of 127.0.0.1 cannot be used: Address already in use"
 
 
 def test_a_database_that_is_away_is_named(tmp_path: Path) -> None:
-    away = start(f"--data={tmp_path}", "--port=0", "--database=postgresql://somebody:secret@127.0.0.1:9/x")
+    url = "postgresql://somebody:secret@127.0.0.1:9/x"
+    error = refusal(PlatformSettings(tmp_path, port=0, database=url))
 
-    assert away.returncode == 1
-    assert "the database cannot be used" in away.stderr
-    assert "secret" not in away.stderr
+    assert error.message.startswith("the database cannot be used")
+    assert "secret" not in str(error)
+    with claim(tmp_path):  # nothing holds the folder any more
+        pass

@@ -224,6 +224,24 @@ def test_an_object_store_has_the_content_and_the_folder_is_its_cache(s3: S3, tmp
     second.local.check(large)
 
 
+def test_there_must_be_room_for_what_is_fetched(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = open_artifacts(f"s3://127.0.0.1:{s3.port}/bucket/artifacts", tmp_path)
+    here.add([b"hello"], what="a")
+    here.local.remove(HELLO.sha256)
+    usage = shutil.disk_usage(tmp_path)
+    room = blobs.RESERVE_BYTES + 4
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=room))
+
+    with pytest.raises(StorageFullError, match="needs 5 bytes"):
+        here.materialise({"1/f": HELLO}, tmp_path / "m")
+
+    assert not (tmp_path / "m").exists()
+    room += 1
+    here.materialise({"1/f": HELLO}, tmp_path / "m")
+    room = 0
+    here.materialise({"1/f": HELLO}, tmp_path / "again")
+
+
 def test_a_collection_empties_the_object_store_too(s3: S3, tmp_path: Path) -> None:
     here = open_artifacts(f"s3://127.0.0.1:{s3.port}/bucket/artifacts", tmp_path)
     here.add([b"hello"], what="a")

@@ -56,6 +56,16 @@ def test_more_than_was_said_is_refused_and_what_came_before_stays(folder: Upload
     assert folder.path("k").read_bytes() == b"abcd"
 
 
+def test_pieces_of_one_request_count_together(folder: UploadFolder) -> None:
+    with folder.writing("k", 0, 10) as writer:
+        writer.write(b"abcdef")
+        with pytest.raises(TooLargeError):
+            writer.write(b"ghijk")
+        writer.write(b"ghij")
+
+    assert folder.path("k").read_bytes() == b"abcdefghij"
+
+
 def test_without_room_nothing_begins(folder: UploadFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StorageFullError, match="has room for"):
         folder.begin({"large": 2**62})

@@ -5,6 +5,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -12,34 +13,32 @@ from tests.support.browser import chromium, needed, new_tab, without_faults
 from tests.support.models import mlp
 from tests.support.running_platform import RunningPlatform, running_platform
 from tests.support.s3_server import S3, s3_server
+from tests.support.wheels import SITE_PACKAGES, wheel
+
+from charonia.platform.environments import builder
 
 pytestmark = [needed, pytest.mark.timeout(400)]
 
+SOURCE = Path(__file__).parents[3] / "src"
 AXE = Path(__file__).parents[2] / "support" / "axe" / "axe-4.14.1.min.js"
 
-GREETER = """
+MODEL_WITH_A_PACKAGE = """
 import numpy as np
-import snowballstemmer
+import tiny
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
-        stemmer = snowballstemmer.stemmer("english")
-        responses = []
-        for request in requests:
-            words = pb_utils.get_input_tensor_by_name(request, "WORD").as_numpy()
-            stems = [stemmer.stemWord(word.decode()).encode() for word in words.ravel()]
-            stem = pb_utils.Tensor("STEM", np.array(stems, dtype=object).reshape(words.shape))
-            responses.append(pb_utils.InferenceResponse([stem]))
-        return responses
+        word = pb_utils.Tensor("WORD", np.array([[tiny.WORD.encode()]], dtype=object))
+        return [pb_utils.InferenceResponse([word]) for _ in requests]
 """
 
-GREETER_CONFIG = """
+CONFIG = """
 backend: "python"
 max_batch_size: 8
-input { name: "WORD" data_type: TYPE_STRING dims: 1 }
-output { name: "STEM" data_type: TYPE_STRING dims: 1 }
+input { name: "X" data_type: TYPE_FP32 dims: 1 }
+output { name: "WORD" data_type: TYPE_STRING dims: 1 }
 """
 
 
@@ -92,10 +91,10 @@ def sure(page: Page) -> None:
     page.locator("#sure button[value=yes]").click()
 
 
-def infer(address: str, model: str, body: dict[str, object]) -> dict[str, object]:
+def infer(address: str, model: str, body: dict[str, object]) -> dict[str, Any]:
     data = json.dumps(body).encode()
     with urllib.request.urlopen(f"{address}/v2/models/{model}/infer", data, timeout=30) as answer:
-        found: dict[str, object] = json.load(answer)
+        found: dict[str, Any] = json.load(answer)
     return found
 
 
@@ -226,7 +225,7 @@ def test_it_is_loaded_beside_version_1_and_gets_no_requests_yet(page: Page, runn
 def test_the_slider_splits_the_requests(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "deployments", "digits", "traffic"))
 
-    page.get_by_label("Version 2 gets").fill("20")
+    page.get_by_role("slider").fill("20")
     expect(page.get_by_label("Weight of version 1")).to_have_value("80")
     page.get_by_role("button", name="Apply").click()
 
@@ -304,7 +303,7 @@ def test_a_key_is_shown_once_and_revoked(page: Page, running: RunningPlatform) -
     page.goto(path(running, "people"))
 
     page.get_by_text("Make a key", exact=True).click()
-    page.get_by_label("Name", exact=True).fill("ci")
+    page.locator("#keys #name").fill("ci")
     page.get_by_role("button", name="Make the key").click()
     expect(page.locator("#keys .notice code")).to_have_text(re.compile("^charonia_"))
     page.get_by_role("button", name="Revoke the key ci").click()
@@ -313,6 +312,42 @@ def test_a_key_is_shown_once_and_revoked(page: Page, running: RunningPlatform) -
     expect(page.get_by_role("button", name="Revoke the key ci")).to_have_count(0)
     page.goto(path(running, "audit"))
     expect(page.get_by_role("main")).to_contain_text("key revoke")
+
+
+def test_code_with_a_package_runs_in_an_environment_that_has_it(
+    page: Page, running: RunningPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = wheel(tmp_path, "charonia", {"charonia_of_the_tests.pth": f"{SITE_PACKAGES}\n{SOURCE}\n"})
+    monkeypatch.setattr(builder, "own_requirement", lambda extras=(): f"charonia @ {own.as_uri()}")
+    tiny = wheel(tmp_path, "tiny", {"tiny.py": "WORD = 'tiny'\n"})
+    model = tmp_path / "words"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.py").write_text(MODEL_WITH_A_PACKAGE)
+    (model / "config.pbtxt").write_text(CONFIG)
+
+    page.goto(path(running, "environments", "new"))
+    page.get_by_label("Name", exact=True).fill("words")
+    page.get_by_label("Packages").fill(f"tiny @ {tiny.as_uri()}")
+    page.get_by_role("button", name="Build").click()
+    expect(page).to_have_url(path(running, "environments", "words"))
+    expect(page.locator("#live h2 .badge").first).to_have_text("ready", timeout=60_000)
+
+    page.goto(path(running, "models", "add"))
+    page.locator("#pick-folder").set_input_files(model)
+    page.get_by_role("button", name="Upload").click()
+    expect(page.locator("#live h2 .badge").first).to_have_text("ready", timeout=60_000)
+    expect(page.locator("h1")).to_contain_text("runs code")
+
+    page.goto(path(running, "deployments", "new?model=words"))
+    page.get_by_label("Name", exact=True).fill("words")
+    page.get_by_label("Environment").select_option("words")
+    expect(page.locator("#check .notice.good")).to_be_visible()
+    page.get_by_role("button", name="Deploy").click()
+    expect(page).to_have_url(path(running, "deployments", "words"))
+    expect(page.locator("h1 .badge")).to_have_text("ready", timeout=60_000)
+
+    answer = infer(page.locator(".address code").inner_text(), "words", {"inputs": [tensor("X", 1)]})
+    assert answer["outputs"][0]["data"] == ["tiny"]
 
 
 PAGES = (
@@ -334,6 +369,8 @@ PAGES = (
     "models/add?from=mlflow",
     "environments",
     "environments/new",
+    "environments/words",
+    "models/words",
     "jobs",
     "jobs/1",
     "audit",
@@ -345,9 +382,11 @@ PAGES = (
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(page: Page, running: RunningPlatform, name: str, theme: str) -> None:
     page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-    page.goto(path(running, name))
-    page.wait_for_load_state("networkidle") if name.endswith("try") else None
+    answer = page.goto(path(running, name))
+    page.wait_for_load_state("networkidle")
 
+    assert answer is not None
+    assert answer.status == 200
     assert problems_of(page) == []
 
 

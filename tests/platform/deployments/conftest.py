@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 from tests.support.fake_target import FakeTarget
 from tests.support.platform_models import add_version
@@ -12,6 +13,7 @@ from tests.support.platform_models import add_version
 from charonia.core.errors import ServingError, unavailable
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import PlatformTable
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.access import Grant, Principal, ProjectRole
@@ -37,10 +39,10 @@ class _LockedAtTimes(Database):
 class Stage:
     """Deployments, with time that passes when a test says so."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, url: str = "") -> None:
         self.data = data
         self.is_locked = False
-        self.database = _LockedAtTimes(f"sqlite:///{data / 'platform.sqlite'}", lambda: self.is_locked)
+        self.database = _LockedAtTimes(url or f"sqlite:///{data / 'platform.sqlite'}", lambda: self.is_locked)
         self.database.migrate()
         self.target = FakeTarget()
         self.workloads = Workloads(data, open_artifacts("", data))
@@ -68,11 +70,16 @@ class Stage:
         return {"name": name, "models": [model], **more}
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
+@pytest.fixture(params=["sqlite", "postgresql"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    is_postgresql = request.param == "postgresql"
+    stage = Stage(tmp_path, request.getfixturevalue("postgresql_url") if is_postgresql else "")
     for content in (b"one", b"two", b"three"):
         add_version(stage.database, tmp_path, "echo", {"config.pbtxt": b'backend: "identity"', "1/model": content})
     yield stage
     stage.deployments.close()
+    if is_postgresql:
+        with stage.database.engine.begin() as connection:
+            PlatformTable.metadata.drop_all(connection)
+            connection.execute(text("DROP TABLE alembic_version"))
     stage.database.close()

@@ -153,12 +153,12 @@ def test_a_deployment_answers_and_its_next_revision_takes_over_without_a_lost_re
     assert load.seen == {1.0, 2.0}
     assert (second.http, second.grpc) == (first.http, first.grpc)
     assert (third.serving, third.state) == (2, "ready")
-    assert "plus" in third.latest_reason
+    assert third.latest_reason.startswith("not every model could be loaded:\nload failed for model 'plus'")
     assert result(third.http) == 2.0
 
 
 def test_what_runs_survives_the_platform_and_is_adopted_and_a_server_that_is_killed_comes_back(place: Place) -> None:
-    place.deployments.changes.create(ADA, "default", spec(1))
+    place.deployments.changes.create(ADA, "default", spec(1, 2, traffic={"weights": {"1": 100}}))
     place.end()  # while it is being started
     place.begin()
     place.until(state="ready", serving=1)
@@ -175,11 +175,18 @@ def test_what_runs_survives_the_platform_and_is_adopted_and_a_server_that_is_kil
 
     assert place.pid() != pid
     assert result(again.http) == 1.0
+    assert again.replicas[0].restarts == 1
+    pid = place.pid()
+    place.deployments.servers.set_traffic(ADA, "default", "adder", "plus", {"weights": {"1": 75, "2": 25}})
+    place.until(state="ready", serving=2)
+    assert [result(again.http) for _ in range(20)].count(2.0) in (4, 5, 6)
+    assert place.pid() == pid
     place.deployments.changes.stop(ADA, "default", "adder")
     place.until(state="stopped")
     assert eventually(lambda: not psutil.pid_exists(place.pid()))
     place.deployments.changes.start(ADA, "default", "adder")
-    assert result(place.until(state="ready").http) == 1.0
+    place.until(state="ready")
+    assert [result(again.http) for _ in range(20)].count(2.0) in (4, 5, 6)
     assert place.get().http == again.http
     place.deployments.changes.remove(ADA, "default", "adder")
     assert eventually(lambda: not place.deployments.reads.list(ADA, "default")[1])

@@ -1,6 +1,8 @@
 """What the reconciler decides, and that it comes to the right end whatever happens on the way."""
 
 import contextlib
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,6 +182,23 @@ def test_in_the_end_there_is_what_is_wanted_whatever_has_happened(
     stage.pass_s(10)
     assert stage.deployments.reads.list(ADA, "default")[1] == 0
     assert stage.target.servers == {}
+    stage.deployments.close()
+    stage.database.close()
+
+
+def test_a_change_waits_while_another_process_writes_to_the_database(tmp_path: Path) -> None:
+    stage = _stage(tmp_path)
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(sqlite3.connect(stage.data / "platform.sqlite")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        changed = pool.submit(stage.deployments.changes.change, ADA, "default", stage.spec(versions=[2]))
+        with pytest.raises(TimeoutError):
+            changed.result(0.5)
+        assert stage.deployments.reads.get(ADA, "default", "reader").revision == 1  # looking does not wait
+        other.rollback()
+        assert changed.result(20).revision == 2
+
+    stage.pass_s(3)
+    assert stage.deployments.reads.get(ADA, "default", "reader").serving == 2
     stage.deployments.close()
     stage.database.close()
 

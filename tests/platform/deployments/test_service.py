@@ -1,7 +1,5 @@
 """Deployments as people change them, over a target of records."""
 
-import contextlib
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -52,21 +50,6 @@ def test_of_many_who_change_a_revision_at_the_same_time_one_succeeds(stage: Stag
 
     assert sorted(found) == ["ALREADY_EXISTS"] * 7 + ["changed"]
     assert stage.deployments.reads.get(ADA, "default", "reader").revision == 2
-
-
-def test_a_change_waits_while_another_process_writes_to_the_database(stage: Stage) -> None:
-    stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
-    with ThreadPoolExecutor(1) as pool, contextlib.closing(sqlite3.connect(stage.data / "platform.sqlite")) as other:
-        other.execute("BEGIN IMMEDIATE")
-        changed = pool.submit(stage.deployments.changes.change, ADA, "default", stage.spec(versions=[2]))
-        with pytest.raises(TimeoutError):
-            changed.result(0.5)
-        assert stage.deployments.reads.get(ADA, "default", "reader").revision == 1  # looking does not wait
-        other.rollback()
-        assert changed.result(20).revision == 2
-
-    stage.pass_s(3)
-    assert stage.deployments.reads.get(ADA, "default", "reader").serving == 2
 
 
 def test_a_revision_that_fails_leaves_the_one_before(stage: Stage) -> None:
@@ -183,6 +166,15 @@ def test_viewers_may_look_and_deployers_may_not_run_code_without_permission(stag
     with pytest.raises(NotPermittedError, match="may not use models that run code"):
         stage.deployments.changes.create(deployer, "default", spec)
     assert stage.deployments.changes.create(coder, "default", spec).revision == 1
+
+
+def test_a_deployment_cannot_make_code_of_data_without_permission(stage: Stage) -> None:
+    deployer = Principal.of("Dee", [Grant(ProjectRole.DEPLOYER, "default")])
+    config = {"backend": "python", "default_model_filename": "model.onnx"}
+    spec = stage.spec() | {"models": [{"name": "echo", "config": config}]}
+
+    with pytest.raises(NotPermittedError, match="may not use models that run code"):
+        stage.deployments.changes.create(deployer, "default", spec)
 
 
 def test_keys_of_servers_are_made_shown_once_and_removed(stage: Stage) -> None:

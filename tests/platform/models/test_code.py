@@ -6,7 +6,14 @@ import pytest
 
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
-from charonia.platform.models.code import backend_of, code_in, dependencies, is_pickled_estimator, needed_package
+from charonia.platform.models.code import (
+    backend_of,
+    code_in,
+    dependencies,
+    is_pickled_estimator,
+    may_make_code,
+    needed_package,
+)
 from charonia.server.backends.registry import installed_backends
 
 NONE = ModelConfig()
@@ -82,6 +89,22 @@ def test_a_name_cannot_hide_code() -> None:
 
     assert code_in("words.python", ["1/weights.bin"], config) == ["backend python: its models are code"]
     assert code_in("words.v2", ["1/model.onnx"], NONE) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "may"),
+    [
+        ({"backend": "python"}, True),
+        ({"default_model_filename": "weights.bin"}, True),
+        ({"parameters": {"TRUSTED": {"string_value": "true"}}}, True),
+        ({"model_operations": {}}, True),
+        ({"max_batch_size": 8, "parameters": {"intra_op_thread_count": {"string_value": "2"}}}, False),
+        ({"parameters": None}, False),
+        ({}, False),
+    ],
+)
+def test_changes_that_decide_what_reads_the_files_may_make_code(changes: dict[str, object], may: bool) -> None:
+    assert may_make_code(changes) is may
 
 
 def test_every_backend_of_the_server_is_data_or_code() -> None:

@@ -114,7 +114,7 @@ def test_an_upload_survives_a_cut_connection_and_a_killed_platform(tmp_path: Pat
 def test_a_version_survives_a_killed_platform(tmp_path: Path, moment: str) -> None:
     data, seen = tmp_path / "data", tmp_path / "seen"
     code = SLOW_ONCE.replace("{seen}", str(seen)).encode()
-    files = {"own/config.pbtxt": PYTHON_CONFIG.encode(), "own/1/model.py": code, "own/1/weights": bytes(300_000_000)}
+    files = {"own/config.pbtxt": PYTHON_CONFIG.encode(), "own/1/model.py": code, "own/1/weights": bytes(100_000_000)}
     if moment == "while it is checked":
         files["own/1/weights"] = b""
     with PlatformProcess(data) as first, with_key(first) as client:

@@ -157,6 +157,19 @@ def test_stalls_that_hit_both_versions_do_not_roll_back() -> None:
     assert states[CanaryState.ROLLED_BACK] <= 3
 
 
+def test_the_end_of_a_step_looks_at_what_came_since_the_last_look() -> None:
+    canary = Canary(CanaryPlan(2, 1, steps=(10.0, 100.0), step_seconds=2, samples_min=10), 0)
+
+    def window(count: int, latency_ns: int) -> RequestWindow:
+        return RequestWindow(count, 0, np.full(count, latency_ns))
+
+    assert canary.handle(Looked(window(60, 1_000_000), window(2000, 1_000_000)), S) == []
+    commands = canary.handle(Looked(window(59, 9_000_000), window(100, 1_000_000)), 2 * S)
+
+    assert commands[0] == SetShare(0.0)
+    assert canary.reason.startswith("rolled back at 10 %: p99 is 9 ms with version 2, 1 ms with version 1")
+
+
 def test_differences_of_shadow_answers_roll_back() -> None:
     plan = CanaryPlan(2, 1, step_seconds=10, samples_min=20, difference_rate_max=0.01)
     good, bad = Simulated(plan), Simulated(plan)

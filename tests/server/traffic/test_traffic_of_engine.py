@@ -90,6 +90,8 @@ def test_without_traffic_the_route_is_the_runner_of_the_newest_version(tmp_path:
     async def scenario(served: Served) -> None:
         routes = served.lifecycle.table.routes
         assert routes["m", ""] is routes["m", "3"]
+        assert [(await served.version(number))["share"] for number in (1, 2, 3)] == [0.0, 0.0, 1.0]
+        assert served.traffic.words("m") == []
 
         await served.change(weights={"1": 1})
         assert routes["m", ""] is not routes["m", "1"]
@@ -314,7 +316,7 @@ def test_a_shadow_gets_copies_that_are_compared_and_dropped(tmp_path: Path) -> N
         two, three = (await served.version(2))["shadow"], (await served.version(3))["shadow"]
         assert (two["sent"], two["different"], two["difference_rate"]) == (50, 50, 1.0)
         assert (three["sent"], three["different"], three["difference_rate"]) == (50, 0, 0.0)
-        assert three["latency_us"]["p99"] > 0
+        assert 0 < three["latency_us"]["p99"] < 10_000_000
         assert (await served.version(2))["requests"] == 0
         assert served.traffic._shadowings["m"].count == served.traffic._shadowings["m"].size_bytes == 0
 
@@ -342,6 +344,22 @@ def test_a_shadow_that_fails_or_hangs_does_no_harm(tmp_path: Path, monkeypatch: 
         gate.set()
         await until(lambda: served.traffic._shadowings["m"].count == 0)
         assert (await served.version(2))["shadow"]["compared"] == 5
+
+    served(tmp_path, scenario)
+
+
+def test_copies_that_fail_count_as_failed_and_figures_begin_again_after_a_reset(tmp_path: Path) -> None:
+    async def scenario(served: Served) -> None:
+        loaded = served.lifecycle.table.models["m"].versions[2].loaded
+        assert loaded is not None
+        loaded.runner._executors[0]._instance.execute = fail  # type: ignore[attr-defined]
+        for _ in range(2):
+            await served.change(weights={"1": 1}, shadow={"2": 1})
+            assert await served.counts(4) == {1: 4}
+            await until(lambda: served.traffic._models["m"].shadows[2].failed == 4)
+            shadow = (await served.version(2))["shadow"]
+            assert (shadow["compared"], shadow["different"], shadow["difference_rate"]) == (4, 0, 1.0)
+            await served.traffic.reset("m")
 
     served(tmp_path, scenario)
 
@@ -505,7 +523,12 @@ def test_an_operator_pauses_resumes_promotes_and_aborts(tmp_path: Path) -> None:
     async def scenario(served: Served) -> None:
         await served.change(weights={"1": 1})
         await served.change(canary={**PLAN, "steps": [20, 100], "samples_min": 10**6})
-        assert (await served.change(action="pause"))["canary"]["state"] == "paused"
+        assert (await served.change(action="pause", sticky="key"))["canary"]["state"] == "paused"
+        assert served.traffic.words("m") == [
+            "Requests without a version go 80.0% to version 1, 20.0% to version 2; by API key",
+            "Canary of version 2, paused: paused at 20 % by an operator; "
+            "it waits for an operator, who resumes, promotes or aborts it",
+        ]
         assert (await served.change(action="resume"))["canary"]["state"] == "running"
         shown = await served.change(action="promote")
         assert (shown["canary"]["state"], shown["weights"]) == ("finished", {"2": 100.0})

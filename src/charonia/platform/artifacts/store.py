@@ -105,8 +105,8 @@ class ArtifactStore:
             StorageFullError: There is no room on the disk.
             ServingError: As `fetch`.
         """
-        if self._remote is not None:
-            missing = {path: blob for path, blob in files.items() if not self.local.has(blob.sha256)}
+        missing = {path: blob for path, blob in files.items() if not self.local.has(blob.sha256)}
+        if missing:  # links take no room
             self.local.demand_room(size(missing), what=f"files of '{folder.name}'")
         with disk_faults(f"files of '{folder.name}'", folder):
             (folder / str(number)).mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,8 @@ router = APIRouter()
 def show(visit: OnPage, before: int = 0) -> Response:
     """Show who changed what."""
     with visit.platform.database.reading() as session:
-        found = audit.entries(session, visit.who, project=visit.project, before=before, limit=ROWS_MAX + 1)
+        project = visit.project if visit.who.everywhere is None else ""
+        found = audit.entries(session, visit.who, project=project, before=before, limit=ROWS_MAX + 1)
     entries = [
         {
             "action_text": row.action.replace(".", " "),

@@ -36,6 +36,8 @@ WAYS = (("upload", "Upload"), ("store", "Object store"), ("folder", "Folder"), (
 
 _KINDS: Mapping[str, SourceKind] = {"folder": "folder", "mlflow": "mlflow"}
 
+_OPEN = (ARRIVING, CHECKING)
+
 ENVIRONMENTS_MAX = 200
 
 Field = Annotated[str, Form()]
@@ -233,7 +235,10 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
         "environment": suggested(version.report, ready) if version is not None else "",
         "base": visit.path("models", name, "versions", number),
     }
-    return visit.show("model.html", {**context, **values}, block=block, status=status)
+    response = visit.show("model.html", {**context, **values}, block=block, status=status)
+    if visit.request.headers.get("hx-target") == "live" and (version is None or version.state not in _OPEN):
+        response.headers["HX-Refresh"] = "true"  # the check is over: all of the page is different
+    return response
 
 
 def _row(model: ModelSummary) -> dict[str, Any]:
@@ -285,7 +290,7 @@ def _version(version: VersionRecord | None, former: VersionRecord | None) -> dic
     return {
         "number": version.number,
         "state": version.state,
-        "is_open": version.state in (ARRIVING, CHECKING),
+        "is_open": version.state in _OPEN,
         "runs_code": version.runs_code,
         "size": version.size,
         "created": version.created,

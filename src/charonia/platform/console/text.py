@@ -1,4 +1,4 @@
-"""Figures as people read them. Pure."""
+"""Figures as people read them."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ KINDS: Mapping[str, str] = {
     "ready": "good",
     "serving": "good",
     "done": "good",
-    "promoted": "good",
+    "finished": "good",
     "arriving": "wait",
     "checking": "wait",
     "waiting": "wait",

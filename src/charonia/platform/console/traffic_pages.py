@@ -98,7 +98,8 @@ def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, A
     figures = view.figures.versions if view.figures is not None else {}
     versions = sorted(answer["versions"], key=lambda each: int(each["version"]))
     total = sum(each["weight"] for each in versions)
-    for each in versions:
+    for place, each in enumerate(versions):
+        each["series"] = place % shown.SERIES_MAX + 1
         each["percent"] = round(100 * each["share"], 1)
         weight = 100 * each["weight"] / total if total else 100 * each["share"]
         each["weight_percent"] = f"{weight:.4g}"

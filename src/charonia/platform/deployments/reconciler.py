@@ -109,7 +109,8 @@ class Reconciler:
         if now_s >= self._orphans_s:
             self._orphans_s = now_s + ORPHANS_S
             self._remove_orphans({(row.target, f"{row.project}/{row.name}") for row in rows})
-        return min((looks.next_s for looks in self._looks.values()), default=now_s + STEADY_S)
+        next_s = min((looks.next_s for looks in self._looks.values()), default=now_s + STEADY_S)
+        return max(next_s, now_s + MOVING_S)  # those that are due soon are looked at together
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -22,6 +22,7 @@ from charonia.platform.database.tables import (
 )
 from charonia.platform.deployments.configuration import configured
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.models.code import may_make_code
 from charonia.platform.targets.api import PlacedModel, Workload
 
 CONFIG = "config.pbtxt"
@@ -74,7 +75,10 @@ class Workloads:
         if problems:
             raise invalid("\n".join(problems))
         spec = replace(spec, models=tuple(model for model, _ in models))
-        runs_code = any(version.runs_code for _, versions in models for version in versions.values())
+        runs_code = any(
+            may_make_code(model.config) or any(version.runs_code for version in versions.values())
+            for model, versions in models
+        )
         keys = self.key_lines(session, project_id, spec.name) if spec.keys else ()
         return Named(spec, tuple(models), python, keys, runs_code)
 

@@ -115,20 +115,21 @@ def remove(session: Session, row: EnvironmentRow) -> None:
     """Remove an environment; its folder goes with `sweep`.
 
     Raises:
-        ServingError: ALREADY_EXISTS while a deployment uses it.
+        ServingError: ALREADY_EXISTS while a deployment that runs has, or had, a revision with it: its server was
+            perhaps started in it, and it may be rolled back to.
     """
     specs = session.execute(
         select(DeploymentRow.name, RevisionRow.spec)
         .join(RevisionRow.deployment)
         .where(DeploymentRow.project_id == row.project_id, ~DeploymentRow.removed)
-        .where(RevisionRow.number.in_([DeploymentRow.wanted, DeploymentRow.serving]))
+        .where((DeploymentRow.wanted != 0) | (DeploymentRow.serving != 0))
     )
     users = sorted({name for name, spec in specs if spec.get("environment") == row.name})
     if users:
         raise ServingError(
             Code.ALREADY_EXISTS,
             f"environment '{row.name}' is used by {', '.join(users)}",
-            hint="give these deployments another one first",
+            hint="stop or remove these deployments first",
         )
     session.delete(row)
 

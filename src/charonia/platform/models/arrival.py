@@ -23,7 +23,7 @@ from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
-from charonia.platform.models.check import CheckingPython, first_look, full_check
+from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
 from charonia.platform.models.code import is_pickled_estimator
 from charonia.platform.models.kinds import ADD, CHECK, COLLECT
 from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root
@@ -216,7 +216,7 @@ class VersionTasks:
             warning = f"it needs {missing}, which neither the platform nor an environment has: it is not checked"
             report = replace(report, warnings=[warning])
         else:
-            report = replace(report, **full_check(run, name, files, self.store, python))
+            report = replace(report, **self._checked(run, name, files, python))
         self._change(
             version.id,
             state=READY,
@@ -226,11 +226,26 @@ class VersionTasks:
         )
         return {"version": version.number, "state": READY}
 
+    def _checked(self, run: TaskRun, name: str, files: manifest.Manifest, python: CheckingPython) -> Mapping[str, Any]:
+        """Return what a check finds; where its code imports what only an environment has, a check with that."""
+        try:
+            return full_check(run, name, files, self.store, python)
+        except ServingError as error:
+            module = absent_module(error.message)
+            other = self._having(run, {module}) if module else None
+            if other is None:
+                raise
+            run.log(f"environment '{other.name}' has {module}")
+            return full_check(run, name, files, self.store, other)
+
     def _python(self, run: TaskRun, report: VersionReport) -> CheckingPython | None:
         """Return an interpreter that has what a version needs, None for none."""
         if all(need.is_here for need in report.needs):
             return CheckingPython()
-        wanted = {need.name for need in report.needs}
+        return self._having(run, {need.name for need in report.needs})
+
+    def _having(self, run: TaskRun, wanted: set[str]) -> CheckingPython | None:
+        """Return the interpreter of an environment that has some packages, None for none."""
         with self.database.reading() as session:
             query = select(EnvironmentRow).where(
                 EnvironmentRow.project_id == run.project_id, EnvironmentRow.state == "ready"

@@ -6,6 +6,7 @@ They run in processes of their own, because a file that crashes its reader must 
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ PROBLEM_CHARS_MAX = 4000
 
 _PASSED_ON = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "UV_CACHE_DIR"})
 """Environment variables of the platform that a model may see. The others may hold credentials."""
+
+
+_ABSENT = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,12 @@ def full_check(
         "max_batch_size": config.get("max_batch_size", 0),
         "warnings": warnings,
     }
+
+
+def absent_module(message: str) -> str:
+    """Return the package that a refusal says cannot be imported, as package indexes write it; "" for none."""
+    found = _ABSENT.search(message)
+    return found[1].lower().replace("_", "-") if found is not None else ""
 
 
 def read_config(lines: Sequence[str], folder: str) -> tuple[dict[str, Any] | None, list[str]]:

@@ -2,9 +2,10 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from charonia.config.complete import derive_backend
 from charonia.config.forms import SERVED
@@ -41,6 +42,9 @@ _CODE_PARAMETERS = {
     "TRUSTED": "its pickles are read",
     "TRUSTED_TYPES": "types of its file are made",
 }
+
+_DECIDING = frozenset({"backend", "platform", "runtime", "default_model_filename", "model_operations"})
+"""Members of a configuration that decide what reads the files of a model."""
 
 _DEPENDENCIES = re.compile(r"^# /// script\n((?:#(?: .*)?\n)*)# ///$", re.MULTILINE)
 
@@ -107,10 +111,21 @@ def code_in(name: str, paths: Iterable[str], config: ModelConfig) -> list[str]:
     backend = backend_of(name, listed, config)
     if backend not in _DATA_BACKENDS | {ENSEMBLE, ""} and not found:
         found.append(f"backend {backend}: its models are code")
-    found += [f"parameter {name}: {why}" for name, why in _CODE_PARAMETERS.items() if config.parameters.get(name)]
+    found += [f"parameter {key}: {why}" for key, why in _CODE_PARAMETERS.items() if config.parameters.get(key)]
     if config.model_operations is not None and config.model_operations.op_library_filename:
         found.append("model_operations: it brings a library")
     return found
+
+
+def may_make_code(changes: Mapping[str, Any]) -> bool:
+    """Return whether a change of a configuration may make code of what was data.
+
+    Args:
+        changes: Members of the JSON form that are replaced.
+    """
+    parameters = changes.get("parameters")
+    named = parameters if isinstance(parameters, Mapping) else {}
+    return bool(_DECIDING & changes.keys() or _CODE_PARAMETERS.keys() & named.keys())
 
 
 def needed_package(backend: str) -> NeededPackage | None:

@@ -25,6 +25,7 @@ from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Work
 from charonia.platform.targets.fit import LocalMachine, misfits
 from charonia.platform.targets.live_traffic import change_traffic, forget_changes, traffic_of, without_traffic
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, Steps, tail, write_whole
+from charonia.platform.targets.local_reasons import MOVED, last_line, why_ended, why_not_upgraded
 from charonia.platform.targets.machine import this_machine
 from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.targets.ports import FreePorts
@@ -41,11 +42,6 @@ UNWELL_S_MAX = 20.0
 KILL_S = 90.0
 """Time that a server has to end after SIGTERM."""
 
-MOVED = "new requests go to it"
-"""What `charonia upgrade` says when the new engine has all new requests."""
-
-_ERROR = "charonia upgrade: "
-_LINES = 50
 _KEY_BYTES = 32
 _OWN = "CHARONIA_"
 _SHARED = ("CHARONIA_CACHE",)
@@ -141,7 +137,9 @@ class LocalTarget:
             grpc=f"{HOST}:{ports[1]}",
             metrics=f"http://{HOST}:{ports[2]}/metrics",
             key=key.read_text() if key.exists() else "",
-            replicas=[Replica(f"pid {folder.pid()}", is_ready, reason=reason)],
+            replicas=[
+                Replica(f"pid {folder.pid()}", is_ready, max(0, folder.read("starts").get("count", 0) - 1), reason)
+            ],
         )
 
     def stop(self, deployment: str) -> None:
@@ -149,10 +147,10 @@ class LocalTarget:
         folder = self._folder(deployment)
         since = folder.stopping_since()
         if not folder.is_running():
-            folder.forget("applying", "serving")
+            folder.forget("applying", "serving", "starts")
         elif not since:
             folder.note_stopping()
-            folder.forget("applying", "serving")
+            folder.forget("applying", "serving", "starts")
             folder.signal(signal.SIGTERM)
         elif time.time() - since > KILL_S:
             folder.signal(signal.SIGKILL)
@@ -207,8 +205,12 @@ class LocalTarget:
         write_whole(launcher, _launcher(workload), 0o755)
 
     def _start(self, folder: DeploymentFolder, workload: Workload) -> None:
+        starts = folder.read("starts").get("count", 0)
+        folder.write("starts", count=starts + 1)
         folder.forget("serving")
-        folder.write("applying", revision=workload.revision, is_upgrade=False, made=_made(workload))
+        folder.write(
+            "applying", revision=workload.revision, is_upgrade=False, made=_made(workload), log_from=folder.log_size()
+        )
         python = str(folder.revision(workload.revision) / "python")
         command = [python, "-m", "charonia", "serve", *_arguments(folder, workload)]
         folder.start(command, _environment())
@@ -253,7 +255,11 @@ class LocalTarget:
 
 def _not_running(folder: DeploymentFolder, applying: Mapping[str, Any], serving: Mapping[str, Any]) -> Observed:
     if applying and not applying["is_upgrade"] and not folder.stopping_since():
-        return Observed(applying=applying["revision"], phase=RevisionPhase.FAILED, reason=_why_ended(folder))
+        return Observed(
+            applying=applying["revision"],
+            phase=RevisionPhase.FAILED,
+            reason=why_ended(folder.log_from(applying["log_from"])),
+        )
     return Observed()
 
 
@@ -264,7 +270,7 @@ def _under_way(
     number, before = int(applying["revision"]), int(serving.get("revision", 0))
     if not applying["is_upgrade"]:
         if not is_ready:
-            return Observed(applying=number, phase=RevisionPhase.STARTING, doing=_last_line(tail(folder.log, _LINES)))
+            return Observed(applying=number, phase=RevisionPhase.STARTING, doing=last_line(tail(folder.log, 1)))
         _serves(folder, applying)
         return Observed(serving=number, phase=RevisionPhase.READY)
     steps = Steps(folder.revision(number))
@@ -273,12 +279,12 @@ def _under_way(
         _take_over(folder, applying)
     if status is None:
         if MOVED in text:
-            return Observed(serving=number, applying=number, phase=RevisionPhase.READY, doing=_last_line(text))
-        return Observed(serving=before, applying=number, phase=RevisionPhase.STARTING, doing=_last_line(text))
+            return Observed(serving=number, applying=number, phase=RevisionPhase.READY, doing=last_line(text))
+        return Observed(serving=before, applying=number, phase=RevisionPhase.STARTING, doing=last_line(text))
     if MOVED in text:
         _serves(folder, applying)
         return Observed(serving=number, phase=RevisionPhase.READY)
-    reason = text.partition(_ERROR)[2].strip() or _last_line(text) or "the upgrade was cut off"
+    reason = why_not_upgraded(text)
     return Observed(serving=before, applying=number, phase=RevisionPhase.FAILED, reason=reason)
 
 
@@ -379,15 +385,3 @@ def _made(workload: Workload) -> str:
     ]
     rest = [str(workload.python), spec.cpu_cores, list(spec.gpus), spec.keys]
     return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()
-
-
-def _why_ended(folder: DeploymentFolder) -> str:
-    """Return why a server has ended, from its log."""
-    lines = [line for line in tail(folder.log, _LINES).splitlines() if line.strip()]
-    told = [line.partition("charonia serve: ")[2] for line in lines if line.startswith("charonia serve: ")]
-    return told[-1] if told else lines[-1] if lines else "the server has ended without a word"
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""

@@ -5,6 +5,7 @@ lock           held by the server as long as it lives, whoever has started it
 pid            number of its process, which it writes itself
 applying.json  the revision that is brought about
 serving.json   the revision that answers
+starts.json    how often the server was started since it was last stopped
 stopping       the server was told to end
 keys           API keys, with that of the platform, which is in `platform.key`
 log            what the server says
@@ -27,6 +28,9 @@ from charonia.core.errors import unavailable
 
 LOG_BYTES_MAX = 32 * 2**20
 """A log that is longer is cut; what is cut off stays as `log.1` until it happens again."""
+
+LINES_MAX = 1000
+"""Lines of a log that are looked at for the reason of an end."""
 
 PRIVATE_MODE = 0o600
 
@@ -114,6 +118,15 @@ class DeploymentFolder:
     def note_stopping(self) -> None:
         """Write down that the server is told to end."""
         self._stopping.touch()
+
+    def log_size(self) -> int:
+        """Return the bytes of the log."""
+        return self.log.stat().st_size if self.log.exists() else 0
+
+    def log_from(self, start: int) -> str:
+        """Return the end of the log, without what was there when it had `start` bytes."""
+        size = self.log_size()
+        return tail(self.log, LINES_MAX, bytes_max=size - start if size >= start else size)
 
     def cut_log(self) -> None:
         """Keep the log within its limit. The server appends to it, and goes on at its new end."""

@@ -1,12 +1,13 @@
 // Charts of one deployment: what it did in the last minutes, asked for again and again.
 
 const PAUSE_MS = 2000;
-const SHOWN_S = 600;
+const SHOWN_S_MIN = 60;
 const place = document.getElementById("charts");
 const charts = [...place.querySelectorAll("[data-chart]")].map((figure) => ({ figure, key: figure.dataset.chart, unit: figure.dataset.unit, labels: null, plot: null }));
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+const clock = (seconds, isShort) => new Date(seconds * 1000).toLocaleTimeString("en-GB",
+  { hour: "2-digit", minute: "2-digit", ...(isShort ? { second: "2-digit" } : {}) });
 
 function short(value) {
   if (value === null || value === undefined) return "–";
@@ -28,7 +29,7 @@ function draw(chart, labels, data) {
     legend: { show: false },
     cursor: { sync: { key: "deployment" }, points: { size: 6 }, y: false },
     scales: { x: { time: true }, y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-    axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 46, space: 28, values: (_, ticks) => ticks.map(short) }],
+    axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((tick) => clock(tick, ticks[1] - ticks[0] < 60)) }, { ...axis, size: 46, space: 28, values: (_, ticks) => ticks.map(short) }],
     series: [{}, ...labels.map((label, at) => ({ label, stroke: color(`--series-${(at % 4) + 1}`), width: 1.6, points: { show: false }, spanGaps: false }))],
     hooks: { setCursor: [() => legend(chart)] },
   }, data, box);
@@ -61,7 +62,7 @@ function show(answer) {
     const data = [answer.times, ...series.map(({ values }) => values)];
     if (!chart.plot || chart.labels.join("\n") !== labels.join("\n")) draw(chart, labels, data);
     else chart.plot.setData(data);
-    chart.plot.setScale("x", { min: now - SHOWN_S, max: now });
+    chart.plot.setScale("x", { min: Math.min(answer.times[0] ?? now, now - SHOWN_S_MIN), max: now });
     legend(chart);
   }
 }

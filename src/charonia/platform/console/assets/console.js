@@ -1,5 +1,6 @@
 // What all pages have: the menu of narrow screens, questions before what cannot be undone, and what went wrong.
 
+const ran = document.querySelector("[data-runs]") !== null;
 const sure = document.getElementById("sure");
 
 // A message at the corner; it stays until it is closed if something went wrong.
@@ -113,6 +114,11 @@ function followEnd(root) {
   }
 }
 document.addEventListener("htmx:load", (event) => followEnd(event.detail.elt));
+
+// What a deployment can do only while it runs appears as soon as it does.
+document.addEventListener("htmx:afterSwap", () => {
+  if (!ran && document.querySelector("[data-waits]") && document.querySelector("[data-runs]")) location.reload();
+});
 
 // An open <details> of a form stays open when the form comes back.
 document.addEventListener("toggle", (event) => {

@@ -1,0 +1,31 @@
+"""Why a server has not started, and why it could not be upgraded, from what was said. Pure."""
+
+import re
+
+MOVED = "new requests go to it"
+"""What `charonia upgrade` says when the new engine has all new requests."""
+
+_LOGGED = re.compile(r'^E\d{4} [^\]]*\] "(.*)"$', re.MULTILINE)
+_TOLD = re.compile(r"^charonia serve: (.*)$", re.MULTILINE)
+_OF_THE_GUARD = re.compile(r"(engine|front_end)\S* \(pid \d+\) ended")
+_UPGRADE = "charonia upgrade: "
+_REST = " (hint: the engine before serves on"
+
+
+def why_ended(log: str) -> str:
+    """Return why a server has ended, from its log since it was started."""
+    errors = [text for text in _LOGGED.findall(log) or _TOLD.findall(log) if not _OF_THE_GUARD.match(text)]
+    return "\n".join(dict.fromkeys(errors)) or last_line(log) or "the server has ended without a word"
+
+
+def why_not_upgraded(steps: str) -> str:
+    """Return why an upgrade has failed, from what `charonia upgrade` has said."""
+    lines = [line.removeprefix(_UPGRADE.strip()).strip() for line in steps.partition(_UPGRADE)[2].splitlines()]
+    reason = "\n".join(line for line in lines if line).removeprefix("the new engine cannot start: ")
+    return reason.partition(_REST)[0] or last_line(steps) or "the upgrade was cut off"
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a text, "" for none."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
