@@ -20,7 +20,7 @@ from charonia.platform.people import local
 from charonia.platform.people.calls import caller
 from charonia.platform.settings import PlatformSettings
 
-PUBLIC = {"/login/link", "/login/sso", "/login/callback", OPENAPI_PATH}
+PUBLIC = {"/login", "/login/link", "/login/sso", "/login/callback", "/assets/{digest}/{name}", OPENAPI_PATH}
 """What browsers call before they have signed in."""
 
 
