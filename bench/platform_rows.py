@@ -165,7 +165,7 @@ def make_rows(data: Path) -> None:
 
 def spec(deployment: int, revision: int) -> dict[str, object]:
     """Return what a revision of a deployment says."""
-    models = [{"name": name, "versions": [1, 2]} for name in models_of(deployment)]
+    models: list[dict[str, object]] = [{"name": name, "versions": [1, 2]} for name in models_of(deployment)]
     models[0]["batching"] = {"max_batch_size": revision}
     return {"name": deployment_name(deployment), "target": "local", "models": models, "keys": True}
 

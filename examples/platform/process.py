@@ -60,7 +60,8 @@ class Platform:
                 raise charonia.ServingError(charonia.Code.INTERNAL, f"revision {revision}: {view['latest_reason']}")
             return view if view["serving"] >= revision and view["state"] == "ready" else None
 
-        return until(look, f"revision {revision} of '{deployment}' serves", timeout_s)
+        view: Mapping[str, Any] = until(look, f"revision {revision} of '{deployment}' serves", timeout_s)
+        return view
 
     def remove(self, deployment: str) -> None:
         """Remove a deployment, if it is there, and wait until its servers have ended."""

@@ -17,6 +17,7 @@ from charonia.platform.targets.api import PlacedModel, Workload
 from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import LocalTarget
 from charonia.platform.targets.local_folder import DeploymentFolder
+from charonia.platform.targets.local_reasons import MOVED
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
 PORTS = (22000, 22900)
@@ -84,7 +85,7 @@ def test_what_a_new_engine_is_asked_for_while_the_one_before_still_ends_stays(
 
     with steps.open("w") as output:
         fcntl.flock(output, fcntl.LOCK_EX)  # the command is under way
-        output.write(f"{local.MOVED}\n")
+        output.write(f"{MOVED}\n")
         output.flush()
         moved = target.observe("default/reader")
         before_the_end = list(forgotten)

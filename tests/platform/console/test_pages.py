@@ -1,0 +1,109 @@
+"""Pages without a browser: who may see them, what forms answer, how lists are paged and how fast they are."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from tests.support.platform_models import add_version
+
+from charonia.platform.people import keys
+from charonia.platform.people.access import Grant, Principal, ProjectRole
+from charonia.platform.state import Platform
+
+HTML = {"Accept": "text/html"}
+HTMX = {"HX-Request": "true"}
+PAGE_S_MAX = 0.5
+"""On a machine that other tests share; alone, pages take less than a tenth of it."""
+
+
+@pytest.fixture
+def visitor(anybody: TestClient, link: str) -> TestClient:
+    """A browser that has signed in; its changes carry the token."""
+    anybody.get(f"/login/link?token={link}")
+    anybody.headers |= HTML
+    token = re.search(r'name="csrf-token" content="([^"]+)"', anybody.get("/p/default/people").text)
+    assert token is not None
+    anybody.headers["X-CSRF-Token"] = token[1]
+    return anybody
+
+
+def test_a_stranger_is_led_to_the_page_to_sign_in_and_back(anybody: TestClient) -> None:
+    answer = anybody.get("/p/default/models", headers=HTML)
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/login?next=%2Fp%2Fdefault%2Fmodels"
+
+
+def test_a_part_of_a_page_that_asks_without_a_session_gets_401(anybody: TestClient) -> None:
+    assert anybody.get("/p/default/models", headers=HTML | HTMX).status_code == 401
+
+
+def test_a_change_without_the_token_is_refused(visitor: TestClient) -> None:
+    del visitor.headers["X-CSRF-Token"]
+
+    assert visitor.post("/p/default/people/keys", data={"name": "ci", "role": "admin"}).status_code == 403
+
+
+def test_who_may_only_look_gets_no_buttons_and_no_changes(anybody: TestClient, platform: Platform, link: str) -> None:
+    root = Principal("root", everywhere=ProjectRole.ADMIN)
+    with platform.database.transaction() as session:
+        _, secret = keys.create(session, root, "viewer", [Grant(ProjectRole.VIEWER, "default")])
+    anybody.headers |= HTML | {"Authorization": f"Bearer {secret}"}
+
+    assert "Add a model" not in anybody.get("/p/default/models").text
+    assert anybody.post("/p/default/environments", data={"preset": "onnx"}, headers=HTMX).status_code == 403
+    assert anybody.get("/p/other/models").status_code == 403
+
+
+def test_what_is_missing_has_a_page_that_says_so(visitor: TestClient) -> None:
+    answer = visitor.get("/p/default/models/nothing")
+
+    assert answer.status_code == 404
+    assert "there is no model &#39;nothing&#39;" in answer.text
+
+
+def test_a_part_of_a_page_is_sent_alone(visitor: TestClient) -> None:
+    part = visitor.get("/p/default/environments", headers=HTMX | {"HX-Target": "list"}).text
+
+    assert part.lstrip().startswith('<div id="list"')
+    assert "<html" not in part
+
+
+def test_a_form_comes_back_with_what_is_wrong_at_its_field(visitor: TestClient) -> None:
+    form = {"name": "a b", "python": "", "requirements": "pillow\n", "imports": ""}
+    answer = visitor.post("/p/default/environments", data=form, headers=HTMX)
+
+    assert answer.status_code == 422
+    assert 'id="name-problem"' in answer.text
+    assert "pillow" in answer.text
+
+
+def test_text_of_people_is_text(visitor: TestClient, platform: Platform, tmp_path: Path) -> None:
+    add_version(platform.database, platform.settings.data, "evil", {"1/model.onnx": b"x"})
+    description = {"description": "<script>alert(1)</script>", "owner": "", "tags": "<b>", "links": "", "notes": ""}
+    visitor.post("/p/default/models/evil/versions/1/about", data=description, headers=HTMX)
+
+    text = visitor.get("/p/default/models").text + visitor.get("/p/default/models/evil").text
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+
+
+def test_only_calls_of_the_form_to_try_a_model_are_passed_on(visitor: TestClient) -> None:
+    for path in ("v2/repository/models/x/load", "metrics", "v2/models/../../x/infer/y", "v2/models/x/config"):
+        assert visitor.post(f"/p/default/deployments/reader/server/{path}").status_code == 404
+
+
+def test_a_long_list_is_paged_and_fast(visitor: TestClient, platform: Platform) -> None:
+    for number in range(120):
+        add_version(platform.database, platform.settings.data, f"model-{number:04d}", {"1/model.onnx": b"x"})
+    begun = time.perf_counter()
+    first = visitor.get("/p/default/models").text
+    took = time.perf_counter() - begun
+    second = visitor.get("/p/default/models?offset=100").text
+
+    assert first.count('class="name"') == 50
+    assert second.count('class="name"') == 20
+    assert "offset=50" in first
+    assert took < PAGE_S_MAX
