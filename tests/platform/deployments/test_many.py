@@ -25,23 +25,6 @@ def test_a_hundred_deployments_of_which_nothing_is_to_be_done_cost_little(stage:
     assert used_s / simulated_s < CORE_SHARE_MAX
 
 
-def test_a_platform_that_starts_looks_at_a_hundred_in_turns(stage: Stage) -> None:
-    for number in range(COUNT):
-        stage.deployments.changes.create(ADA, "default", stage.spec(f"reader-{number}"))
-    stage.pass_s(5)
-    stage.restart()
-    stage.pass_s(10)
-
-    counts = []
-    for _ in range(40):
-        before = stage.target.looks
-        stage.pass_s(0.5)
-        counts.append(stage.target.looks - before)
-
-    assert max(counts) <= COUNT // 4
-    assert sum(counts) >= COUNT * 3  # in 20 s, of which each step takes half a second
-
-
 def test_a_list_of_a_hundred_takes_two_queries_whatever_its_length(stage: Stage) -> None:
     for number in range(COUNT):
         stage.deployments.changes.create(ADA, "default", stage.spec(f"reader-{number:03}"))

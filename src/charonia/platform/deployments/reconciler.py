@@ -22,10 +22,6 @@ _log = logging.getLogger(__name__)
 STEADY_S = 5.0
 """Pause between two looks at a deployment of which nothing is to be done."""
 
-TURNS = 4
-"""A platform that starts finds many deployments of which nothing is to be done: they take turns from then on, so that
-calls do not wait for looks at all of them."""
-
 MOVING_S = 0.3
 """Pause between two looks at one that is on its way."""
 
@@ -109,9 +105,7 @@ class Reconciler:
             del self._looks[gone]
         due = [row for row in rows if self._is_due(row, now_s)]
         for row, pause_s in zip(due, self._pool.map(lambda row: self._look(row, now_s), due), strict=True):
-            is_found = row.id not in self._looks and pause_s == STEADY_S
-            turn_s = row.id % TURNS * STEADY_S / TURNS if is_found else 0.0
-            self._looks[row.id] = _Looks(now_s + pause_s + turn_s, row.generation)
+            self._looks[row.id] = _Looks(now_s + pause_s, row.generation)
         if now_s >= self._orphans_s:
             self._orphans_s = now_s + ORPHANS_S
             self._remove_orphans({(row.target, f"{row.project}/{row.name}") for row in rows})
