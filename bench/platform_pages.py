@@ -155,7 +155,7 @@ def main() -> None:
         "format": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "rows": {name.lower(): getattr(rows, name) for name in dir(rows) if name.isupper() and name != "CONFIG"},
+        "rows": {name.lower(): count for name, count in vars(rows).items() if isinstance(count, int)},
         "idle_core_share": round(idle, 4),
         "pages": pages,
     }

@@ -68,9 +68,9 @@ def spec(version: int, **more: object) -> dict[str, Any]:
 def test_from_a_model_to_a_deployment_that_is_rolled_back(tmp_path: Path, url: str) -> None:
     target = FakeTarget()
     with started(tmp_path, url, target) as admin:
-        for content in (identity(), identity() + bytes(16)):  # what follows the graph is not read
+        for content in (identity(), identity(dims=(4,))):
             version = add_files(admin, "echo", {"echo.onnx": content})
-            assert version["state"] == "ready", version["report"]["problem"]
+            assert version["state"] == "ready", version
         assert admin.post(AT, json=spec(1)).status_code == 201
         assert until(admin, target, lambda view: bool(view["serving"] == 1))["state"] == "ready"
 
@@ -96,7 +96,7 @@ def test_from_a_model_to_a_deployment_that_is_rolled_back(tmp_path: Path, url: s
             (1, "replaced"),
         ]
         assert admin.get("/api/v1/projects/default/models?search=ECH").json()["total"] == 1
-        assert {entry["action"] for entry in admin.get("/api/v1/audit").json()["entries"]} >= {"deployment.create"}
+        assert "deployment.create" in [entry["action"] for entry in admin.get("/api/v1/audit").json()]
         for page in ("models", "models/echo", "deployments", "deployments/reader", "jobs", "audit", "people"):
             assert admin.get(f"/p/default/{page}").status_code == 200, page
         assert admin.delete(f"{AT}/reader").status_code == 202

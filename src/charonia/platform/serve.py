@@ -1,5 +1,6 @@
 """Runs the platform: the folder, the socket, the server."""
 
+import gc
 import signal
 import socket
 from dataclasses import replace
@@ -48,6 +49,8 @@ def serve(settings: PlatformSettings) -> None:
         announce(settings.data, replace(settings, public_url="", host=host).url)
         print(f"Charonia platform at {settings.url}, data in {settings.data}")
         print(f"To sign in, open this once: {login.link(settings, secret)}", flush=True)
+        gc.collect()
+        gc.freeze()  # what all calls share stays: a collection that walks it takes longer than most pages
         server.run(sockets=[listener])
 
 
