@@ -1,12 +1,10 @@
 import time
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from charonia.platform.people import keys, local, sessions, users
 from charonia.platform.people.access import Grant, Principal, ProjectRole
-from charonia.platform.people.calls import Caller
 from charonia.platform.state import Platform
 
 ROOT = Principal("root", everywhere=ProjectRole.ADMIN)
@@ -124,11 +122,8 @@ def test_the_token_of_another_session_is_refused(browser: TestClient, platform: 
     assert response.status_code == 403
 
 
-def test_a_page_leads_to_the_login_page(app: FastAPI, anybody: TestClient) -> None:
-    @app.get("/p/{project}/models")
-    def page(who: Caller) -> None: ...
-
-    response = anybody.get("/p/default/models?tag=a")
+def test_a_page_leads_a_browser_to_the_login_page(anybody: TestClient) -> None:
+    response = anybody.get("/p/default/models?tag=a", headers={"Accept": "text/html,*/*;q=0.8"})
 
     assert (response.status_code, response.headers["location"]) == (303, "/login?next=%2Fp%2Fdefault%2Fmodels")
 
