@@ -153,7 +153,9 @@ def test_it_is_deployed_with_one_click(page: Page, running: RunningPlatform) -> 
 
 
 def test_a_request_is_sent_from_the_page(page: Page, running: RunningPlatform) -> None:
-    page.goto(path(running, "deployments", "digits", "try"))
+    page.goto(path(running, "models", "digits"))
+    page.get_by_role("link", name="Try it in digits").click()
+    expect(page).to_have_url(path(running, "deployments", "digits", "try"))
 
     page.get_by_role("button", name="Run").click()
 
