@@ -3,6 +3,7 @@
 from typing import Any
 
 from charonia.platform.console import deployment_figures as shown
+from charonia.platform.console.audit_page import detail_text
 from charonia.platform.console.environment_choice import suggested
 from charonia.platform.console.model_pages import deployment_name, difference, name_of, read_links
 from charonia.platform.console.traffic_pages import traffic_view
@@ -111,3 +112,9 @@ def test_links_are_a_label_and_an_address() -> None:
 
 def test_a_difference_has_the_lines_that_differ() -> None:
     assert [line for line in difference("a\nb\n", "a\nc\n") if line[0] in "+-"] == ["-b", "+c"]
+
+
+def test_an_entry_of_the_audit_log_is_one_line_without_what_is_empty() -> None:
+    detail = {"changes": ["one", "two"], "step_seconds": 20, "note": "", "change": {"canary": {"stable": None}}}
+
+    assert detail_text(detail) == 'changes: one; two, step seconds: 20, change: {"canary": {"stable": null}}'

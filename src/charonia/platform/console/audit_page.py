@@ -1,5 +1,6 @@
 """The page with the audit log."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ def detail_text(detail: Mapping[str, Any]) -> str:
     parts = []
     for name, value in detail.items():
         shown = "; ".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(shown, dict):
+            shown = json.dumps(shown)
         if shown not in ("", None):
             parts.append(f"{name.replace('_', ' ')}: {shown}")
     return ", ".join(parts)
