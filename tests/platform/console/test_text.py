@@ -21,7 +21,8 @@ def test_a_size_has_the_unit_that_fits(size: int, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(4000, "1 h 6 min"), (185, "3 min 5 s"), (42, "42 s"), (0.0123, "12.3 ms"), (5e-6, "5 µs")]
+    ("seconds", "shown"),
+    [(4000, "1 h 6 min"), (185, "3 min 5 s"), (600, "10 min"), (42, "42 s"), (0.0123, "12.3 ms"), (5e-6, "5 µs")],
 )
 def test_a_duration_has_the_units_that_fit(seconds: float, shown: str) -> None:
     assert text.duration_text(seconds) == shown

@@ -220,6 +220,8 @@ def test_a_deployment_is_measured_and_the_report_kept(page: Page, running: Runni
     page.get_by_label("Requests in flight").fill("1")
     page.get_by_role("button", name="Measure").click()
     expect(page).to_have_url(re.compile("/jobs/"))
+    moved = shift(page, page.url)
+    assert moved[0] < SHIFT_MAX, moved[1]
     expect(page.locator("#live h2 .badge").first).to_have_text("done", timeout=120_000)
 
     expect(page.get_by_role("heading", name="What was measured")).to_be_visible()

@@ -63,7 +63,7 @@ def duration_text(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
     if seconds >= 60:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s".removesuffix(" 0 s")
     if seconds >= 0.9995:
         return f"{seconds:.3g} s"
     return f"{figure(seconds * 1e3)} ms" if seconds >= 1e-3 else f"{figure(seconds * 1e6)} µs"
