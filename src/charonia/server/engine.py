@@ -64,6 +64,7 @@ class ModelEngine:
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self._is_started = False
+        self._is_leaving = False
         self._is_exiting = False
 
     def started(self) -> None:
@@ -71,9 +72,10 @@ class ModelEngine:
         self._is_started = True
         self._lifecycle.table.notify()
 
-    def begin_exit(self) -> None:
-        """Turn not ready and refuse new requests; those in flight go on."""
-        self._is_exiting = True
+    def begin_exit(self, *, refuses: bool = True) -> None:
+        """Turn not ready and refuse new requests; those in flight go on. Without `refuses`, turn not ready alone."""
+        self._is_leaving = True
+        self._is_exiting = refuses
         self._lifecycle.table.notify()
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -119,7 +121,7 @@ class ModelEngine:
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        if not self._is_started or self._is_exiting or self._lifecycle.unread:
+        if not self._is_started or self._is_leaving or self._lifecycle.unread:
             return False
         # Models that are loaded on demand do not count for the server's readiness.
         needed = self.demand.is_pinned if self.demand is not None else None
