@@ -197,9 +197,7 @@ def test_hedges_come_after_the_percentile_of_recent_latencies(play: Play) -> Non
         balancing = Balancing(hedge_after_s="p95", idempotent_models=["*"])
         async with (
             servers(2) as fleet,
-            AsyncClient(
-                urls(fleet, "http"), balancing=Balancing(hedge_after_s="p95", idempotent_models=["*"])
-            ) as client,
+            AsyncClient(urls(fleet, "http"), balancing=balancing) as client,
         ):
             for each in fleet:
                 each.engine.delay_s = 0.01

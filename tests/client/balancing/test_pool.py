@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,8 +29,8 @@ def endpoint(number: int) -> Endpoint:
     return Endpoint("http", f"server{number}", 8000, False, "")
 
 
-def pool_of(count: int, seed: int = 7, **options: float) -> ServerPool:
-    pool = ServerPool(Balancing(**options), random.Random(seed).random)  # type: ignore[arg-type]
+def pool_of(count: int, seed: int = 7, **options: Any) -> ServerPool:
+    pool = ServerPool(Balancing(**options), random.Random(seed).random)
     pool.set_endpoints(map(endpoint, range(count)))
     return pool
 
@@ -44,14 +45,6 @@ def test_the_less_busy_of_two_servers_gets_the_request() -> None:
     pool.all[0].begin(0)
 
     assert {pool.pick() for _ in range(20)} == {pool.all[1]}
-
-
-def test_what_other_clients_do_counts_where_servers_report_it() -> None:
-    pool = pool_of(2)
-    pool.all[0].begin(0)
-    pool.all[1].reported = 5.0
-
-    assert {pool.pick() for _ in range(20)} == {pool.all[0]}
 
 
 def test_requests_spread_evenly_and_the_busiest_server_gets_none() -> None:
@@ -134,16 +127,17 @@ def test_a_slow_server_is_ejected_and_its_latency_forgotten_when_it_is_back() ->
     for _ in range(SLOW_SAMPLES_MIN):
         for server in pool.all:
             run(pool, server, RequestEnd.ANSWERED, S, (120 if server is slow else 20) * MS)
-    assert slow.trouble is Trouble.SLOW
+    assert slow.trouble in EJECTED
 
     [asked] = pool.due(3 * S)
     pool.probed(asked, True, 3 * S)
 
-    assert (slow.trouble, slow.samples, slow.latency_ns) == (None, 0, 0)
+    assert slow in {pool.pick() for _ in range(50)}
+    assert (slow.samples, slow.latency_ns) == (0, 0)
 
 
 @pytest.mark.parametrize(("slow_ms", "options"), [(90, {}), (9, {}), (900, {"slow_factor": 0})])
-def test_a_server_is_not_ejected_for_less(slow_ms: int, options: dict[str, float]) -> None:
+def test_a_server_is_not_ejected_for_less(slow_ms: int, options: dict[str, Any]) -> None:
     pool = pool_of(3, **options)
     for _ in range(10 * SLOW_SAMPLES_MIN):
         for server in pool.all:

@@ -27,9 +27,6 @@ class Balancing:
             in which 95 % of the recent requests to its model had an answer; None for never.
         idempotent_models: Models whose requests may run twice, so that `hedge_after_s` applies to them; "*" for all.
             Requests of sequences and streams are never hedged.
-        use_load_reports: Whether servers are asked how many requests they have from all clients, to add to those that
-            this client has sent.
-        load_report_s: Time between two such questions to a server.
     """
 
     resolve_s: float = 10.0
@@ -43,8 +40,6 @@ class Balancing:
     eject_s_max: float = 10.0
     hedge_after_s: float | Literal["p95"] | None = None
     idempotent_models: Collection[str] = ()
-    use_load_reports: bool = False
-    load_report_s: float = 0.5
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -52,7 +47,7 @@ class Balancing:
         Raises:
             ServingError: INVALID_ARG.
         """
-        for name in ("resolve_s", "stall_s", "probe_timeout_s", "eject_s", "eject_s_max", "load_report_s"):
+        for name in ("resolve_s", "stall_s", "probe_timeout_s", "eject_s", "eject_s_max"):
             if not getattr(self, name) > 0:
                 raise invalid(f"{name}: expected a number of seconds above 0, got {getattr(self, name)!r}")
         for name in ("tries_max", "errors_max"):
@@ -66,9 +61,7 @@ class Balancing:
         if isinstance(self.idempotent_models, str):
             raise invalid(f"idempotent_models: expected a list of names, got '{self.idempotent_models}'")
         if hedge is not None and not self.idempotent_models:
-            raise invalid(
-                "hedge_after_s: expected the models whose requests may run twice in idempotent_models, got none"
-            )
+            raise invalid("hedge_after_s: expected models whose requests may run twice in idempotent_models, got none")
         if hedge is not None and hedge != "p95" and (isinstance(hedge, str) or hedge < 0):
             raise invalid(f"hedge_after_s: expected a number of seconds, 'p95' or None, got {hedge!r}")
 

@@ -72,7 +72,6 @@ class PoolServer:
     Attributes:
         endpoint: Its address.
         outstanding: Requests in flight.
-        reported: Requests that it has from other clients, by its last load report.
         trouble: Why it gets no requests, None if it gets some.
         errors: Failures since the last response.
         latency_ns: Mean latency of recent responses, 0 before the first.
@@ -92,7 +91,6 @@ class PoolServer:
         "is_gone",
         "latency_ns",
         "outstanding",
-        "reported",
         "samples",
         "trouble",
     )
@@ -100,7 +98,6 @@ class PoolServer:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.outstanding = 0
-        self.reported = 0.0
         self.trouble: Trouble | None = None
         self.errors = 0
         self.latency_ns = 0.0
@@ -163,7 +160,7 @@ class ServerPool:
         first = int(self._random() * count)
         second = int(self._random() * (count - 1))
         one, other = among[first], among[second + (second >= first)]
-        return one if one.outstanding + one.reported <= other.outstanding + other.reported else other
+        return one if one.outstanding <= other.outstanding else other
 
     def end(self, server: PoolServer, outcome: RequestEnd, now_ns: int, latency_ns: int = 0) -> None:
         """A request has ended.

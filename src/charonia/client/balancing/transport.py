@@ -44,7 +44,6 @@ class EndpointStatus:
         trouble: Why not, "" if it does.
         outstanding: Requests of this client in flight.
         latency_s: Mean latency of its recent responses, 0 if there were none.
-        reported: Requests of other clients, by its last load report.
         failures: Number of failures of this client there, by kind.
     """
 
@@ -53,7 +52,6 @@ class EndpointStatus:
     trouble: str
     outstanding: int
     latency_s: float
-    reported: float
     failures: dict[Failure, int]
 
 
@@ -133,7 +131,6 @@ class BalancedTransport:
                 server.trouble.value if server.trouble is not None else "",
                 server.outstanding,
                 server.latency_ns / 1e9,
-                server.reported,
                 dict(self._transports[server].failures),
             )
             for server in self.pool.all

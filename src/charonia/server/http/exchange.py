@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from charonia.core.calls import Outcome, Ticket
@@ -74,6 +74,7 @@ class Exchange:
         connection: The `Connection` header line of the response, b"" for none.
         headers: Further header lines of whatever response it gets, each with its line end.
         keep_alive: Whether the connection stays open afterwards.
+        load_line: Returns the header line with the server's load; None where the request wants none.
         response: Parts of the complete response, None until it is ready; of a streamed response, the rest.
         is_open: Whether the client still waits for the response, or the rest of it.
         has_begun: Whether the response is streamed and its header is written.
@@ -106,6 +107,7 @@ class Exchange:
         "is_open",
         "is_over",
         "keep_alive",
+        "load_line",
         "model",
         "outcome",
         "received_ns",
@@ -126,6 +128,7 @@ class Exchange:
         self.connection = b""
         self.headers = b""
         self.keep_alive = True
+        self.load_line: Callable[[], bytes] | None = None
         self.has_begun = False
         self.is_open = True
         self.is_over = False
@@ -170,6 +173,8 @@ class Exchange:
         """
         if not self.is_open or self.has_begun:
             return
+        if self.load_line is not None:
+            extra += self.load_line()
         if self.request.method == b"HEAD" and status != 200:
             body = []
         length = 0
@@ -193,6 +198,8 @@ class Exchange:
 
     def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
         """Begin a streamed response: call `send` for each piece, then `end`. Arguments as in `respond`."""
+        if self.load_line is not None:
+            extra += self.load_line()
         framing = b"Transfer-Encoding: chunked\r\n"
         if not self.request.knows_chunks:
             framing = b""
