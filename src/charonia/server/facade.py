@@ -113,6 +113,7 @@ class Services:
         traffic: How requests without a version are split.
         lend: Lends memory for the bodies of requests with large tensors, from which the engine reads them.
         has_openai: Whether OpenAI's API is served over HTTP.
+        has_kserve_v1: Whether KServe's v1 protocol is, too.
     """
 
     regions: RegionRegistry | None = None
@@ -134,6 +135,7 @@ class Services:
     traffic: TrafficControl | None = None
     lend: Lend | None = None
     has_openai: bool = True
+    has_kserve_v1: bool = False
 
     @property
     def tracer(self) -> Tracing | None:
