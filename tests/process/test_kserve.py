@@ -246,6 +246,25 @@ def test_one_file_where_kserve_puts_it_has_the_name_of_its_service(tmp_path: Pat
         assert ask(server.http, "POST", "/v1/models/iris:predict", document)[1] == {"predictions": [[1, 2, 3, 4]]}
 
 
+def test_models_are_added_one_by_one_as_kserves_agent_does(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path, "--model-control-mode=explicit") as server:
+        folder = write_model(tmp_path, "iris", "", config=identity_pbtxt(dims=(4,)))
+        (folder / "SUCCESS.0a1b").write_text("{}", encoding="utf-8")  # the agent's own mark
+
+        assert ask(server.http, "POST", "/v2/repository/models/iris/load")[0] == 200
+        assert ask(server.http, "GET", "/v2/models/iris/ready")[0] == 200
+        assert ask(server.http, "POST", "/v2/repository/models/iris/unload")[0] == 200
+
+
+def test_a_model_that_cannot_be_passed_on_says_so(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", "", config=identity_pbtxt(datatype=DataType.BF16, dims=(4,)))
+
+    with ServeProcess(tmp_path) as predictor:
+        given = ("--predictor=echo", f"--predictor_host={predictor.http}")
+        with pytest.raises(RuntimeError, match="tensor 'INPUT0' is BF16, which cannot be passed on"):
+            ServeProcess(tmp_path, *given).__enter__()
+
+
 def test_a_transformer_asks_its_predictor(tmp_path: Path) -> None:
     write_model(tmp_path, "echo", "", config=identity_pbtxt(dims=(4,)))
     write_model(tmp_path, "prepare", PREPARE, config=PREPARE_CONFIG)

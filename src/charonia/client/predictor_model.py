@@ -12,7 +12,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found] # workers have it
 
 from charonia.client.async_client import AsyncClient
-from charonia.core.errors import Code, ServingError
+from charonia.core.errors import Code, ServingError, unsupported
 
 HOST_PARAMETER = "PREDICTOR_HOST"
 """Model parameter: the other server, `HOST`, `HOST:PORT` or a URL."""
@@ -36,6 +36,9 @@ class TritonPythonModel:
         """
         given = config.as_dict()
         found = asyncio.run(_configuration(_url(given), given["name"]))
+        untold = [each["name"] for each in (*found["input"], *found["output"]) if each["data_type"] == "TYPE_BF16"]
+        if untold:
+            raise unsupported(f"tensor '{untold[0]}' is BF16, which cannot be passed on", hint="convert it to FP32")
         config.set_max_batch_size(found.get("max_batch_size", 0))
         for each in found["input"]:
             config.add_input({key: each[key] for key in ("name", "data_type", "dims", "optional") if key in each})

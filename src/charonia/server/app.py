@@ -251,9 +251,14 @@ class InferenceServer:
     async def shutdown(self) -> bool:
         """Turn not ready, finish the requests in flight, unload everything, close the endpoints when clients are done.
 
+        With an exit delay, clients are asked to leave first, while requests are still taken.
+
         Returns:
             Whether everything in flight was answered, and the answers taken, within `exit_timeout_secs`.
         """
+        if self._options.exit_delay_secs and isinstance(self.front_ends, Endpoints):  # those in processes have done so
+            self.engine.begin_exit(refuses=False)
+            await self.front_ends.let_go(self._options.exit_delay_secs)
         end_s = time.monotonic() + self._options.exit_timeout_secs
         self.engine.begin_exit()
         if self._demand is not None:
