@@ -85,7 +85,7 @@ image: $(READY)
 	CHARONIA_IMAGE_TREE=$(IMAGE_TREE) $(BIN)/pytest tests/deploy/test_image_served.py
 
 clean:
-	rm -rf .image .kubernetes-tools .venv .venv-demo .venv-platform-demo .pytest_cache demo-repository platform-demo dist
+	rm -rf .image .kubernetes-tools .venv .venv-demo .venv-kserve .venv-platform-demo .pytest_cache demo-repository platform-demo dist
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml

@@ -10,6 +10,7 @@ from tests.support.fake_engine import FakeEngine
 from charonia.cli import apply, deploy, environments, models, people, platform, rollout
 from charonia.cli.command_line import CommandLine
 from charonia.cli.convert import LINE as CONVERT
+from charonia.cli.export import KSERVE
 from charonia.cli.main import COMMANDS
 from charonia.cli.perf_options import LINE as PERF
 from charonia.cli.perf_options import OLD_NAMES, REFUSED
@@ -133,6 +134,18 @@ def test_every_option_of_convert_is_documented_with_its_default() -> None:
     ]
 
     assert [start for start, end in rows if not any(r.startswith(start) and end in r for r in page.splitlines())] == []
+
+
+def test_every_option_of_export_kserve_is_documented_with_its_default() -> None:
+    page = (DOCS / "kserve.md").read_text(encoding="utf-8").replace("\\|", "|")
+    rows = [
+        f"| `{option.name}{' ' if option.metavar else ''}{option.metavar}` | "
+        f"{f'`{default}`' if (default := KSERVE.default_text(option)) else ''} | "
+        for option in KSERVE.options()
+        if option.name.startswith("--")
+    ]
+
+    assert [row for row in rows if row.replace("``", "") not in page] == []
 
 
 @pytest.mark.parametrize("line", PLATFORM, ids=lambda line: line.command)

@@ -22,8 +22,9 @@ INTERNAL = {
     "client": {"core", "wire"},
     # The public name of what lies beside the worker's script, because workers need it without this package.
     "service": {"server.backends.python.worker.service"},
+    "export": {"core", "config"},
     "cli": {"__version__", "install_hint", "core", "config", "wire", "client", "server", "tools"}
-    | {"platform", "stores"},
+    | {"platform", "stores", "export"},
     "__main__": {"cli.main"},
     # The first tower, from the bottom up.
     "server.scheduling": {"core", "config"},

@@ -264,6 +264,7 @@ def test_every_option_changes_its_field_and_no_other(option: Option) -> None:
         "metrics.port": ("--grpc-port=9001",),
         "trace.level": ("--trace-file=traces.json",),
         "log.access_file": ("--access-log=text",),
+        "models.files.predictor": ("--predictor_host=other",),
     }.get(option.field, ())
 
     before, after = options(*needed), options(*needed, f"{option.name}={other_text(option)}")
@@ -330,7 +331,7 @@ def test_the_page_documents_the_options_without_effect_and_the_refused_ones() ->
 
 
 def test_the_page_documents_nothing_that_does_not_exist() -> None:
-    named = set(re.findall(r"`(--[a-z0-9-]+)", PAGE.read_text(encoding="utf-8")))
+    named = set(re.findall(r"`(--[a-z0-9_-]+)", PAGE.read_text(encoding="utf-8")))
 
     assert named - KNOWN - {"--help"} == set()
 
@@ -340,3 +341,25 @@ def row(option: Option) -> str:
     metavar = option.metavar.replace("|", r"\|")
     default = f"`{LINE.default_text(option)}`" if LINE.default_text(option) else ""
     return f"| `{option.name}{' ' if metavar else ''}{metavar}` | {default} | {option.help} |"
+
+
+def test_a_service_of_knative_has_http_where_its_environment_says() -> None:
+    knative = {"K_SERVICE": "iris", "PORT": "9000"}
+
+    assert parse(["models"], knative)[0].http.port == 9000
+    assert parse(["models", "--http_port=8080"], knative)[0].http.port == 8080
+    assert parse(["models", "--port=7000"], knative)[0].http.port == 7000
+    assert parse(["models"], {"PORT": "9000"})[0].http.port == 8000
+    with pytest.raises(ServingError, match="environment variable PORT: expected an integer"):
+        parse(["models"], knative | {"PORT": "x"})
+
+
+def test_the_arguments_that_kserve_gives_are_understood() -> None:
+    given = ("--predictor=iris", "--model_name", "pipe", "--predictor_host", "iris.prod", "--http_port", "8080")
+    files = options(*given).models.files
+
+    assert (files.predictor, files.model_name, files.predictor_host) == ("iris", "pipe", "iris.prod")
+    assert problems("--predictor=iris") == ["--predictor: --predictor_host HOST says which server runs it"]
+    assert problems("--model_name=a/b") == [
+        "--model_name: expected a name without '/' that does not begin with '.', got 'a/b'"
+    ]

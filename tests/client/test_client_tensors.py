@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from charonia.client.requests import from_bfloat16, make_outputs, make_tensors, needs_metadata, to_bfloat16
+from charonia.client.requests import make_outputs, make_tensors, needs_metadata
+from charonia.core.bfloat16 import from_bfloat16, to_bfloat16
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelMetadata, TensorMetadata

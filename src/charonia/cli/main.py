@@ -31,6 +31,7 @@ COMMANDS = {
     "explain": "Show what a model did in the last minute, what limits it, and what to change.",
     "config": "Print the complete configuration of a model and what was inferred.",
     "convert": "Convert an estimator, a TensorFlow or a PyTorch model to ONNX, and check it against the original.",
+    "export": "Write models as objects of another system: a runtime and services of KServe.",
     "key": "Make an API key for a server that asks for one.",
     "doctor": "Show what this machine offers to models, and what a repository needs.",
     "demo": "Serve models that packages ship and send them real inputs.",

@@ -22,12 +22,13 @@ from typing import Protocol
 from charonia.cli import logs
 from charonia.cli.command_line import HELP_NAMES, complain
 from charonia.cli.serve_options import LINE
-from charonia.cli.serve_values import cache_folder, with_cache
+from charonia.cli.serve_values import cache_folder, knative_port, with_cache
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.parameters import EXAMPLE_REFUSED
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.server.files.given import GivenFiles, Unserveable, sort
+from charonia.server.files.predictor import make_with_predictor
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
@@ -163,7 +164,7 @@ def sort_given(options: ServerOptions) -> GivenFiles:
     Raises:
         ServingError: One of them cannot be served, or an option needs a file and there is none.
     """
-    given = sort(options.models.repositories)
+    given = sort(options.models.repositories, is_named=bool(options.models.files.model_name))
     if options.models.files.given and not given.files:
         raise invalid(
             f"{', '.join(options.models.files.given)}: expected a file to serve, got repositories only",
@@ -188,6 +189,15 @@ async def serve_given(
         make_server: Makes the server.
         notifier: The service manager.
     """
+    if options.models.files.predictor:
+        try:
+            files = options.models.files
+            make_with_predictor(given.repositories, files.predictor, files.predictor_host, folder)
+        except ServingError as error:
+            _log_refusal(error)
+            return 1, True
+        models = replace(options.models, repositories=(str(folder),))
+        return await serve(replace(options, models=models), make_server, notifier=notifier)
     if not given.needs_repository:
         return await serve(options, make_server, notifier=notifier)
     # Imported late: it needs the backends.
@@ -228,6 +238,10 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
     cache = cache_folder(environment)
     if cache is not None:
         updates.setdefault("models.stores.cache", str(cache / "stores"))
+    try:
+        updates = knative_port(environment) | updates
+    except ValueError as error:
+        given.problems.append(str(error))
     options = LINE.filled(updates, given)
     if not options.models.repositories and not given.problems:
         given.problems.append(

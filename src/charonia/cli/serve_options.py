@@ -6,6 +6,7 @@ the log; one that requests an unsupported behaviour is refused, unless its value
 """
 
 from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined, refused, without_effect
+from charonia.cli.serve_kserve_options import KSERVE
 from charonia.cli.serve_values import (
     METRICS_SETTINGS,
     TRACE_SETTINGS,
@@ -232,7 +233,7 @@ ADDRESS = (
 HTTP = (
     Option("--allow-http", "http.enabled", boolean, _BOOL, "Serve HTTP"),
     Option("--http-address", "http.address", filled, "ADDRESS", "Address to listen on"),
-    Option("--http-port", "http.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
+    Option("--http-port --http_port", "http.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
     Option("--reuse-http-port", "http.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
     Option(
         *("--http-max-input-size", "http.input_bytes_max", integer(1, _HTTP_INPUT_BYTES_MAX), "BYTES"),
@@ -457,7 +458,7 @@ _CERTIFICATE_HINT = "--http-use-ssl=true with --http-server-cert and --http-serv
 ELSEWHERE = {
     **dict.fromkeys(("--model", "--models", "--model-dir", "--model_dir", "--model-path", "--model_path"), _PATH_HINT),
     **dict.fromkeys(("--model_base_path", "--model_repository", "--model-repo", "--repository"), _PATH_HINT),
-    **dict.fromkeys(("--model-name", "--model_name", "--served-model-name"), "--name names the model of a file"),
+    **dict.fromkeys(("--model-name", "--served-model-name"), "--name names the model of a file"),
     **dict.fromkeys(("--rest-port", "--rest_port", "--rest_api_port"), "--http-port"),
     **dict.fromkeys(("--bind", "--address"), "--host and --port"),
     **dict.fromkeys(
@@ -490,6 +491,7 @@ defines models.
         "Metrics": METRICS,
         "Logs": LOGS,
         "Tracing": TRACING,
+        "KServe": KSERVE,
         "Cache and rate limiter": SHARING,
     },
     record=ServerOptions(),

@@ -19,6 +19,12 @@ from charonia.stores.location import is_store, parse_address
 CACHE_VARIABLE = "CHARONIA_CACHE"
 """Environment variable: folder of all disk caches of the server."""
 
+KNATIVE_VARIABLE = "K_SERVICE"
+"""Environment variable that Knative and Cloud Run set in a service's containers."""
+
+PORT_VARIABLE = "PORT"
+"""Environment variable in which they say on which port they expect HTTP."""
+
 _CACHE_BACKEND, _CACHE_SETTING = "python", "environment-cache"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -261,3 +267,18 @@ def with_cache(
         return backends
     settings = {**backends.get(_CACHE_BACKEND, {}), _CACHE_SETTING: str(cache / "environments")}
     return {**backends, _CACHE_BACKEND: settings}
+
+
+def knative_port(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the option that the environment of a service of Knative, or Cloud Run, sets: where HTTP is expected.
+
+    Raises:
+        ValueError: It is no port.
+    """
+    text = environment.get(PORT_VARIABLE, "")
+    if not text or not environment.get(KNATIVE_VARIABLE):
+        return {}
+    try:
+        return {"http.port": integer(1, PORT_MAX)(text)}
+    except ValueError as error:
+        raise ValueError(f"environment variable {PORT_VARIABLE}: {error}") from error

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from charonia.core.bfloat16 import from_bfloat16, to_bfloat16
 from charonia.core.dtypes import BY_NUMPY, BY_WIRE, DataType
 from charonia.core.errors import invalid, not_found
 from charonia.core.metadata import ModelMetadata, TensorMetadata
@@ -112,19 +113,6 @@ def make_outputs(outputs: Outputs | None) -> tuple[RequestedOutput, ...]:
     if isinstance(outputs, Mapping):
         return tuple(RequestedOutput(name, classes) for name, classes in outputs.items())
     return tuple(RequestedOutput(name) for name in outputs)
-
-
-def to_bfloat16(array: Array) -> Array:
-    """Return the bit patterns, as uint16, of numbers rounded to BF16 (to the nearest, ties to even)."""
-    bits = np.asarray(array, np.float32, order="C").view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16
-    quiet_nan = (bits >> 16) | 0x40  # rounding could turn a NaN into infinity
-    return np.where(np.isnan(array), quiet_nan, rounded).astype(np.uint16)
-
-
-def from_bfloat16(bits: Array) -> Array:
-    """Return the numbers, as float32, of BF16 bit patterns."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _from_array(name: str, array: Array) -> Tensor:

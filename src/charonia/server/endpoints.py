@@ -73,6 +73,7 @@ class Endpoints:
             controls_models=options.models.control_mode in (ControlMode.EXPLICIT, ControlMode.AUTO),
             cors_origins=options.http.cors_origins,
             has_openai=options.http.openai,
+            has_kserve_v1=options.http.kserve_v1,
         )
         if options.grpc.enabled:
             self.grpc = GrpcFrontend(engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)

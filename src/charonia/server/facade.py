@@ -131,6 +131,7 @@ class Services:
         lend: Lends memory for the bodies of requests with large tensors, from which the engine reads them.
         has_openai: Whether OpenAI's API is served over HTTP.
         load: Reports of the server's load.
+        has_kserve_v1: Whether KServe's v1 protocol is, too.
     """
 
     regions: RegionRegistry | None = None
@@ -153,6 +154,7 @@ class Services:
     lend: Lend | None = None
     has_openai: bool = True
     load: LoadReports | None = None
+    has_kserve_v1: bool = False
 
     @property
     def tracer(self) -> Tracing | None:

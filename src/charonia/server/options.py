@@ -107,6 +107,7 @@ class HttpOptions:
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
         page: Whether there are a page that shows the models, and their OpenAPI document.
         openai: Whether OpenAI's API is served.
+        kserve_v1: Whether KServe's v1 protocol is served.
         cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
         tls: TLS.
         access: What is asked of callers.
@@ -120,6 +121,7 @@ class HttpOptions:
     input_bytes_max: int = 64 * 1024 * 1024
     page: bool = True
     openai: bool = True
+    kserve_v1: bool = False
     cors_origins: tuple[str, ...] = ()
     tls: EndpointTls = EndpointTls()
     access: AccessOptions = field(default_factory=AccessOptions)

@@ -242,3 +242,81 @@ def test_models_follow_a_service_file_that_changes(tmp_path: Path, caplog: pytes
 
     assert (folder / "last" / "1" / "service.py").readlink() == service
     assert parse((folder / "last" / "config.pbtxt").read_text()).parameters == {"SERVICE_PATH": str(service)}
+
+
+def named(folder: Path, path: Path, name: str = "iris") -> dict[str, str]:
+    """Return the files of the repository for a path that is one model with a name of its own."""
+
+    async def describe(path: Path, start: ModelConfig) -> Mapping[str, ModelConfig]:
+        return {}
+
+    repository = folder / "made"
+    repository.mkdir()
+    given = sort([str(path)], is_named=True)
+    if given.needs_repository:
+        asyncio.run(FileRepository(given, FileOptions(model_name=name), repository, describe).make())
+    return {
+        str(path.relative_to(repository)): str(path.readlink()) if path.is_symlink() else path.read_text()
+        for path in sorted(repository.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_the_file_of_a_folder_is_served_by_a_name_from_outside(tmp_path: Path) -> None:
+    onnx = file(tmp_path / "models" / "net.onnx")
+    file(tmp_path / "models" / "README.md")
+    file(tmp_path / "models" / "helper.py")
+
+    files = named(tmp_path, tmp_path / "models")
+
+    assert files["iris/1/net.onnx"] == str(onnx)
+    assert parse(files["iris/config.pbtxt"]).default_model_filename == "net.onnx"
+
+
+def test_a_configuration_beside_the_file_counts_and_gets_the_name(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    file(models / "model.onnx")
+    file(models / "config.pbtxt", b'name: "other" max_batch_size: 3')
+
+    files = named(tmp_path, models)
+
+    assert files["iris/1"] == str(models)
+    assert (parse(files["iris/config.pbtxt"]).name, parse(files["iris/config.pbtxt"]).max_batch_size) == ("iris", 3)
+
+
+def test_the_versions_of_a_folder_are_served_by_a_name_from_outside(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    file(models / "2" / "model.onnx")
+    config = file(models / "config.pbtxt", b"max_batch_size: 3")
+    file(models / "labels.txt")
+
+    files = named(tmp_path, models)
+
+    assert files == {
+        "iris/2": str(models / "2"),
+        "iris/config.pbtxt": str(config),
+        "iris/labels.txt": str(models / "labels.txt"),
+    }
+
+
+def test_the_models_of_a_repository_keep_their_names(tmp_path: Path) -> None:
+    file(tmp_path / "models" / "a" / "1" / "model.onnx")
+    file(tmp_path / "models" / "stray.onnx")
+
+    assert named(tmp_path, tmp_path / "models") == {}
+    assert sort([str(tmp_path / "models")], is_named=True).repositories == (str(tmp_path / "models"),)
+
+
+def test_several_files_in_a_folder_are_no_model(tmp_path: Path) -> None:
+    file(tmp_path / "models" / "a.onnx")
+    file(tmp_path / "models" / "b.onnx")
+
+    with pytest.raises(ServingError, match=r"expected the file of one model, got a\.onnx, b\.onnx"):
+        sort([str(tmp_path / "models")], is_named=True)
+
+
+def test_a_name_from_outside_is_that_of_one_model(tmp_path: Path) -> None:
+    files = [file(tmp_path / "a.onnx"), file(tmp_path / "b.onnx")]
+
+    with pytest.raises(ServingError, match="--model_name: expected one model that it is the name of, got 2"):
+        made(tmp_path, *files, options=FileOptions(model_name="iris"))

@@ -39,6 +39,7 @@ _TABLE = (
         Scope.INFER,
         ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
         (),
+        ("/v1/models/{model}",),
     ),
     _Group(
         Api.INFERENCE,

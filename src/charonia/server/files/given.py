@@ -16,6 +16,8 @@ ENTRIES_MAX = 10_000
 START_BYTES = 64
 """Bytes of a file that are read to recognise it."""
 
+CONFIG = "config.pbtxt"
+
 CONFIG_BYTES_MAX = 1024 * 1024
 """Largest `config.json` that is read."""
 
@@ -39,30 +41,39 @@ class GivenFiles:
     Attributes:
         repositories: Repositories, as they were given.
         models: Folders of single models.
+        loose: Folders with the files of one model and its configuration, without a version.
         files: Files, with the form of each.
     """
 
     repositories: tuple[str, ...]
     models: tuple[Path, ...]
     files: tuple[tuple[Path, Form], ...]
+    loose: tuple[Path, ...] = ()
 
     @property
     def needs_repository(self) -> bool:
         """Whether a repository must be made."""
-        return bool(self.models or self.files)
+        return bool(self.models or self.files or self.loose)
+
+    @property
+    def model_count(self) -> int:
+        """Files and folders that are one model each, or a Python file."""
+        return len(self.models) + len(self.files) + len(self.loose)
 
 
-def sort(paths: Sequence[str]) -> GivenFiles:
+def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
     """Return what each path is. Blocks on the disk.
 
     Args:
         paths: Paths of this machine, and URIs of stores, which are repositories.
+        is_named: Whether a model has a name of its own, so that a folder may hold its files without a version.
 
     Raises:
         Unserveable: Something is recognised and cannot be served.
         ServingError: A file is missing, or has no known form.
     """
     repositories, models, files = list[str](), list[Path](), list[tuple[Path, Form]]()
+    loose = list[Path]()
     for given in dict.fromkeys(paths):
         path = Path(given).expanduser()
         if path.is_symlink() and not path.exists():
@@ -75,6 +86,13 @@ def sort(paths: Sequence[str]) -> GivenFiles:
             raise _unserveable(path, form)
         if entries is not None and form is not None:
             files.append((path.absolute(), form))
+        elif is_named and entries is not None and (only := _only_file(path, entries)) is not None:
+            if CONFIG in entries:
+                loose.append(path.absolute())
+            else:
+                files.append(only)
+        elif is_named and entries is not None and CONFIG in entries and is_model_folder(entries):
+            models.append(path.absolute())
         elif "://" in given or (entries is not None and not _is_model(path, entries)):
             repositories.append(given)
         elif entries is not None:
@@ -90,7 +108,7 @@ def sort(paths: Sequence[str]) -> GivenFiles:
             raise not_found(f"there is no file '{given}'", hint=_near(path))
         else:
             repositories.append(given)  # that it is missing is reported with the other repositories
-    return GivenFiles(tuple(repositories), tuple(models), tuple(files))
+    return GivenFiles(tuple(repositories), tuple(models), tuple(files), tuple(loose))
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -136,6 +154,27 @@ def _is_model(path: Path, entries: Sequence[str]) -> bool:
     own = {form.filename for form in SERVED}
     versions = [path / entry for entry in entries if entry.isdecimal()]
     return any(own & set(_entries(version) or ()) for version in versions)
+
+
+def _only_file(path: Path, entries: Sequence[str]) -> tuple[Path, Form] | None:
+    """Return the model's file in a folder that holds one model without a version; None for a folder of another kind.
+
+    Raises:
+        ServingError: There are several.
+    """
+    inner = {entry: _entries(path / entry) for entry in entries if not entry.startswith(".")}
+    if any(each is not None and (CONFIG in each or is_model_folder(each)) for each in inner.values()):
+        return None  # a repository
+    if is_model_folder(entries):
+        return None
+    forms = {entry: form_of(entry, each, _start(path / entry)) for entry, each in inner.items()}
+    found = [(path.absolute() / entry, form) for entry, form in forms.items() if form in SERVED]
+    if any(form.filename != "model.py" for _, form in found):
+        found = [each for each in found if each[1].filename != "model.py"]
+    if len(found) > 1:
+        names = ", ".join(sorted(each.name for each, _ in found))
+        raise invalid(f"'{path}': expected the file of one model, got {names}")
+    return found[0] if found else None
 
 
 def _near(path: Path) -> str:

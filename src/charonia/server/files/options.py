@@ -16,17 +16,27 @@ class FileOptions:
         max_batch_size: Largest batch, 0 for what the model says.
         workers: Instances of each model, 0 for what the model says.
         trust: Whether estimators may run code while they are read.
+        model_name: Name of the model where a path is one model and no repository, "" for its own.
+        predictor: The model of a repository that another server runs, "" for none.
+        predictor_host: That server, "" for none.
     """
 
     name: str = ""
     max_batch_size: int = 0
     workers: int = 0
     trust: bool = False
+    model_name: str = ""
+    predictor: str = ""
+    predictor_host: str = ""
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong."""
-        if "/" in self.name or self.name.startswith("."):
-            yield f"--name: expected a name without '/' that does not begin with '.', got '{self.name}'"
+        for option, name in (("--name", self.name), ("--model_name", self.model_name)):
+            if "/" in name or name.startswith("."):
+                yield f"{option}: expected a name without '/' that does not begin with '.', got '{name}'"
+
+        if self.predictor and not self.predictor_host:
+            yield "--predictor: --predictor_host HOST says which server runs it"
 
     @property
     def given(self) -> tuple[str, ...]:

@@ -11,13 +11,13 @@ from pathlib import Path
 from charonia.config.forms import model_name
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.parameters import TRY_EXAMPLE
-from charonia.config.pbtxt import render
+from charonia.config.pbtxt import parse, render
 from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
 from charonia.server.backends.sklearn.options import TRUSTED
-from charonia.server.files.given import GivenFiles
+from charonia.server.files.given import CONFIG, GivenFiles
 from charonia.server.files.options import FileOptions
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,10 @@ class FileRepository:
         self._services: dict[Path, _Service] = {}
 
     @property
+    def _name(self) -> str:
+        return self._options.name or self._options.model_name
+
+    @property
     def has_services(self) -> bool:
         """Whether a Python file is served."""
         return bool(self._services)
@@ -67,9 +71,18 @@ class FileRepository:
         options = self._options
         if options.name and len(self._given.files) != 1:
             raise invalid(f"--name: expected one file that it is the name of, got {len(self._given.files)}")
+        if options.model_name and self._given.model_count != 1:
+            raise invalid(f"--model_name: expected one model that it is the name of, got {self._given.model_count}")
         for path in self._given.models:
-            self._claim(path.name)
-            (self._folder / path.name).symlink_to(path)
+            name = options.model_name or path.name
+            self._claim(name)
+            _link(path, self._folder / name)
+        for path in self._given.loose:
+            name = options.model_name
+            self._claim(name)
+            (self._folder / name).mkdir()
+            _link_config(path / CONFIG, self._folder / name)
+            (self._folder / name / "1").symlink_to(path)
         for path, form in self._given.files:
             if form.filename == "model.py":
                 state = _state(path)
@@ -78,7 +91,7 @@ class FileRepository:
                     self._claim(name)
                     self._add_service(path, name)
                 continue
-            name = options.name or model_name(path.name)
+            name = self._name or model_name(path.name)
             self._claim(name)
             backend = next(known.backend for known in FORMATS if known.filename == form.filename)
             parameters = {TRY_EXAMPLE: "true", **({TRUSTED: "true"} if options.trust and backend == "sklearn" else {})}
@@ -136,7 +149,7 @@ class FileRepository:
             )
         if options.name and len(defined) > 1:
             raise invalid(f"--name: {path.name} has {len(defined)} models, which have names: {', '.join(defined)}")
-        return defined if defined and not options.name else (options.name or model_name(path.name),)
+        return defined if defined and not options.name else (self._name or model_name(path.name),)
 
     def _python(self, path: Path) -> ModelConfig:
         return replace(self._start, backend="python", parameters={SERVICE_PATH: str(path)})
@@ -187,6 +200,31 @@ def _add(config: ModelConfig, folder: Path) -> Path:
     version.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(render(config), encoding="utf-8")
     return version
+
+
+def _link(path: Path, folder: Path) -> None:
+    """Make a model's folder that stands for another one, perhaps with another name."""
+    if path.name == folder.name:
+        folder.symlink_to(path)
+        return
+    folder.mkdir()
+    for entry in path.iterdir():
+        if entry.name == CONFIG:
+            _link_config(entry, folder)
+        else:
+            (folder / entry.name).symlink_to(entry)
+
+
+def _link_config(path: Path, folder: Path) -> None:
+    """Give a folder the configuration of a model, which may have another name there."""
+    try:
+        config = parse(path.read_bytes().decode(errors="surrogateescape"))
+    except ServingError:
+        config = ModelConfig()  # the load of the model reports it
+    if config.name in ("", folder.name):
+        (folder / CONFIG).symlink_to(path)
+    else:
+        (folder / CONFIG).write_text(render(replace(config, name=folder.name)), encoding="utf-8")
 
 
 def _check_free(name: str, names: Sequence[str]) -> None:

@@ -92,6 +92,7 @@ class Exchange:
         begun_ns: When the request's first byte was read; 0 without tracing.
         received_ns: When the request was complete; 0 without an access log.
         first_ns: When the first event of a stream was there, for the access log; 0 for none.
+        is_kserve: Whether errors have the form of KServe's protocols although the path begins as those of OpenAI's API.
     """
 
     __slots__ = (
@@ -104,6 +105,7 @@ class Exchange:
         "first_ns",
         "has_begun",
         "headers",
+        "is_kserve",
         "is_open",
         "is_over",
         "keep_alive",
@@ -130,6 +132,7 @@ class Exchange:
         self.keep_alive = True
         self.load_line: Callable[[], bytes] | None = None
         self.has_begun = False
+        self.is_kserve = False
         self.is_open = True
         self.is_over = False
         self.response: list[bytes | memoryview] | None = None
@@ -246,14 +249,17 @@ class Exchange:
         # The frames that it passed refer to this exchange and to the body: they would live until garbage is collected.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self.outcome = error
-        table = OPENAI_STATUS if self.request.url.startswith(PATHS) else STATUS
+        table = OPENAI_STATUS if self._is_openai else STATUS
         status = status or table[error.code]
         self.respond(status, [self.error_body(error, status)], extra=_UNEXECUTED if error.is_unexecuted else b"")
 
     def error_body(self, error: ServingError, status: int) -> bytes:
         """Return the body of an error response with this status."""
-        is_openai = self.request.url.startswith(PATHS)
-        return encode_openai_error(error, status) if is_openai else encode_error(error)
+        return encode_openai_error(error, status) if self._is_openai else encode_error(error)
+
+    @property
+    def _is_openai(self) -> bool:
+        return self.request.url.startswith(PATHS) and not self.is_kserve
 
     def abandon(self) -> None:
         """The client has gone: cancel the inference and drop its outcome."""

@@ -17,6 +17,7 @@ from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, 
 from charonia.server.http.cors import CrossOrigin
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
+from charonia.server.http.kserve_v1 import KserveV1Handlers
 from charonia.server.http.large_body import JSON_SIZE
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.page import PageHandlers
@@ -264,9 +265,10 @@ def _ready_versions(engine: Engine, model: str) -> Sequence[str]:
 
 
 def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_SERVICES) -> list[Route]:
-    """Return the routes of the KServe v2 protocol, its extensions and OpenAI's API."""
+    """Return the routes of the KServe v2 protocol, its extensions, OpenAI's API and KServe's v1 protocol."""
     tasks = Tasks(limits.body_bytes_max)
     openai = OpenaiHandlers(engine, limits, services, tasks).routes() if services.has_openai else []
+    kserve_v1 = KserveV1Handlers(engine, limits, services, tasks).routes() if services.has_kserve_v1 else []
     routes = [
         *InferenceHandlers(engine, limits, services, tasks).routes(),
         *StatusHandlers(engine, services, tasks).routes(),
@@ -274,6 +276,7 @@ def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_
         *SharedMemoryHandlers(services.regions, tasks).routes(),
         *TrafficHandlers(services.traffic, tasks).routes(),
         *PageHandlers(engine, limits, services, tasks).routes(),
+        *kserve_v1,  # before OpenAI's, whose models it lists as well
         *openai,
     ]
     return on_demand(routes, services.demand, tasks) if services.demand is not None else routes

@@ -43,6 +43,9 @@ _HEADERS = (
 _SCRIPTS = ("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "trial.js", "chat.js", "page.js")
 """The parts of the page's script, in this order."""
 
+_ALIVE = b'{"status":"alive"}'
+"""What clients of KServe's v1 protocol expect at the path of the page."""
+
 _HOST = re.compile(rb"[A-Za-z0-9.\-_\[\]:]{1,255}")
 
 
@@ -68,6 +71,7 @@ class PageHandlers:
         self._gate = services.http_gate
         self._has_keys = services.http_gate is not None and services.http_gate.has_keys
         self._has_openai = services.has_openai
+        self._has_kserve_v1 = services.has_kserve_v1
         self._scheme = services.page_scheme
         self._controls_models = services.controls_models
         self._tasks = tasks
@@ -84,6 +88,9 @@ class PageHandlers:
         ]
 
     def _page(self, exchange: Exchange, target: RouteTarget) -> None:
+        if self._has_kserve_v1 and b"text/html" not in exchange.request.headers.get(b"accept", b""):
+            exchange.respond(200, [_ALIVE])
+            return
         self._offered(exchange)
         refusal = None
         if self._gate is not None:

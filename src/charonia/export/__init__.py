@@ -1,0 +1,1 @@
+"""Models as objects of systems that run servers: what `charonia export` writes."""

@@ -1,0 +1,141 @@
+"""What an export says beyond the models. Pure."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from charonia.core.errors import invalid
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,52}[a-z0-9])?")
+"""Names of services: KServe puts `-transformer` behind them, and a label of DNS has 63 characters."""
+
+QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?")
+PERCENT_MAX = 100
+REPLICAS_MAX = 10_000
+
+
+class RuntimeScope(Enum):
+    """Who may use the runtime."""
+
+    CLUSTER = "cluster"
+    NAMESPACE = "namespace"
+
+
+class Mode(Enum):
+    """How KServe runs services: with Knative, or as plain Deployments."""
+
+    KNATIVE = "knative"
+    STANDARD = "standard"
+
+
+class Protocol(Enum):
+    """The protocol of a service's clients."""
+
+    V2 = "v2"
+    GRPC = "grpc-v2"
+    V1 = "v1"
+
+
+class ScaleMetric(Enum):
+    """What the number of replicas follows."""
+
+    CONCURRENCY = "concurrency"
+    RPS = "rps"
+    CPU = "cpu"
+    MEMORY = "memory"
+
+
+REQUESTS = (ScaleMetric.CONCURRENCY, ScaleMetric.RPS)
+"""What only Knative counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class KserveOptions:
+    """Options of `charonia export kserve`.
+
+    Attributes:
+        path: The repository, or the file or folder of a model.
+        output: Folder for the files, None for standard output.
+        name: Name of the service, "" for that of the path.
+        namespace: Its namespace, "" for that of kubectl's context.
+        storage_uri: Where KServe finds the models.
+        image: Image of the server.
+        scope: RuntimeScope of the runtime.
+        runtime: Name of the runtime.
+        mode: How KServe runs the service.
+        protocol: Protocol of clients.
+        replicas_min: Fewest replicas, 0 to scale to zero; None for KServe's default.
+        replicas_max: Most replicas; None for KServe's default.
+        scale_metric: What the number of replicas follows; None for KServe's default.
+        scale_target: Value of the metric that a replica should have; None for KServe's default.
+        canary_percent: Share of the traffic for the latest revision; None for all of it.
+        cpu: Cores of a replica.
+        memory: Memory of a replica.
+        gpus: NVIDIA GPUs of a replica.
+        multi_model: Whether models are added to the running service one by one, as TrainedModels.
+        transformer: Whether an ensemble is divided into a transformer and a predictor.
+        predictor: The step of the ensemble that is the predictor, "" for the only one that computes.
+        arguments: Further arguments of `charonia serve`.
+    """
+
+    path: str = ""
+    output: str = ""
+    name: str = ""
+    namespace: str = ""
+    storage_uri: str = ""
+    image: str = "charonia"
+    scope: RuntimeScope = RuntimeScope.NAMESPACE
+    runtime: str = "charonia"
+    mode: Mode = Mode.KNATIVE
+    protocol: Protocol = Protocol.V2
+    replicas_min: int | None = None
+    replicas_max: int | None = None
+    scale_metric: ScaleMetric | None = None
+    scale_target: int | None = None
+    canary_percent: int | None = None
+    cpu: str = "1"
+    memory: str = "2Gi"
+    gpus: int = 0
+    multi_model: bool = False
+    transformer: bool = False
+    predictor: str = ""
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ServingError: INVALID_ARG, with a line for every problem.
+        """
+        problems = list(self._problems())
+        if problems:
+            raise invalid("\n".join(problems))
+
+    def _problems(self) -> Iterator[str]:
+        for option, name in (("--name", self.name), ("--namespace", self.namespace), ("--runtime", self.runtime)):
+            if name and not NAME.fullmatch(name):
+                yield f"{option}: expected lower-case letters, digits and '-', a letter first, at most 54, got '{name}'"
+        for option, quantity in (("--cpu", self.cpu), ("--memory", self.memory)):
+            if not QUANTITY.fullmatch(quantity):
+                yield f"{option}: expected a quantity of Kubernetes, such as 500m or 2Gi, got '{quantity}'"
+        if self.storage_uri and "://" not in self.storage_uri:
+            yield f"--storage-uri: expected a URI, such as s3://bucket/iris, got '{self.storage_uri}'"
+        if (self.replicas_min or 0) > (self.replicas_max or REPLICAS_MAX):
+            yield f"--min-replicas {self.replicas_min} is more than --max-replicas {self.replicas_max}"
+        if self.scale_target is not None and self.scale_metric is None:
+            yield "--scale-target: --scale-metric says what it is the target of"
+        if self.predictor and not self.transformer:
+            yield "--predictor: only with --transformer, which divides an ensemble"
+        if self.transformer and self.multi_model:
+            yield "--transformer and --multi-model exclude each other"
+        if self.mode is Mode.STANDARD:
+            yield from self._problems_without_knative()
+
+    def _problems_without_knative(self) -> Iterator[str]:
+        if self.canary_percent is not None:
+            yield "--canary-percent: a Deployment has no revisions to divide traffic between; use --mode knative"
+        if self.replicas_min == 0:
+            yield "--min-replicas 0: only Knative starts a replica for a request; use --mode knative"
+        if self.scale_metric in REQUESTS:
+            yield f"--scale-metric {self.scale_metric.value}: only Knative counts requests; use cpu or --mode knative"

@@ -1,0 +1,136 @@
+"""The routes of KServe's v1 protocol. They share `/v1/models` with OpenAI's API: answers have what both ask for."""
+
+import logging
+import time
+from collections.abc import Awaitable
+from contextlib import suppress
+from functools import partial
+
+from charonia.core.calls import Outcome
+from charonia.core.errors import ServingError, internal, not_found, unavailable, unsupported
+from charonia.server.facade import Engine, Services
+from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Tasks
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.route_hints import route_hint
+from charonia.server.http.routes import Route, RouteTarget
+from charonia.server.http.submission import Submitter
+from charonia.server.single_response import SingleResponse
+from charonia.wire.json_text import dump
+from charonia.wire.openai_models import model_ids, model_object, routes_of
+from charonia.wire.v1_predict import decode_predict, encode_predictions
+
+_log = logging.getLogger(__name__)
+
+PREDICT = ":predict"
+
+_NOT_ONE = unsupported(
+    "the v1 protocol has exactly one response a request, and the model sent none, or several",
+    hint="POST /v2/models/MODEL/generate_stream sends its responses as events",
+)
+
+
+class KserveV1Handlers:
+    """The routes."""
+
+    def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
+        """Make the handlers.
+
+        Args:
+            engine: The engine.
+            limits: Limits of requests and connections.
+            services: Services besides the engine.
+            tasks: Runs slow work.
+        """
+        self._engine = engine
+        self._body_bytes_max = limits.body_bytes_max
+        self._demand = services.demand
+        self._has_openai = services.has_openai
+        self._submitter = Submitter(engine, services)
+        self._tasks = tasks
+        self._created_s = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/models", {b"GET": self._models}),
+            Route("/v1/models/{model}", {b"GET": self._model, b"POST": self._predict}),
+        ]
+
+    def _models(self, exchange: Exchange, target: RouteTarget) -> None:
+        async def answer() -> None:
+            entries = await self._engine.repository_index(ready_only=True)
+            names = list(dict.fromkeys(entry.name for entry in entries))
+            document: dict[str, object] = {"models": names}
+            if self._has_openai:
+                ids = list[str]()
+                for name in names:
+                    with suppress(ServingError):  # it has just been unloaded
+                        config = self._engine.model_config(name)
+                        ids += model_ids(config) if routes_of(config) else []
+                document |= {"object": "list", "data": [model_object(each, self._created_s) for each in ids]}
+            exchange.respond(200, [dump(document)])
+
+        self._tasks.start(exchange, answer())
+
+    def _model(self, exchange: Exchange, target: RouteTarget) -> None:
+        async def answer() -> None:
+            config = self._engine.model_config(target.model)
+            if not await self._engine.model_ready(target.model):
+                raise unavailable(f"model '{target.model}' is not ready")
+            document: dict[str, object] = {"name": target.model, "ready": True}
+            if self._has_openai and routes_of(config):
+                document |= model_object(target.model, self._created_s)
+            exchange.respond(200, [dump(document)])
+
+        self._tasks.start(exchange, answer())
+
+    def _predict(self, exchange: Exchange, target: RouteTarget) -> None:
+        exchange.is_kserve = True
+        model = target.model.removesuffix(PREDICT)
+        if model == target.model:
+            path = f"/v1/models/{model}"
+            raise not_found(
+                f"there is nothing to POST to at {path:.200}", hint=f"{path:.200}{PREDICT}; {route_hint(path)}"
+            )
+        exchange.model = model
+        loaded = self._demand(model, "") if self._demand is not None else None
+        if loaded is not None or CONTENT_ENCODING in exchange.request.headers:
+            self._tasks.start(exchange, self._later(loaded, exchange, model))
+        else:
+            self._ask(exchange, model, exchange.request.body)
+
+    async def _later(self, loaded: Awaitable[None] | None, exchange: Exchange, model: str) -> None:
+        if loaded is not None:
+            await loaded
+        body = await self._tasks.body(exchange.request)
+        if exchange.is_open:
+            self._ask(exchange, model, body)
+
+    def _ask(self, exchange: Exchange, model: str, body: bytes | memoryview) -> None:
+        config = self._engine.model_config(model)
+        request, is_rows = decode_predict(config, body, self._body_bytes_max)
+        exchange.single = SingleResponse(_NOT_ONE)
+        self._submitter.submit(exchange, request, partial(_reply, exchange, is_rows))
+
+
+def _reply(exchange: Exchange, is_rows: bool, outcome: Outcome, final: bool) -> None:
+    exchange.is_over = final
+    if not exchange.is_open or exchange.single is None:
+        return
+    answer = exchange.single.take(outcome, final)
+    if answer is None:
+        return
+    ticket = None if final else exchange.ticket
+    if isinstance(answer, ServingError):
+        exchange.fail(answer)
+    else:
+        exchange.outcome = answer
+        try:
+            exchange.respond(200, [encode_predictions(answer, is_rows)])
+        except ServingError as error:
+            exchange.fail(error)
+        except Exception as error:  # the model's output is malformed: only this request fails
+            _log.exception("the response of model '%s' cannot be encoded", exchange.model)
+            exchange.fail(internal(f"the response of model '{exchange.model}' is broken: {type(error).__name__}"))
+    if ticket is not None:  # after the response, which the outcome of cancellation would replace
+        ticket.cancel()

@@ -1,0 +1,32 @@
+"""KServe's SDK, which has an environment of its own: its dependencies exclude those of the tests."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PYTHON = os.environ.get("CHARONIA_KSERVE_SDK", "")
+"""The interpreter of an environment with the package `kserve`."""
+
+CALL_SECONDS_MAX = 100
+
+needs_sdk = pytest.mark.skipif(
+    not PYTHON and not os.environ.get("CI"),
+    reason="CHARONIA_KSERVE_SDK names no interpreter with the packages kserve==0.21.* and kubernetes<34",
+)
+
+
+def run_with_sdk(program: str, *arguments: str, given: str = "") -> str:
+    """Run a program of this folder with the SDK, and return what it prints.
+
+    Raises:
+        RuntimeError: There is no SDK, or the program fails; the message has its errors.
+    """
+    if not PYTHON:
+        raise RuntimeError("CHARONIA_KSERVE_SDK names no interpreter with kserve")
+    command = [PYTHON, str(Path(__file__).with_name(program)), *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=CALL_SECONDS_MAX)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return done.stdout
