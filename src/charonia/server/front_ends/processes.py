@@ -114,6 +114,7 @@ class ServerProcesses:
         options = replace(options, cpu_cores=options.cpu_cores or cores_beside(usable_cores(), options.front_ends))
         write_options(folder, options)
         specs = process_specs(folder, engine, front_ends, shared)
+        specs[0] = replace(specs[0], memory_bytes_max=options.memory_limit_mib * 2**20)
         upgrades = self._upgrades = Upgrades(folder, options, self._arguments, self._notifier, engine)
         guard = self._guard = upgrades.guard = Supervisor(
             specs,
@@ -124,7 +125,6 @@ class ServerProcesses:
             hand_over=upgrades.hand_over,
             upgraded=upgrades.reported,
             is_replica=bool(shared),
-            memory_bytes_max=options.memory_limit_mib * 2**20,
         )
         self._cleanup.callback(guard.close)
         if not await guard.start():

@@ -73,6 +73,7 @@ class ProcessSpec:
         environment: Its environment; the guard adds variables of its own.
         sockets: Sockets that it inherits, to listen on them.
         shared_sockets: Further ones, on which other servers listen, too.
+        memory_bytes_max: Most memory of an engine with its workers and the front ends, 0 for no limit.
     """
 
     name: str
@@ -81,6 +82,7 @@ class ProcessSpec:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     sockets: Sequence[socket.socket] = ()
     shared_sockets: Sequence[socket.socket] = ()
+    memory_bytes_max: int = 0
 
     def renamed(self, name: str) -> "ProcessSpec":
         """Return how to start the same process with another name, also in its command."""
@@ -100,7 +102,6 @@ class Supervisor:
             SIGUSR2 to hand its front ends over; see `restarts.HandOver`.
         upgraded: Called with each stage of an upgrade.
         is_replica: Whether other servers have the same listening sockets.
-        memory_bytes_max: Most memory of an engine with its workers and front ends, 0 for no limit.
         reaps_orphans: Whether processes whose parents have ended become children of this one; None to find out.
 
     Attributes:
@@ -118,7 +119,6 @@ class Supervisor:
         hand_over: Callable[[str, str], None] = lambda *_: None,
         upgraded: Callable[[ReportUpgrade], None] = lambda _: None,
         is_replica: bool = False,
-        memory_bytes_max: int = 0,
         reaps_orphans: bool | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -130,7 +130,6 @@ class Supervisor:
         self._problem = problem
         self._hand_over = hand_over
         self._upgraded = upgraded
-        self._memory_bytes_max = memory_bytes_max
         self._reaps_orphans = os.getpid() == 1 if reaps_orphans is None else reaps_orphans
         front_ends = [tuple(spec.sockets) for spec in processes if spec.role is ProcessRole.FRONT_END]
         self._restarts = Restarts(
@@ -152,8 +151,7 @@ class Supervisor:
             self._listen(name)
         if self._reaps_orphans:
             self._task(self._look_for_orphans())
-        if self._memory_bytes_max:
-            self._task(self._watch_memory())
+        self._task(self._watch_memory())
         self._handle(Tick())
         outcomes: set[asyncio.Future[Any]] = {self._is_ready, self.ended}
         await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
@@ -348,16 +346,19 @@ class Supervisor:
         while True:
             await asyncio.sleep(MEMORY_S)
             pids = {name: process.pid for name, process in self._running.items()}
-            roles = {name: self._specs[name].role for name in pids}
-            sizes = await asyncio.to_thread(memory_of, pids.values(), self._memory_bytes_max)
-            others = sum(sizes[pids[name]] for name in pids if roles[name] is not ProcessRole.ENGINE)
-            for name, pid in pids.items():
-                used = sizes[pid] + others
-                is_same = name in self._running and self._running[name].pid == pid
-                if roles[name] is ProcessRole.ENGINE and used > self._memory_bytes_max and is_same:
-                    most = self._memory_bytes_max / 2**20
-                    _log.error("%s has %.0f MiB of memory, more than --memory-limit-mib=%.0f", name, used / 2**20, most)
-                    self._handle(OverMemory(name))
+            limits = {name: most for name in pids if (most := self._specs[name].memory_bytes_max)}
+            if limits:
+                engines = [pid for name, pid in pids.items() if self._specs[name].role is ProcessRole.ENGINE]
+                sizes = await asyncio.to_thread(memory_of, pids.values(), min(limits.values()))
+                others = sum(size for pid, size in sizes.items() if pid not in engines)
+                for name, most in limits.items():
+                    self._limit_memory(name, pids[name], sizes[pids[name]] + others, most)
+
+    def _limit_memory(self, name: str, pid: int, used: int, most: int) -> None:
+        if used > most and name in self._running and self._running[name].pid == pid:
+            mib = most / 2**20
+            _log.error("%s has %.0f MiB of memory, more than --memory-limit-mib=%.0f", name, used / 2**20, mib)
+            self._handle(OverMemory(name))
 
     async def _look_for_orphans(self) -> None:
         while True:
