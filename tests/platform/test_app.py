@@ -118,6 +118,11 @@ def test_a_route_may_say_more_itself(app: FastAPI, anybody: TestClient) -> None:
             500,
             {"error": "the platform failed at this call", "hint": "its log says why"},
         ),
+        (
+            connection.DatabaseFullError(Code.UNAVAILABLE, "the database cannot be used: full", hint="make room"),
+            507,
+            {"error": "the database cannot be used: full", "hint": "make room"},
+        ),
         (KeyError("secret"), 500, {"error": "the platform failed at this call", "hint": "its log says why"}),
     ],
 )
@@ -145,7 +150,15 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(anybody: TestClie
     answer = anybody.post("/api/v1/projects", content=b" " * (BODY_BYTES_MAX + 1))
     form = anybody.post("/logout", data={"csrf": "x" * BODY_BYTES_MAX})
 
-    assert (answer.status_code, form.status_code) == (413, 413)
+    pieces = anybody.post("/api/v1/projects", content=(b" " * 2**20 for _ in range(BODY_BYTES_MAX // 2**20 + 1)))
+
+    assert (answer.status_code, form.status_code, pieces.status_code) == (413, 413, 413)
+    assert answer.json() == pieces.json()
+    assert answer.json() == {
+        "error": "the body of this call is too large",
+        "hint": f"{OPENAPI_PATH} describes uploads in pieces",
+    }
+    assert "Content-Security-Policy" in answer.headers
 
 
 def test_a_piece_of_an_upload_may_be_larger(admin: TestClient) -> None:

@@ -4,14 +4,17 @@ import errno
 from http import HTTPStatus
 from urllib.parse import urlencode
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from charonia.core.errors import Code, RefusalKind, ServingError
 from charonia.platform.artifacts.faults import StorageFullError, TooLargeError
 from charonia.platform.console.pages import plain_page, wants_page
+from charonia.platform.database.connection import DatabaseFullError
 from charonia.platform.openapi import OPENAPI_PATH
 from charonia.platform.people import login
 from charonia.platform.people.access import NotPermittedError
@@ -55,7 +58,34 @@ def _invalid(request: Request, error: Exception) -> Response:
 
 def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return _too_large(request)
     return _answer(request, error.status_code, str(error.detail))
+
+
+def _too_large(request: Request) -> Response:
+    return _answer(request, 413, "the body of this call is too large", f"{OPENAPI_PATH} describes uploads in pieces")
+
+
+class AnsweringApp(FastAPI):
+    """An application whose limit of bodies answers as everything else does, where the framework sends plain text."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a call."""
+        is_replaced = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_replaced
+            if message["type"] == "http.response.start" and message["status"] == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                is_replaced = Headers(raw=message["headers"]).get("content-type", "").startswith("text/plain")
+                if is_replaced:
+                    response = _too_large(Request(scope, receive))
+                    response.headers.update(HEADERS)  # this is outside of the middleware
+                    await response(scope, receive, send)
+            if not is_replaced:
+                await send(message)
+
+        await super().__call__(scope, receive, sending)
 
 
 def _os_problem(request: Request, error: Exception) -> Response:
@@ -80,7 +110,7 @@ def _answer(request: Request, status: int, message: str, hint: str = "") -> Resp
 
 
 def _full(request: Request, error: Exception) -> Response:
-    assert isinstance(error, StorageFullError)
+    assert isinstance(error, StorageFullError | DatabaseFullError)
     return _answer(request, 507, error.message, error.hint)
 
 
@@ -91,6 +121,7 @@ def _large(request: Request, error: Exception) -> Response:
 
 ANSWERS = {
     StorageFullError: _full,
+    DatabaseFullError: _full,
     TooLargeError: _large,
     ServingError: _problem,
     NotPermittedError: _refusal,

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from charonia import __version__
-from charonia.platform.answers import ANSWERS
+from charonia.platform.answers import ANSWERS, AnsweringApp
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.console import routes as console
@@ -57,7 +57,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         platform.tasks.close()
         platform.database.close()
 
-    app = FastAPI(
+    app = AnsweringApp(
         title="Charonia platform",
         version=__version__,
         lifespan=lifespan,

@@ -41,7 +41,7 @@ class PlatformSettings:
         host: Address of the page and the API.
         port: Their port, 0 for any free one.
         public_url: Where browsers reach it, "" for host and port.
-        ports: First and last port for deployments on this machine; each takes three.
+        ports: First and last port for deployments on this machine; each takes two, and two for each of its servers.
         store_hosts: Hosts outside the internet that versions may be read from; "*" for all.
         oidc: Single sign-on.
     """

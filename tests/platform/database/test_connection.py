@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.exc import OperationalError
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database import connection as module
-from charonia.platform.database.connection import Database, now
+from charonia.platform.database.connection import Database, DatabaseFullError, now
 from charonia.platform.database.tables import KeyRow, PlatformTable, ProjectRow
 
 
@@ -122,7 +123,10 @@ def test_a_full_disk_is_said_so_and_nothing_half_is_written(tmp_path: Path) -> N
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
 
-    with pytest.raises(ServingError, match="database or disk is full") as raised, database.transaction() as session:
+    with (
+        pytest.raises(DatabaseFullError, match="database or disk is full") as raised,
+        database.transaction() as session,
+    ):
         session.add_all(ProjectRow(name=f"{number:0100}", created=now()) for number in range(1000))
 
     assert (raised.value.code, raised.value.hint) == (Code.UNAVAILABLE, "make room where it lies")
@@ -130,6 +134,14 @@ def test_a_full_disk_is_said_so_and_nothing_half_is_written(tmp_path: Path) -> N
         assert session.query(ProjectRow).count() == 0
     add_project(database, "a")
     database.close()
+
+
+def test_a_full_disk_of_postgresql_is_known_by_its_state() -> None:
+    class DiskFullError(Exception):
+        sqlstate = "53100"
+
+    with pytest.raises(DatabaseFullError, match="could not extend file"), module._explained():
+        raise OperationalError("INSERT", {}, DiskFullError("could not extend file"))
 
 
 def test_a_database_that_is_away_is_unavailable() -> None:

@@ -22,7 +22,13 @@ CONNECTIONS_MAX = 20
 
 _WRITES = "charonia_writes"
 _FULL = "disk is full"
+_FULL_STATE = "53100"
+"""What PostgreSQL says (SQLSTATE disk_full)."""
 """In the words of SQLite."""
+
+
+class DatabaseFullError(ServingError):
+    """There is no room left where the database lies."""
 
 
 class Database:
@@ -118,5 +124,7 @@ def _explained() -> Iterator[None]:
     except IntegrityError as error:
         raise ServingError(Code.ALREADY_EXISTS, f"it exists already: {error.orig}") from error
     except OperationalError as error:
-        hint = "make room where it lies" if _FULL in str(error.orig) else "try again"
-        raise unavailable(f"the database cannot be used: {error.orig}", hint=hint) from error
+        message = f"the database cannot be used: {error.orig}"
+        if _FULL in str(error.orig) or getattr(error.orig, "sqlstate", "") == _FULL_STATE:
+            raise DatabaseFullError(Code.UNAVAILABLE, message, hint="make room where it lies") from error
+        raise unavailable(message, hint="try again") from error
