@@ -42,6 +42,7 @@ class PlatformSettings:
         port: Their port, 0 for any free one.
         public_url: Where browsers reach it, "" for host and port.
         ports: First and last port for deployments on this machine; each takes three.
+        store_hosts: Hosts outside the internet that versions may be read from; "*" for all.
         oidc: Single sign-on.
     """
 
@@ -52,6 +53,7 @@ class PlatformSettings:
     port: int = PORT
     public_url: str = ""
     ports: tuple[int, int] = (FIRST_PORT, LAST_PORT)
+    store_hosts: tuple[str, ...] = ()
     oidc: Oidc = Oidc()
 
     def __post_init__(self) -> None:
