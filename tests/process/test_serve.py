@@ -1,6 +1,7 @@
 """A real server process, the stock clients, real models."""
 
 import asyncio
+import http.client
 import json
 import shutil
 import signal
@@ -21,7 +22,7 @@ import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
 from tests.support import models
 from tests.support.gate import Gate, gated
-from tests.support.process import SHAPES, ServeProcess, Shape, started_by
+from tests.support.process import SHAPES, ServeProcess, Shape, eventually, started_by
 from tritonclient.utils import InferenceServerException
 
 IDENTITY = """
@@ -386,6 +387,38 @@ def test_an_exit_timeout_answers_what_is_still_in_flight_and_exits_with_status_o
         thread.join()
     assert len(errors) == 1
     assert "exit timeout" in errors[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_during_the_exit_delay_requests_are_answered_and_clients_asked_to_leave(tmp_path: Path, shape: Shape) -> None:
+    write_identity(tmp_path, "echo", IDENTITY)
+    tensor = {"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}
+    body = json.dumps({"inputs": [tensor]})
+    statuses: list[int] = []
+
+    with ServeProcess(tmp_path, "--exit-delay-secs=2", *shape) as server:
+        kept = http.client.HTTPConnection(server.http, timeout=30)
+        for is_leaving in (False, True):
+            kept.request("POST", "/v2/models/echo/infer", body)
+            answer = kept.getresponse()
+            statuses.append(answer.status)
+            answer.read()
+            assert (answer.getheader("Connection") == "close") == is_leaving
+            if not is_leaving:
+                server.begin_to_stop()
+                assert eventually(lambda: not is_ready(server))
+        kept.close()
+        with grpcclient.InferenceServerClient(server.grpc) as late:
+            assert not late.is_server_ready()
+            late.infer("echo", [grpc_input("INPUT0", np.ones((1, 16), np.float32), "FP32")])
+        assert server.wait() == 0
+
+    assert statuses == [200, 200]
+
+
+def is_ready(server: ServeProcess) -> bool:
+    with httpclient.InferenceServerClient(server.http) as client:
+        return bool(client.is_server_ready())
 
 
 def test_a_configuration_that_asks_for_more_than_there_is_fails_to_load_with_the_reason(tmp_path: Path) -> None:
