@@ -37,6 +37,7 @@ class ErrorRecord(NamedTuple):
     code: str
     message: str
     hint: str
+    is_unexecuted: bool
 
 
 @dataclass(frozen=True, slots=True)
