@@ -197,7 +197,7 @@ def test_a_drained_server_loses_nothing_and_a_killed_one_what_it_had(
         threads = [threading.Thread(target=load.send, args=(param.values[0],)) for param in CLIENTS * SENDERS]
         for thread in threads:
             thread.start()
-        stack.callback(lambda: [thread.join() for thread in threads])
+            stack.callback(thread.join)
         stack.callback(load.over.set)
 
         load.goes_on()
