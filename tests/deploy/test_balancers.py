@@ -1,0 +1,219 @@
+"""Three servers behind Envoy, nginx and HAProxy as deploy/balancers configures them; clients are tritonclient's own."""
+
+import http.client
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+from tests.support.balancers import Balancer, every_balancer
+from tests.support.models import identity, write_model
+from tests.support.process import ServeProcess, eventually
+from tests.support.sequence_models import RUNNING_SUM, sequence_pbtxt
+
+from charonia.core.dtypes import DataType
+
+LARGE_BYTES = 16 << 20
+STEPS = 5
+SENDERS = 4  # for each protocol
+
+COUNT = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(int(pb_utils.get_input_tensor_by_name(request, "UPTO").as_numpy()[0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("NUMBER", np.array([number], np.int32))]))
+                time.sleep(0.2)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNT_CONFIG = """
+backend: "python"
+input { name: "UPTO" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] }
+model_transaction_policy { decoupled: true }
+"""
+
+Servers = Sequence[ServeProcess]
+
+CLIENTS = [pytest.param(http_client, id="http"), pytest.param(grpc_client, id="grpc")]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder, "identity", identity(DataType.FP32, ("n",)))
+    write_model(folder, "count", COUNT, config=COUNT_CONFIG)
+    write_model(
+        folder,
+        "sum",
+        RUNNING_SUM,
+        config=sequence_pbtxt("max_sequence_idle_microseconds: 60000000 direct { }", max_batch_size=16),
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(repository: Path) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(ServeProcess(repository)) for _ in range(3)]
+
+
+@pytest.fixture(params=every_balancer())
+def balancer(servers: Servers, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Balancer]:
+    with Balancer(request.param, tmp_path, servers) as balancer:
+        yield balancer
+
+
+def ask(client: Any, module: Any, array: np.ndarray[Any, Any]) -> None:
+    """Send one request to `identity` and check its answer."""
+    tensor = module.InferInput("INPUT0", array.shape, "FP32")
+    tensor.set_data_from_numpy(array)
+    assert np.array_equal(client.infer("identity", [tensor]).as_numpy("OUTPUT0"), array)
+
+
+def address(balancer: Balancer, module: Any) -> str:
+    return balancer.http if module is http_client else balancer.grpc
+
+
+def executed(server: ServeProcess, model: str) -> int:
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        statistics = client.get_inference_statistics(model, as_json=True)
+    return int(statistics["model_stats"][0].get("inference_count", 0))
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+def test_requests_go_to_all_servers_and_large_tensors_pass(servers: Servers, balancer: Balancer, module: Any) -> None:
+    before = [executed(server, "identity") for server in servers]
+    with module.InferenceServerClient(address(balancer, module)) as client:
+        for _ in range(30):
+            ask(client, module, np.arange(16, dtype=np.float32)[None])
+        for _ in range(3):
+            ask(client, module, np.zeros((1, LARGE_BYTES // 4), np.float32))
+
+    counts = [executed(server, "identity") - earlier for server, earlier in zip(servers, before, strict=True)]
+    assert sum(counts) == 33
+    assert min(counts) > 0
+
+
+def test_events_of_a_stream_come_one_by_one(balancer: Balancer) -> None:
+    connection = http.client.HTTPConnection(balancer.http, timeout=30)
+    connection.request("POST", "/v2/models/count/generate_stream", json.dumps({"UPTO": 5}))
+    with connection.getresponse() as response:
+        times = [time.monotonic() for line in response if line.startswith(b"data:")]
+    connection.close()
+
+    assert len(times) == 5
+    assert times[-1] - times[0] > 0.5
+
+
+def test_responses_of_a_grpc_stream_come_one_by_one_in_both_directions(balancer: Balancer) -> None:
+    answers: queue.Queue[tuple[float, Any, Any]] = queue.Queue()
+    upto = grpc_client.InferInput("UPTO", [1], "INT32")
+    upto.set_data_from_numpy(np.array([3], np.int32))
+    with grpc_client.InferenceServerClient(balancer.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((time.monotonic(), result, error)))
+        for _ in range(2):  # the second one while the stream is open
+            client.async_stream_infer("count", [upto])
+            found = [answers.get(timeout=30) for _ in range(3)]
+            assert [error for _, _, error in found] == [None] * 3
+            assert [int(result.as_numpy("NUMBER")[0]) for _, result, _ in found] == [0, 1, 2]
+            assert found[-1][0] - found[0][0] > 0.2
+        client.stop_stream()
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+def test_a_sequence_stays_on_its_server(servers: Servers, balancer: Balancer, module: Any) -> None:
+    before = [executed(server, "sum") for server in servers]
+    names = range(1, 13)
+    value = module.InferInput("INPUT", [1, 1], "INT32")
+    value.set_data_from_numpy(np.array([[2]], np.int32))
+    with module.InferenceServerClient(address(balancer, module)) as client:
+        for step in range(1, STEPS + 1):
+            for name in names:
+                answer = client.infer(
+                    "sum",
+                    [value],
+                    headers={"x-sequence-id": str(name)},
+                    sequence_id=name,
+                    sequence_start=step == 1,
+                    sequence_end=step == STEPS,
+                )
+                assert answer.as_numpy("OUTPUT")[0, 0] == 2 * step
+
+    counts = [executed(server, "sum") - earlier for server, earlier in zip(servers, before, strict=True)]
+    assert sum(counts) == len(names) * STEPS
+    assert sum(count > 0 for count in counts) > 1
+
+
+@dataclass
+class Load:
+    """Clients of both protocols that send small requests until they are told to end."""
+
+    balancer: Balancer
+    answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, module: Any) -> None:
+        array = np.arange(16, dtype=np.float32)[None]
+        with module.InferenceServerClient(address(self.balancer, module)) as client:
+            while not self.over.is_set():
+                try:
+                    ask(client, module, array)
+                    self.answered += 1
+                except Exception as error:
+                    self.failures.append(f"{module.__name__}: {error!r}")
+                time.sleep(0.002)
+
+    def goes_on(self, requests: int = 500) -> None:
+        """Wait for further answers."""
+        wanted = self.answered + requests
+        assert eventually(lambda: self.answered >= wanted, 60), self.failures[-3:]
+
+
+@pytest.mark.parametrize("name", every_balancer())
+def test_a_drained_server_loses_nothing_and_a_killed_one_what_it_had(
+    name: str, repository: Path, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ServeProcess(repository)) for _ in range(3)]
+        balancer = stack.enter_context(Balancer(name, tmp_path, servers))
+        load = Load(balancer)
+        threads = [threading.Thread(target=load.send, args=(param.values[0],)) for param in CLIENTS * SENDERS]
+        for thread in threads:
+            thread.start()
+            stack.callback(thread.join)
+        stack.callback(load.over.set)
+
+        load.goes_on()
+        balancer.drain(servers[0])
+        assert servers[0].stop() == 0
+        load.goes_on()
+        # A reload of nginx closes connections on which it has read no request; the client may be about to send one.
+        refused = [found for found in load.failures if name == "nginx" and "HTTPConnectionClosed" in found]
+        assert load.failures == refused
+        assert len(refused) <= SENDERS
+        load.failures.clear()
+
+        servers[1].kill()
+        load.goes_on()
+        lost = list(load.failures)
+        load.goes_on()
+
+    assert len(lost) <= len(threads), lost
+    assert load.failures == lost
