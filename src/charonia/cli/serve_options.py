@@ -349,8 +349,7 @@ METRICS = (
     Option("--allow-cpu-metrics", "metrics.cpu", boolean, _BOOL, "Include CPU metrics"),
     Option("--allow-gpu-metrics", "metrics.gpu", boolean, _BOOL, "Include GPU metrics"),
     Option(
-        *("--metrics-address", "metrics.address", filled, "ADDRESS", "Address to listen on"),
-        default="that of HTTP",
+        *("--metrics-address", "metrics.address", filled, "ADDRESS", "Address to listen on"), default="that of HTTP"
     ),
     Option("--metrics-port", "metrics.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
     Option(

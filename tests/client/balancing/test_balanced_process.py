@@ -169,7 +169,7 @@ def test_a_server_that_stands_still_gets_no_more_requests_and_is_back_when_it_go
 
 @PROTOCOLS
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_server_that_is_drained_loses_no_request(
+def test_a_server_that_is_drained_loses_no_request_that_it_received(
     repository: Path, executed: Callable[[], Counter[str]], protocol: str, shape: Shape
 ) -> None:
     async def scenario(servers: list[ServeProcess]) -> None:
@@ -180,7 +180,12 @@ def test_a_server_that_is_drained_loses_no_request(
                 await asyncio.to_thread(servers[0].stop)
                 await load.until(lambda status: not status.is_in)
                 await load.more(300)
-            assert {name: str(error) for name, error in load.failed.items()} == {}
+            # Over HTTP/1.1 nobody tells whether a request was read from a connection that ends: the server may have
+            # closed it, or its socket before it was accepted, while the request was on its way.
+            lost = {name: str(error) for name, error in load.failed.items()}
+            assert len(lost) <= (CALLERS if protocol == "http" else 0), lost
+            assert all("closed the connection before any response" in text for text in lost.values()), lost
+            assert not lost.keys() & executed().keys()
             nothing_ran_twice(load, executed())
 
     with ExitStack() as stack:

@@ -606,7 +606,7 @@ def test_a_response_that_is_written_after_a_close_goes_nowhere() -> None:
     assert bench.client.responses == []
 
 
-def test_closing_ends_idle_connections_and_finishes_the_others() -> None:
+def test_closing_finishes_connections_and_one_more_request_on_idle_ones() -> None:
     bench = Bench()
     bench.engine.hold = True
     busy, receiving = bench.connect(), bench.connect()
@@ -614,6 +614,8 @@ def test_closing_ends_idle_connections_and_finishes_the_others() -> None:
     receiving.send(infer("b")[:50])
 
     bench.frontend.stop_accepting()
+    [last] = bench.client.send(LIVE)
+    assert (last.status, last.headers["connection"]) == (200, "close")
     assert bench.client.transport.is_closed
     bench.engine.release(0)
     receiving.send(infer("b")[50:])

@@ -10,7 +10,7 @@ from tests.support.http_memory import MemoryClient, request
 from tests.support.idle_time import IdleTimeLoop
 
 from charonia.server.http.connection import LINGER_S
-from charonia.server.http.frontend import HttpFrontend, HttpLimits
+from charonia.server.http.frontend import NOTICE_S, HttpFrontend, HttpLimits
 from charonia.server.listening import GRACE_S, QUIET_S
 
 METADATA = request("/v2", method="GET")
@@ -52,6 +52,19 @@ def test_a_client_that_reads_slowly_gets_its_whole_answer() -> None:
 
         assert rounds > 3
         assert [response.status for response in client.responses] == [200]
+
+    play(scenario)
+
+
+def test_an_idle_connection_is_closed_when_it_was_not_used_for_a_moment() -> None:
+    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+        client.send(METADATA)
+        leaving = asyncio.create_task(until_closed(client))
+        draining = asyncio.create_task(frontend.drain(1000.0))
+        await asyncio.sleep(NOTICE_S * 0.5)
+        assert not client.transport.is_closed
+        assert await draining
+        await leaving
 
     play(scenario)
 

@@ -122,10 +122,10 @@ class HttpEndpoint:
         return HttpConnection(self)
 
     def stop_accepting(self) -> None:
-        """Accept no more connections, and no more requests on open ones."""
+        """Accept no more connections. Idle ones stay open until `drain`; a request on them is their last."""
         self.leave_sockets()
         for connection in list(self._connections):
-            if connection.uses() is None:
+            if connection.uses() is None or connection.untaken()[0]:
                 connection.wind_down()
 
     async def hand_on(self, timeout_s: float) -> None:
