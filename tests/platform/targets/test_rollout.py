@@ -11,9 +11,9 @@ from charonia.platform.targets.rollout import (
     CancelServer,
     EndServer,
     ForgetServer,
-    Goal,
+    ReplicaPhase,
     RetuneServer,
-    ServerPhase,
+    RolloutGoal,
     ServerState,
     StartServer,
     UpgradeServer,
@@ -25,11 +25,11 @@ from charonia.platform.targets.rollout import (
 )
 
 GONE, STARTING, UP, MOVING, ENDING = (
-    ServerPhase.GONE,
-    ServerPhase.STARTING,
-    ServerPhase.UP,
-    ServerPhase.MOVING,
-    ServerPhase.ENDING,
+    ReplicaPhase.GONE,
+    ReplicaPhase.STARTING,
+    ReplicaPhase.UP,
+    ReplicaPhase.MOVING,
+    ReplicaPhase.ENDING,
 )
 
 
@@ -38,7 +38,7 @@ def up(number: int, revision: int = 1, **more: object) -> ServerState:
 
 
 def test_the_first_server_starts_alone_and_the_others_beside_it() -> None:
-    goal = Goal(1, count=3)
+    goal = RolloutGoal(1, count=3)
 
     assert next_acts(goal, [], "rev 1") == [StartServer(1)]
     assert next_acts(goal, [ServerState(1, STARTING)], "rev 1") == []
@@ -46,26 +46,26 @@ def test_the_first_server_starts_alone_and_the_others_beside_it() -> None:
 
 
 def test_servers_are_upgraded_one_after_the_other_and_only_when_the_one_before_is_ready() -> None:
-    goal, one = Goal(2, count=2, before=1), up(1)
+    goal, one = RolloutGoal(2, count=2, before=1), up(1)
 
     assert next_acts(goal, [one, up(2)], "rev 2") == [UpgradeServer(1)]
     assert next_acts(goal, [replace(one, phase=MOVING, applying=2), up(2)], "rev 2") == []
-    assert next_acts(goal, [up(1, 2, phase=ServerPhase.FINISHING), up(2)], "rev 2") == []
+    assert next_acts(goal, [up(1, 2, phase=ReplicaPhase.FINISHING), up(2)], "rev 2") == []
     assert next_acts(goal, [up(1, 2, is_ready=False), up(2)], "rev 2") == []
     assert next_acts(goal, [up(1, 2), up(2)], "rev 2") == [UpgradeServer(2)]
     assert judged(goal, [up(1, 2), up(2, 2)]) == replace(goal, is_reached=True)
 
 
 def test_a_change_of_traffic_alone_does_not_upgrade() -> None:
-    assert next_acts(Goal(2, before=1), [up(1)], "rev 1") == [RetuneServer(1)]
+    assert next_acts(RolloutGoal(2, before=1), [up(1)], "rev 1") == [RetuneServer(1)]
 
 
 def test_a_revision_that_fails_in_one_server_goes_back_in_the_others() -> None:
-    goal, servers = Goal(2, count=2, before=1), [up(1, 2), up(2, applying=2, failure="no memory")]
+    goal, servers = RolloutGoal(2, count=2, before=1), [up(1, 2), up(2, applying=2, failure="no memory")]
 
     back = judged(goal, servers)
 
-    assert back == Goal(1, 2, 1, failed=2, reason="no memory")
+    assert back == RolloutGoal(1, 2, 1, failed=2, reason="no memory")
     assert answering(goal, servers) == answering(back, servers) == 1
     assert next_acts(back, servers, "rev 1") == [UpgradeServer(1)]
     assert judged(back, [up(1), servers[1]]).is_reached
@@ -74,14 +74,14 @@ def test_a_revision_that_fails_in_one_server_goes_back_in_the_others() -> None:
 def test_a_first_revision_that_fails_leaves_nothing() -> None:
     servers = [up(1), ServerState(2, applying=1, failure="no memory", starts=1)]
 
-    none = judged(Goal(1, count=2), servers)
+    none = judged(RolloutGoal(1, count=2), servers)
 
     assert (none.revision, none.failed, none.reason) == (0, 1, "no memory")
     assert next_acts(none, servers, "") == [EndServer(1), ForgetServer(2)]
 
 
 def test_a_server_that_ends_is_started_again_beside_the_others_with_a_back_off() -> None:
-    goal = Goal(1, count=2, is_reached=True)
+    goal = RolloutGoal(1, count=2, is_reached=True)
     gone = ServerState(2, starts=4, since_start_s=back_off_s(4) - 0.1, failure="no memory", applying=1)
 
     assert judged(goal, [up(1), gone]) == goal
@@ -91,7 +91,7 @@ def test_a_server_that_ends_is_started_again_beside_the_others_with_a_back_off()
 
 
 def test_what_is_given_up_is_cancelled_until_it_has_ended_and_then_what_has_it_goes_back() -> None:
-    goal, moving = Goal(2, count=2, before=1), replace(up(2), phase=MOVING, applying=2)
+    goal, moving = RolloutGoal(2, count=2, before=1), replace(up(2), phase=MOVING, applying=2)
     servers = [up(1, 2), moving]
 
     back = given_up(goal, "")
@@ -99,18 +99,18 @@ def test_what_is_given_up_is_cancelled_until_it_has_ended_and_then_what_has_it_g
     assert next_acts(back, servers, "rev 1")[0] == CancelServer(2)
     assert not judged(back, [up(1), moving]).is_reached
     assert next_acts(back, [up(1, 2), up(2, applying=2, failure="cancelled")], "rev 1") == [UpgradeServer(1)]
-    assert next_acts(given_up(Goal(1), ""), [ServerState(1, STARTING, applying=1)], "") == [CancelServer(1)]
+    assert next_acts(given_up(RolloutGoal(1), ""), [ServerState(1, STARTING, applying=1)], "") == [CancelServer(1)]
 
 
 def test_the_servers_that_are_ready_are_kept() -> None:
-    goal = Goal(1, count=1, is_reached=True)
+    goal = RolloutGoal(1, count=1, is_reached=True)
 
     assert next_acts(goal, [ServerState(1), up(2), up(3)], "rev 1") == [EndServer(3), ForgetServer(1)]
     assert next_acts(goal, [up(1, phase=ENDING), up(2)], "rev 1") == []
 
 
 def test_a_server_that_does_not_answer_is_replaced_when_that_lasts() -> None:
-    goal, unwell = Goal(2, before=1), up(1, is_ready=False, unwell_s=UNWELL_S_MAX - 1)
+    goal, unwell = RolloutGoal(2, before=1), up(1, is_ready=False, unwell_s=UNWELL_S_MAX - 1)
 
     assert next_acts(goal, [unwell], "rev 2") == []
     assert next_acts(goal, [replace(unwell, unwell_s=UNWELL_S_MAX)], "rev 2") == [EndServer(1)]
@@ -122,13 +122,13 @@ class Machine:
 
     servers: dict[int, ServerState] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
-    goal: Goal = field(default_factory=Goal)
+    goal: RolloutGoal = field(default_factory=RolloutGoal)
 
     def apply(self, revision: int) -> None:
-        busy = any(one.phase in (MOVING, ServerPhase.FINISHING) for one in self.servers.values())
+        busy = any(one.phase in (MOVING, ReplicaPhase.FINISHING) for one in self.servers.values())
         alive = [one for one in self.servers.values() if one.phase is not GONE]
         if not busy and (not alive or self.goal.is_reached or self.goal.failed):
-            self.goal = Goal(revision, max(1, self.goal.count), self.goal.revision if alive else 0)
+            self.goal = RolloutGoal(revision, max(1, self.goal.count), self.goal.revision if alive else 0)
             for number, one in self.servers.items():
                 self.servers[number] = replace(one, applying=0, failure="")
 
@@ -167,17 +167,17 @@ class Machine:
             one = replace(one, since_start_s=one.since_start_s + 10.0)
             fails = one.applying in self.broken
             match one.phase:
-                case ServerPhase.STARTING if fails:
+                case ReplicaPhase.STARTING if fails:
                     one = replace(one, phase=GONE, failure="it is broken")
-                case ServerPhase.STARTING:
+                case ReplicaPhase.STARTING:
                     one = up(number, one.applying, starts=one.starts)
-                case ServerPhase.MOVING if fails:
+                case ReplicaPhase.MOVING if fails:
                     one = replace(one, phase=UP, failure="it is broken")
-                case ServerPhase.MOVING:
-                    one = up(number, one.applying, phase=ServerPhase.FINISHING, starts=one.starts)
-                case ServerPhase.FINISHING:
+                case ReplicaPhase.MOVING:
+                    one = up(number, one.applying, phase=ReplicaPhase.FINISHING, starts=one.starts)
+                case ReplicaPhase.FINISHING:
                     one = replace(one, phase=UP)
-                case ServerPhase.ENDING:
+                case ReplicaPhase.ENDING:
                     one = ServerState(number)
             self.servers[number] = one
 

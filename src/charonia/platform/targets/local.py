@@ -22,7 +22,7 @@ from charonia.platform.targets.api import Observed, RevisionPhase, Workload
 from charonia.platform.targets.fit import LocalMachine, Needs, misfits, needs_of, obstacle
 from charonia.platform.targets.live_traffic import without_traffic
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, NotesFolder, tail, write_whole
-from charonia.platform.targets.local_server import HOST, LocalServer
+from charonia.platform.targets.local_server import HOST, DeployedServer
 from charonia.platform.targets.machine import this_machine
 from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.targets.ports import FreePorts
@@ -31,9 +31,9 @@ from charonia.platform.targets.rollout import (
     CancelServer,
     EndServer,
     ForgetServer,
-    Goal,
+    ReplicaPhase,
     RetuneServer,
-    ServerPhase,
+    RolloutGoal,
     ServerState,
     StartServer,
     UpgradeServer,
@@ -88,22 +88,22 @@ class LocalTarget:
         with self._held(name):
             folder = self._folder(name)
             goal, servers = self._look(folder)
-            is_there = any(one.phase is not ServerPhase.GONE for one in servers)
+            is_there = any(one.phase is not ReplicaPhase.GONE for one in servers)
             if is_there and goal.revision == number and not goal.failed:
                 return
             if folder.stopping_since() and is_there:
                 raise unavailable(f"the servers of '{name}' end", hint="wait until they have ended")
-            moving = any(one.phase in (ServerPhase.MOVING, ServerPhase.FINISHING) for one in servers)
+            moving = any(one.phase in (ReplicaPhase.MOVING, ReplicaPhase.FINISHING) for one in servers)
             if is_there and (moving or not (goal.is_reached or goal.failed)):
                 raise unavailable(f"revision {goal.revision} of '{name}' is not over yet")
             with self._lock:
                 self._prepare(folder, workload)
             for one in servers:
-                if one.phase is ServerPhase.GONE or one.failure:
+                if one.phase is ReplicaPhase.GONE or one.failure:
                     folder.server(one.number).forget("applying")
             folder.forget_stopping()
             count = min(max(goal.count, spec.replicas_min), spec.replicas_max)
-            _write_goal(folder, Goal(number, count if is_there else spec.replicas_min, goal.revision * is_there))
+            _write_goal(folder, RolloutGoal(number, count if is_there else spec.replicas_min, goal.revision * is_there))
             self._step(folder)
 
     def scale(self, deployment: str, replicas: int) -> str:
@@ -140,12 +140,12 @@ class LocalTarget:
         with self._held(deployment):
             folder = self._folder(deployment)
             goal, servers = self._look(folder)
-            living = [one for one in servers if one.phase is not ServerPhase.GONE]
+            living = [one for one in servers if one.phase is not ReplicaPhase.GONE]
             if not living and goal.failed:
                 return Observed(applying=goal.failed, phase=RevisionPhase.FAILED, reason=goal.reason)
             if not living:
                 return Observed()
-            if folder.stopping_since() or all(one.phase is ServerPhase.ENDING for one in living):
+            if folder.stopping_since() or all(one.phase is ReplicaPhase.ENDING for one in living):
                 return Observed(phase=RevisionPhase.ENDING, doing="requests in flight are finished")
             return self._seen(folder, goal, servers)
 
@@ -190,8 +190,8 @@ class LocalTarget:
     def _folder(self, deployment: str) -> DeploymentFolder:
         return DeploymentFolder(self._root / deployment)
 
-    def _server(self, folder: DeploymentFolder, number: int) -> LocalServer:
-        return LocalServer(folder, number, self._unwell)
+    def _server(self, folder: DeploymentFolder, number: int) -> DeployedServer:
+        return DeployedServer(folder, number, self._unwell)
 
     @contextmanager
     def _held(self, deployment: str) -> Iterator[None]:
@@ -221,7 +221,7 @@ class LocalTarget:
                 found += [Needs(**needs)] * goal.count if needs else []
         return found
 
-    def _obstacle(self, folder: DeploymentFolder, goal: Goal, more: int) -> str:
+    def _obstacle(self, folder: DeploymentFolder, goal: RolloutGoal, more: int) -> str:
         """Return why this machine has no room for so many more servers of a deployment, "" where it has."""
         if more <= 0:
             return ""
@@ -254,7 +254,7 @@ class LocalTarget:
             raise unavailable(f"there are no {PORTS} free ports in a row", hint="--ports gives the platform others")
         return found[0]
 
-    def _look(self, folder: DeploymentFolder) -> tuple[Goal, list[ServerState]]:
+    def _look(self, folder: DeploymentFolder) -> tuple[RolloutGoal, list[ServerState]]:
         """Return what is to be, and the servers; write down what has come of it."""
         before = _read_goal(folder)
         servers = [self._server(folder, number).look() for number in folder.servers()]
@@ -283,20 +283,20 @@ class LocalTarget:
                 case ForgetServer():
                     server.remove()
         for one in servers:  # those that were told to end long ago
-            if one.phase is ServerPhase.ENDING:
+            if one.phase is ReplicaPhase.ENDING:
                 self._server(folder, one.number).end()
         numbers = folder.servers()
         kept = set().union(*(self._server(folder, number).revisions() for number in numbers))
         folder.tidy(kept | {goal.revision, goal.before})
 
-    def _start(self, folder: DeploymentFolder, server: LocalServer, revision: int, beside: int) -> None:
+    def _start(self, folder: DeploymentFolder, server: DeployedServer, revision: int, beside: int) -> None:
         with self._lock:
             server.folder.path.mkdir(exist_ok=True)
             if not self._ports.are_free(server.folder.read("ports").get("ports", ())):
                 server.folder.write("ports", ports=self._free_ports())
         server.start(revision, self._server(folder, beside) if beside else None)
 
-    def _retune(self, folder: DeploymentFolder, server: LocalServer, goal: Goal) -> None:
+    def _retune(self, folder: DeploymentFolder, server: DeployedServer, goal: RolloutGoal) -> None:
         try:
             server.retune(goal.revision)
         except ServingError as error:
@@ -304,15 +304,15 @@ class LocalTarget:
                 raise
             _write_goal(folder, given_up(goal, str(error)))
 
-    def _seen(self, folder: DeploymentFolder, goal: Goal, servers: Sequence[ServerState]) -> Observed:
+    def _seen(self, folder: DeploymentFolder, goal: RolloutGoal, servers: Sequence[ServerState]) -> Observed:
         """Return what is seen of servers that live."""
         serving, ports = answering(goal, servers), folder.read("address")["ports"]
         is_failed = bool(goal.failed)
         phase = RevisionPhase.READY if goal.is_reached and serving else RevisionPhase.STARTING
         if is_failed:
             phase = RevisionPhase.FAILED
-        busy = [one for one in servers if one.phase in (ServerPhase.MOVING, ServerPhase.FINISHING)]
-        busy += [one for one in servers if one.phase is ServerPhase.STARTING]
+        busy = [one for one in servers if one.phase in (ReplicaPhase.MOVING, ReplicaPhase.FINISHING)]
+        busy += [one for one in servers if one.phase is ReplicaPhase.STARTING]
         shown = [self._server(folder, one.number).shown(one) for one in servers]
         up = [self._server(folder, one.number) for one in servers if one.phase in RUNNING]
         return Observed(
@@ -330,11 +330,11 @@ class LocalTarget:
         )
 
 
-def _read_goal(folder: DeploymentFolder) -> Goal:
-    return Goal(**folder.read("goal"))
+def _read_goal(folder: DeploymentFolder) -> RolloutGoal:
+    return RolloutGoal(**folder.read("goal"))
 
 
-def _write_goal(folder: DeploymentFolder, goal: Goal) -> None:
+def _write_goal(folder: DeploymentFolder, goal: RolloutGoal) -> None:
     folder.write("goal", **asdict(goal))
 
 

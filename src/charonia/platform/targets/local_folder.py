@@ -1,7 +1,7 @@
 """The folder of a deployment on this machine: what is kept of it there, and its processes.
 
 address.json   ports of HTTP and gRPC, for as long as the deployment exists
-goal.json      what is to be: see `rollout.Goal`
+goal.json      what is to be: see `rollout.RolloutGoal`
 stopping       the deployment was told to end
 keys           API keys of all its servers, with that of the platform, which is in `platform.key`
 rev-N/         a revision: its repository, its interpreter, and in `serve.json` how its servers are started

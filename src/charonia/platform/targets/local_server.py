@@ -24,7 +24,7 @@ from charonia.platform.targets.local_folder import (
     write_whole,
 )
 from charonia.platform.targets.local_reasons import MOVED, last_line, why_ended, why_not_upgraded
-from charonia.platform.targets.rollout import ServerPhase, ServerState
+from charonia.platform.targets.rollout import ReplicaPhase, ServerState
 
 HOST = "127.0.0.1"
 
@@ -38,12 +38,12 @@ _SHARED = ("CHARONIA_CACHE",)
 _taking_over = threading.Lock()
 
 _DOING = {
-    ServerPhase.STARTING: "it starts",
-    ServerPhase.ENDING: "requests in flight are finished",
+    ReplicaPhase.STARTING: "it starts",
+    ReplicaPhase.ENDING: "requests in flight are finished",
 }
 
 
-class LocalServer:
+class DeployedServer:
     """A server of a deployment.
 
     Args:
@@ -78,7 +78,7 @@ class LocalServer:
             return self._ended(applying, state)
         revision = int(serving.get("revision", 0))
         if self.folder.stopping_since():
-            return replace(state, phase=ServerPhase.ENDING, revision=revision)
+            return replace(state, phase=ReplicaPhase.ENDING, revision=revision)
         self.folder.cut_log()
         is_ready = is_healthy(self._ports[0])
         if is_ready:
@@ -89,15 +89,15 @@ class LocalServer:
         state = replace(state, is_ready=is_ready, revision=revision, made=serving.get("made", ""))
         if applying and (not applying["is_upgrade"] or Steps(self.folder.path).is_begun()):
             return self._under_way(applying, state)
-        return replace(state, phase=ServerPhase.UP if revision else ServerPhase.STARTING)
+        return replace(state, phase=ReplicaPhase.UP if revision else ReplicaPhase.STARTING)
 
     def shown(self, state: ServerState) -> Replica:
         """Return it as people see it."""
-        reason = state.failure if state.phase is ServerPhase.GONE else ""
+        reason = state.failure if state.phase is ReplicaPhase.GONE else ""
         doing = _DOING.get(state.phase, "")
         if not state.is_ready and not reason and not doing:
             reason = "it does not answer, or not all of its models are ready"
-        if state.phase is ServerPhase.GONE and not reason:
+        if state.phase is ReplicaPhase.GONE and not reason:
             reason = "it has ended, and is started again"
         return Replica(
             f"pid {self.folder.pid()}",
@@ -116,7 +116,7 @@ class LocalServer:
             return last_line(Steps(self.folder.path).text())
         return last_line(tail(self.folder.log, 1))
 
-    def start(self, revision: int, beside: "LocalServer | None") -> None:
+    def start(self, revision: int, beside: "DeployedServer | None") -> None:
         """Start it with a revision.
 
         Raises:
@@ -220,20 +220,20 @@ class LocalServer:
         state = replace(state, applying=number)
         if not applying["is_upgrade"]:
             if not state.is_ready:
-                return replace(state, phase=ServerPhase.STARTING)
+                return replace(state, phase=ReplicaPhase.STARTING)
             self._serves(applying)
-            return replace(state, phase=ServerPhase.UP, revision=number, made=made)
+            return replace(state, phase=ReplicaPhase.UP, revision=number, made=made)
         steps = Steps(self.folder.path)
         status, text = steps.status(), steps.text()
         if MOVED in text:
             self._take_over(applying)
             if status is None:
-                return replace(state, phase=ServerPhase.FINISHING, revision=number, made=made)
+                return replace(state, phase=ReplicaPhase.FINISHING, revision=number, made=made)
             self._serves(applying)
-            return replace(state, phase=ServerPhase.UP, revision=number, made=made)
+            return replace(state, phase=ReplicaPhase.UP, revision=number, made=made)
         if status is None:
-            return replace(state, phase=ServerPhase.MOVING)
-        return replace(state, phase=ServerPhase.UP, failure=why_not_upgraded(text))
+            return replace(state, phase=ReplicaPhase.MOVING)
+        return replace(state, phase=ReplicaPhase.UP, failure=why_not_upgraded(text))
 
     def _take_over(self, applying: Mapping[str, Any]) -> None:
         """Write down that the new engine has all new requests, and let it split traffic as its revision says.

@@ -20,7 +20,7 @@ BACK_OFF_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class RolloutGoal:
     """What is to be.
 
     Attributes:
@@ -40,7 +40,7 @@ class Goal:
     reason: str = ""
 
 
-class ServerPhase(Enum):
+class ReplicaPhase(Enum):
     """What a server does."""
 
     GONE = "gone"
@@ -53,7 +53,7 @@ class ServerPhase(Enum):
     ENDING = "ending"
 
 
-RUNNING = (ServerPhase.UP, ServerPhase.MOVING, ServerPhase.FINISHING)
+RUNNING = (ReplicaPhase.UP, ReplicaPhase.MOVING, ReplicaPhase.FINISHING)
 """They answer, if they are well."""
 
 
@@ -75,7 +75,7 @@ class ServerState:
     """
 
     number: int
-    phase: ServerPhase = ServerPhase.GONE
+    phase: ReplicaPhase = ReplicaPhase.GONE
     revision: int = 0
     applying: int = 0
     made: str = ""
@@ -132,7 +132,7 @@ class CancelServer:
 Act = CancelServer | StartServer | UpgradeServer | RetuneServer | EndServer | ForgetServer
 
 
-def judged(goal: Goal, servers: Sequence[ServerState]) -> Goal:
+def judged(goal: RolloutGoal, servers: Sequence[ServerState]) -> RolloutGoal:
     """Return what is to be from now on: whether the goal is reached, or has to be given up."""
     if goal.is_reached or not goal.revision:
         return goal
@@ -145,13 +145,13 @@ def judged(goal: Goal, servers: Sequence[ServerState]) -> Goal:
     return replace(goal, is_reached=True) if len(there) >= goal.count and not others else goal
 
 
-def given_up(goal: Goal, reason: str) -> Goal:
+def given_up(goal: RolloutGoal, reason: str) -> RolloutGoal:
     """Return the goal after a revision that was given up, for a reason or because somebody says so ("")."""
     failed = goal.revision if reason else 0
-    return Goal(goal.before, goal.count if goal.before else 0, goal.before, failed=failed, reason=reason)
+    return RolloutGoal(goal.before, goal.count if goal.before else 0, goal.before, failed=failed, reason=reason)
 
 
-def next_acts(goal: Goal, servers: Sequence[ServerState], made: str) -> list[Act]:
+def next_acts(goal: RolloutGoal, servers: Sequence[ServerState], made: str) -> list[Act]:
     """Return what to do now.
 
     Args:
@@ -164,14 +164,14 @@ def next_acts(goal: Goal, servers: Sequence[ServerState], made: str) -> list[Act
     for one in surplus:
         if _strays(one, goal):
             continue
-        if one.phase is ServerPhase.GONE:
+        if one.phase is ReplicaPhase.GONE:
             acts.append(ForgetServer(one.number))
-        elif one.phase is not ServerPhase.ENDING:
+        elif one.phase is not ReplicaPhase.ENDING:
             acts.append(EndServer(one.number))
     return acts + (_upgrades(goal, kept, made) or _starts(goal, kept, servers))
 
 
-def answering(goal: Goal, servers: Sequence[ServerState]) -> int:
+def answering(goal: RolloutGoal, servers: Sequence[ServerState]) -> int:
     """Return the revision that answers requests, 0 for none: of two, the one before."""
     found = {one.revision for one in servers if one.phase in RUNNING and one.revision}
     if goal.is_reached or not found:
@@ -184,25 +184,25 @@ def back_off_s(starts: int) -> float:
     return min(BACK_OFF_S * 2.0 ** min(max(0, starts - 1), 10), BACK_OFF_S_MAX)
 
 
-def _strays(one: ServerState, goal: Goal) -> bool:
+def _strays(one: ServerState, goal: RolloutGoal) -> bool:
     """Whether a revision is being brought about in a server that is not wanted any more."""
-    return one.phase in (ServerPhase.STARTING, ServerPhase.MOVING) and one.applying not in (0, goal.revision)
+    return one.phase in (ReplicaPhase.STARTING, ReplicaPhase.MOVING) and one.applying not in (0, goal.revision)
 
 
-def _chosen(goal: Goal, servers: Sequence[ServerState]) -> tuple[list[ServerState], list[ServerState]]:
+def _chosen(goal: RolloutGoal, servers: Sequence[ServerState]) -> tuple[list[ServerState], list[ServerState]]:
     """Return the servers that are kept, and those that are one too many: of equal ones, the last."""
-    by_worth = sorted(servers, key=lambda one: (one.phase is ServerPhase.ENDING, not one.is_ready, one.number))
-    lasting = [one for one in by_worth if one.phase is not ServerPhase.ENDING]
+    by_worth = sorted(servers, key=lambda one: (one.phase is ReplicaPhase.ENDING, not one.is_ready, one.number))
+    lasting = [one for one in by_worth if one.phase is not ReplicaPhase.ENDING]
     kept = lasting[: goal.count if goal.revision else 0]
     return kept, [one for one in by_worth if one not in kept]
 
 
-def _upgrades(goal: Goal, kept: Sequence[ServerState], made: str) -> list[Act]:
+def _upgrades(goal: RolloutGoal, kept: Sequence[ServerState], made: str) -> list[Act]:
     """Return what is to be done with a server of another revision; nothing while one is on its way."""
-    if any(one.phase in (ServerPhase.MOVING, ServerPhase.FINISHING) for one in kept):
+    if any(one.phase in (ReplicaPhase.MOVING, ReplicaPhase.FINISHING) for one in kept):
         return []
-    others = [one for one in kept if one.phase is ServerPhase.UP and one.revision != goal.revision]
-    if any(one.revision == goal.revision and not one.is_ready and one.phase is ServerPhase.UP for one in kept):
+    others = [one for one in kept if one.phase is ReplicaPhase.UP and one.revision != goal.revision]
+    if any(one.revision == goal.revision and not one.is_ready and one.phase is ReplicaPhase.UP for one in kept):
         return []  # it has just moved: it has to be ready before the next one
     for one in others:
         if one.is_ready and not (one.failure and one.applying == goal.revision):
@@ -210,17 +210,17 @@ def _upgrades(goal: Goal, kept: Sequence[ServerState], made: str) -> list[Act]:
     return [EndServer(one.number) for one in others if one.unwell_s >= UNWELL_S_MAX or one.failure]
 
 
-def _starts(goal: Goal, kept: Sequence[ServerState], servers: Sequence[ServerState]) -> list[Act]:
+def _starts(goal: RolloutGoal, kept: Sequence[ServerState], servers: Sequence[ServerState]) -> list[Act]:
     """Return the servers to start: the first alone, all others beside one that is up."""
     if not goal.revision or any(one.phase in RUNNING and one.revision != goal.revision for one in kept):
         return []  # the revision has to prove itself where there is one to go back to
     taken = {one.number for one in servers}
     free = [number for number in range(1, len(taken) + goal.count + 1) if number not in taken]
-    gone = [one for one in kept if one.phase is ServerPhase.GONE]
+    gone = [one for one in kept if one.phase is ReplicaPhase.GONE]
     missing = goal.count - len(kept)
     up = [one.number for one in kept if one.phase in RUNNING]
     if not up:
-        if goal.is_reached or any(one.phase is not ServerPhase.GONE for one in servers):
+        if goal.is_reached or any(one.phase is not ReplicaPhase.GONE for one in servers):
             return []
         return [StartServer(gone[0].number if gone else free[0])]
     due = [one.number for one in gone if one.since_start_s >= back_off_s(one.starts)]
