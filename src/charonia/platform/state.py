@@ -12,6 +12,7 @@ from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
+from charonia.platform.targets.kubernetes.target import KubernetesTarget
 from charonia.platform.tasks.runner import TaskRunner
 
 
@@ -28,6 +29,7 @@ class Platform:
         workloads: Makes what targets run.
         deployments: The deployments.
         provider: Of single sign-on, None for none.
+        cluster: The target `kubernetes`, None for none.
     """
 
     settings: PlatformSettings
@@ -38,6 +40,7 @@ class Platform:
     workloads: Workloads
     deployments: Deployments
     provider: Provider | None = None
+    cluster: KubernetesTarget | None = None
 
 
 def _platform(request: Request) -> Platform:

@@ -31,6 +31,9 @@ RETRY_S_MAX = 8.0
 WATCH_S = 60
 """A watch is ended by the server after this, and begun again: a dead connection is noticed then at the latest."""
 
+OPENED = "OPENED"
+"""What a watch yields first: it has begun."""
+
 PAGE = 500
 """Objects of a list that come at a time."""
 
@@ -177,7 +180,7 @@ class Cluster:
                 return found, str(page["metadata"].get("resourceVersion", ""))
 
     async def watched(self, kind: ObjectKind, labels: str, version: str) -> AsyncIterator[tuple[str, Plain]]:
-        """Yield what happens after a version of the list, until the server or the connection ends it.
+        """Yield `OPENED`, then what happens after a version of the list, until the server or the connection ends it.
 
         Raises:
             ExpiredError: The version is too long ago.
@@ -196,6 +199,7 @@ class Cluster:
                 raise ExpiredError
             if response.status != 200:
                 raise refusal(response.status, await response.read(), kind.plural)
+            yield OPENED, {}
             async for line in response.content:
                 event = json.loads(line)
                 if event["type"] == "ERROR":

@@ -15,8 +15,8 @@ from charonia.platform.targets.kubernetes.marks import Plain
 HELM_S_MAX = 30.0
 """Longest time of a run."""
 
-_ROOT = Path(__file__).parents[5]
-_PLACES = (_ROOT / "charonia" / "deploy" / "helm" / "charonia", _ROOT.parent / "deploy" / "helm" / "charonia")
+_HERE = Path(__file__).parents
+_PLACES = (_HERE[3] / "deploy" / "helm" / "charonia", _HERE[5] / "deploy" / "helm" / "charonia")
 """Of the wheel, and of a checkout."""
 
 _INSTALL = "install Helm 3.14 or newer (https://helm.sh), or name the program with --helm"

@@ -19,7 +19,7 @@ _PULL = ("ImagePullBackOff", "ErrImagePull", "RegistryUnavailable", "ImageInspec
 _NEVER = ("InvalidImageName", "ErrImageNeverPull")
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _MOUNT = ("FailedMount", "FailedAttachVolume")
-_MISSING = re.compile(r"(\d+) (?:node\(s\) )?([^,.]+)")
+_MISSING = re.compile(r"Insufficient ([\w./-]*\w)")
 
 
 def pod_reason(pod: Plain, events: Sequence[Plain] = (), log: str = "") -> str:
@@ -83,9 +83,9 @@ def _unplaced(condition: Plain) -> str:
     hint = ""
     if "unbound immediate PersistentVolumeClaims" in said or "persistentvolumeclaim" in said:
         return f"it waits for its volume: {said} (hint: `kubectl get pvc` says which claim is not bound)"
-    lacks = [what for _, what in _MISSING.findall(said) if what.startswith("Insufficient ")]
+    lacks = sorted(set(_MISSING.findall(said)))
     if lacks:
-        what = ", ".join(sorted({each.removeprefix("Insufficient ").strip() for each in lacks}))
+        what = ", ".join(lacks)
         hint = f" (hint: no node has enough {what} free: ask for less, or add a node)"
     elif "untolerated taint" in said:
         hint = " (hint: give pods a toleration in the file of values)"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from charonia.core.errors import ServingError, unavailable
-from charonia.platform.targets.kubernetes.api import Cluster, ExpiredError
+from charonia.platform.targets.kubernetes.api import OPENED, Cluster, ExpiredError
 from charonia.platform.targets.kubernetes.marks import ObjectKind, Plain
 
 _log = logging.getLogger(__name__)
@@ -93,10 +93,12 @@ class WatchedObjects:
                 if not version:
                     version = await self._list()
                 async for kind, found in self._cluster.watched(self._kind, self._labels, version):
+                    self._failure = None
+                    if kind == OPENED:
+                        continue
                     version = str(found["metadata"].get("resourceVersion", version))
                     self._note(kind, found)
                     pause_s = RECONNECT_S
-                self._failure = None
                 continue  # the server has ended it in its time
             except ExpiredError:
                 version = ""
@@ -127,7 +129,6 @@ class WatchedObjects:
                     del self._objects[found["metadata"]["name"]]
             elif kind != "BOOKMARK":
                 self._keep({**found, "apiVersion": self._kind.api, "kind": self._kind.kind})
-        self._failure = None
 
     def _fail(self, error: ServingError) -> None:
         if self._failure is None:
