@@ -112,6 +112,10 @@ class FrontEnds(Protocol):
         """Take requests. Raises ServingError."""
         ...
 
+    async def let_go(self, timeout_s: float) -> None:
+        """Serve as before for a while, and ask clients to leave."""
+        ...
+
     def stop_accepting(self) -> None:
         """Accept no more connections, and no more requests on open ones."""
         ...
@@ -251,9 +255,14 @@ class InferenceServer:
     async def shutdown(self) -> bool:
         """Turn not ready, finish the requests in flight, unload everything, close the endpoints when clients are done.
 
+        With an exit delay, clients are asked to leave first, while requests are still taken.
+
         Returns:
             Whether everything in flight was answered, and the answers taken, within `exit_timeout_secs`.
         """
+        if self._options.exit_delay_secs:
+            self.engine.begin_leave()
+            await self.front_ends.let_go(self._options.exit_delay_secs)
         end_s = time.monotonic() + self._options.exit_timeout_secs
         self.engine.begin_exit()
         if self._demand is not None:

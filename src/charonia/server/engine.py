@@ -64,11 +64,17 @@ class ModelEngine:
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self._is_started = False
+        self._is_leaving = False
         self._is_exiting = False
 
     def started(self) -> None:
         """Turn ready: the models of the startup are loaded."""
         self._is_started = True
+        self._lifecycle.table.notify()
+
+    def begin_leave(self) -> None:
+        """Turn not ready; requests are still taken."""
+        self._is_leaving = True
         self._lifecycle.table.notify()
 
     def begin_exit(self) -> None:
@@ -119,7 +125,7 @@ class ModelEngine:
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        if not self._is_started or self._is_exiting or self._lifecycle.unread:
+        if not self._is_started or self._is_leaving or self._is_exiting or self._lifecycle.unread:
             return False
         # Models that are loaded on demand do not count for the server's readiness.
         needed = self.demand.is_pinned if self.demand is not None else None

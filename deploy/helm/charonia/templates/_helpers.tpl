@@ -90,10 +90,10 @@ securityContext:
 {{- ternary "HTTPS" "HTTP" (not (empty .Values.tls.existingSecret)) -}}
 {{- end -}}
 
-{{/* preStop, leaving clients and requests in flight, one after the other; five seconds for models that finalize. */}}
+{{/* preStop, leaving clients and requests in flight, one after the other; then models finalize, for 15 s at most. */}}
 {{- define "charonia.graceSeconds" -}}
 {{- with .Values.drain -}}
-{{- add .preStopSeconds .leaveSeconds .limitSeconds 5 -}}
+{{- add .preStopSeconds .leaveSeconds .limitSeconds 15 -}}
 {{- end -}}
 {{- end -}}
 
@@ -147,6 +147,7 @@ securityContext:
 - --{{ . }}-server-key=/etc/charonia/tls/tls.key
 {{- end }}
 {{- end }}
+- --exit-delay-secs={{ .Values.drain.leaveSeconds }}
 - --exit-timeout-secs={{ .Values.drain.limitSeconds }}
 {{- range .Values.args }}
 - {{ . | quote }}
@@ -216,9 +217,101 @@ resources:
 {{- if ne $v.server.modelControlMode "explicit" -}}
 {{- fail "tune loads variants of models: set server.modelControlMode explicit and server.loadModels, or name another server in tune.server" -}}
 {{- end -}}
+{{- if or (include "charonia.apiKeysSecret" .) $v.tls.existingSecret -}}
+{{- fail "tune sends no API key and speaks no TLS: tune a release without apiKeys and tls, or name another server in tune.server" -}}
+{{- end -}}
 {{- if or (ne (int $v.replicas) 1) (ne $v.autoscaling.type "none") -}}
 {{- fail "tune needs one pod: with several, variants are loaded in one and measured in another. Set replicas 1, or name another server in tune.server" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* A number as a quantity in thousandths: 0.5 is 500m. */}}
+{{- define "charonia.milli" -}}
+{{- printf "%.0fm" (mulf (float64 .) 1000) -}}
+{{- end -}}
+
+{{/* Up at once, down slowly: a pod that is added has models to load first. */}}
+{{- define "charonia.scalingBehavior" -}}
+scaleUp:
+  stabilizationWindowSeconds: 0
+  policies:
+    - type: Pods
+      value: {{ .Values.autoscaling.scaleUpPods }}
+      periodSeconds: 60
+scaleDown:
+  stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownSeconds }}
+  policies:
+    - type: Pods
+      value: 1
+      periodSeconds: 60
+{{- end -}}
+
+{{/* Time in the queue over time of execution by pod, summed: 0 without requests, so that pods go. */}}
+{{- define "charonia.queueRatioSum" -}}
+{{- $pods := printf "%s-%s" (include "charonia.fullname" .) (ternary "[0-9]+" "[a-z0-9]+-[a-z0-9]+" (eq .Values.kind "StatefulSet")) -}}
+{{- $labels := printf "{namespace=\"%s\",pod=~\"%s\"}[2m]" .Release.Namespace $pods -}}
+sum(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $labels }})) / clamp_min(sum by (pod) (rate(charonia_compute_duration_seconds_sum{{ $labels }})), 0.001))
+{{- end -}}
+
+{{/* The specification of the Job that runs `charonia tune`. */}}
+{{- define "charonia.tuneJob" -}}
+{{- $host := .Values.tune.server | default (include "charonia.fullname" .) -}}
+{{- $metrics := .Values.tune.server | default (printf "%s-headless" (include "charonia.fullname" .)) -}}
+{{- $http := ternary 8000 .Values.service.httpPort (not (empty .Values.tune.server)) -}}
+{{- $grpc := ternary 8001 .Values.service.grpcPort (not (empty .Values.tune.server)) -}}
+backoffLimit: 0 # a second attempt would only repeat what the first one found
+activeDeadlineSeconds: {{ .Values.tune.deadlineSeconds }}
+ttlSecondsAfterFinished: 86400
+template:
+  metadata:
+    labels:
+      {{- include "charonia.otherLabels" (dict "root" . "component" "tune") | nindent 6 }}
+  spec:
+    restartPolicy: Never
+    # The configurations of the server's models are put back before the end.
+    terminationGracePeriodSeconds: 60
+    {{- include "charonia.podSecurity" . | nindent 4 }}
+    {{- range $key, $value := pick .Values "nodeSelector" "tolerations" }}
+    {{- if $value }}
+    {{ $key }}:
+      {{- toYaml $value | nindent 6 }}
+    {{- end }}
+    {{- end }}
+    containers:
+      - name: tune
+        {{- include "charonia.imageFields" . | nindent 8 }}
+        workingDir: /scratch
+        command: [charonia, tune, profile]
+        args:
+          - {{ printf "--profile-models=%s" (join "," .Values.tune.models) | quote }}
+          - --time-budget={{ .Values.tune.timeBudget }}
+          - --triton-launch-mode=remote
+          - --triton-http-endpoint={{ $host }}:{{ $http }}
+          - --triton-grpc-endpoint={{ $host }}:{{ $grpc }}
+          - --triton-metrics-url=http://{{ $metrics }}:8002/metrics
+          - --output-model-repository-path=/scratch/variants
+          - --export-path=/scratch
+          - --checkpoint-directory=/scratch/journal
+          - --json=-
+          {{- range .Values.tune.args }}
+          - {{ . | quote }}
+          {{- end }}
+        env:
+          - name: HOME
+            value: /scratch
+        resources:
+          {{- toYaml .Values.tune.resources | nindent 10 }}
+        {{- include "charonia.containerSecurity" . | nindent 8 }}
+        volumeMounts:
+          - name: scratch
+            mountPath: /scratch
+          - name: tmp
+            mountPath: /tmp
+    volumes:
+      - name: scratch
+        emptyDir: {}
+      - name: tmp
+        emptyDir: {}
 {{- end -}}

@@ -174,6 +174,11 @@ class Engines(CurrentEngine):
             return self._former.infer(request, reply)
         return self.current.infer(request, reply)
 
+    def begin_leave(self) -> None:
+        """Turn not ready; requests are still taken."""
+        for engine in self._all():
+            engine.begin_leave()
+
     def begin_exit(self) -> None:
         """Turn not ready and refuse new requests; those in flight go on."""
         for engine in self._all():

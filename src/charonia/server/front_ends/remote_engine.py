@@ -86,6 +86,7 @@ class RemoteEngine:
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
         self._metadata = ServerMetadata("", "", ())
+        self._is_leaving = False
         self._is_exiting = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -172,7 +173,8 @@ class RemoteEngine:
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        return not self.held.is_away and self.state.readiness.is_ready and not self._is_exiting
+        is_ending = self._is_leaving or self._is_exiting
+        return not self.held.is_away and self.state.readiness.is_ready and not is_ending
 
     def is_exiting(self) -> bool:
         """Whether the server, or this front end, is shutting down."""
@@ -214,6 +216,10 @@ class RemoteEngine:
         await self.ask("unload", name, unload_dependents)
 
     # The end
+
+    def begin_leave(self) -> None:
+        """Turn not ready; requests are still taken."""
+        self._is_leaving = True
 
     def begin_exit(self) -> None:
         """Turn not ready and refuse new requests; those in flight go on."""
