@@ -48,7 +48,7 @@ async def ask(visit: OnPage, request: Request, name: str, path: str) -> Response
         raise unavailable(f"deployment '{name}' does not run", hint="start it, or wait until it is ready")
     headers = {key: value for key in _PASSED if (value := request.headers.get(key))}
     if seen.key:
-        headers["Authorization"] = f"Bearer {seen.key}"
+        headers["X-Api-Key"] = seen.key  # a proxy takes `Authorization` for itself
     call = urllib.request.Request(
         f"{seen.http}/{quote(path)}",
         body if request.method == HTTPMethod.POST else None,

@@ -158,5 +158,5 @@ def test_events_say_what_the_state_of_a_pod_does_not(event: dict[str, str], expe
 def test_why_no_pod_can_be_made(said: str, expected: str) -> None:
     failed = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": said}
 
-    assert refusal({"status": {"conditions": [failed]}}) == f"no pod can be made{expected}{said}"
+    assert refusal({"status": {"conditions": [failed]}}) == expected + said
     assert refusal({"status": {"conditions": [{**failed, "status": "False"}]}}) == ""

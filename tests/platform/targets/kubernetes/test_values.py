@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, workload
-from tests.support.kubernetes_tools import find_helm
+from tests.support.kubernetes_tools import tool
 
 from charonia.core.errors import ServingError
 from charonia.platform.settings import KubernetesSettings
@@ -41,7 +41,7 @@ def test_what_a_workload_says_is_in_the_values() -> None:
     assert values["models"] == {"type": "store", "store": {"uris": ["s3://bucket/r"], "existingSecret": "store"}}
     assert values["resources"] == {"requests": {"cpu": "2", "memory": "2048Mi"}, "limits": {"memory": "2048Mi"}}
     assert values["gpu"] == {"count": 2}
-    assert values["autoscaling"] == {"type": "hpa", "minReplicas": 2, "maxReplicas": 5}
+    assert values["autoscaling"] == {"minReplicas": 2, "maxReplicas": 5}
     assert values["apiKeys"]["existingSecret"] == f"{OBJECT}-keys"
     assert values["probes"] == {"startupSeconds": 600}
 
@@ -58,7 +58,7 @@ def test_an_environment_is_an_image_or_packages_that_are_installed() -> None:
 
 def objects_of(asked: Workload, settings: KubernetesSettings = SETTINGS) -> dict[str, dict[str, Any]]:
     """Return the objects that Helm makes of a workload, by kind and name."""
-    chart = Chart(settings.chart, find_helm(), settings.values)
+    chart = Chart(settings.chart, str(tool("helm")), settings.values)
     assert chart.problem() == ""
     values = chart_values(asked, "s3://bucket/r", settings)
     rendered = chart.render(OBJECT, "models", usual_values(asked), values)
@@ -86,6 +86,27 @@ def test_the_chart_makes_all_objects_and_its_workload_is_the_last() -> None:
     ]
     assert pod["metadata"]["labels"]["charonia.dev/deployment"] == OBJECT
     assert pod["metadata"]["annotations"]["charonia.dev/template"] == "1"
+
+
+def test_bounds_of_replicas_make_an_autoscaler_of_the_cpu(tmp_path: Path) -> None:
+    found = objects_of(workload(1, replicas_min=2, replicas_max=5))
+    (tmp_path / "values.yaml").write_text("autoscaling: {type: keda, queueRatio: 1}\n")
+    with_keda = objects_of(
+        workload(1, replicas_min=2, replicas_max=5), replace(SETTINGS, values=str(tmp_path / "values.yaml"))
+    )
+
+    scaler = found[f"HorizontalPodAutoscaler '{OBJECT}'"]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 5)
+    assert [each["resource"]["target"]["averageUtilization"] for each in scaler["metrics"]] == [80]
+    assert "replicas" not in found[f"Deployment '{OBJECT}'"]["spec"]
+    assert f"ScaledObject '{OBJECT}'" in with_keda
+
+
+def test_the_tune_job_of_the_chart_is_no_part_of_a_deployment(tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text("tune: {enabled: true, models: [echo], server: other}\n")
+
+    with pytest.raises(ServingError, match=r"got Job of batch/v1 \(hint: leave out what makes it"):
+        objects_of(workload(1), replace(SETTINGS, values=str(tmp_path / "values.yaml")))
 
 
 def test_what_the_file_of_values_says_holds_unless_the_deployment_says_otherwise(tmp_path: Path) -> None:

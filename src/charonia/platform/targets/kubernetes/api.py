@@ -71,6 +71,7 @@ class Cluster:
         import aiohttp  # of kubernetes-asyncio
 
         self._faults: tuple[type[Exception], ...] = (OSError, asyncio.TimeoutError, aiohttp.ClientError)
+        self._stream_faults = (*self._faults, ValueError)
         self._client = client
         self._configuration = client.Configuration()
         self._loop = asyncio.new_event_loop()
@@ -207,7 +208,7 @@ class Cluster:
                         raise ExpiredError
                     raise refusal(int(event["object"].get("code", 500)), json.dumps(event["object"]), kind.plural)
                 yield event["type"], event["object"]
-        except (ValueError, *self._faults) as error:
+        except self._stream_faults as error:
             raise self._away(error) from None
         finally:
             response.close()

@@ -11,7 +11,7 @@ from charonia.platform.targets.kubernetes.marks import EVENT, Plain
 from charonia.platform.targets.kubernetes.reasons import LOG_LINES, is_ready, needs_log, pod_reason, restarts
 
 ASKED_S = 3.0
-"""Pause between two questions about the same pod."""
+"""Pause between two questions about a pod that is as it was."""
 
 PODS_MAX = 2000
 """Most pods that something is remembered of."""
@@ -28,23 +28,23 @@ class PodReasons:
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._known: dict[str, tuple[float, str]] = {}
+        self._known: dict[tuple[object, object], tuple[float, str]] = {}
         self._lock = threading.Lock()
 
     def reason(self, pod: Plain) -> str:
         """Return why a pod does not answer, "" where nothing is wrong with it."""
         if is_ready(pod):
             return ""
-        uid, now_s = str(pod["metadata"].get("uid")), self._clock()
+        state, now_s = (pod["metadata"].get("uid"), pod["metadata"].get("resourceVersion")), self._clock()
         with self._lock:
-            asked_s, text = self._known.get(uid, (-ASKED_S, ""))
+            asked_s, text = self._known.get(state, (-ASKED_S, ""))
             if now_s - asked_s < ASKED_S:
                 return text
             if len(self._known) >= PODS_MAX:
                 self._known.clear()
         text = self._ask(pod)
         with self._lock:
-            self._known[uid] = (now_s, text)
+            self._known[state] = (now_s, text)
         return text
 
     def _ask(self, pod: Plain) -> str:

@@ -29,7 +29,7 @@ def usual_values(workload: Workload) -> dict[str, Any]:
         # A server whose models cannot be loaded ends: its log says why, and the pods before it stay.
         "server": {"exitOnError": True},
         "resources": {"requests": {"memory": f"{-(-needed_bytes(workload) // MIB)}Mi"}, "limits": limits},
-        "autoscaling": {"queueRatio": 0, "cpuPercent": CPU_PERCENT},
+        "autoscaling": {"type": "hpa", "queueRatio": 0, "cpuPercent": CPU_PERCENT},
     }
 
 
@@ -85,4 +85,4 @@ def _models(repository: str, settings: KubernetesSettings) -> dict[str, Any]:
 def _replicas(least: int, most: int) -> dict[str, Any]:
     if least == most:
         return {"replicas": least, "autoscaling": {"type": "none"}}
-    return {"autoscaling": {"type": "hpa", "minReplicas": least, "maxReplicas": most}}
+    return {"replicas": least, "autoscaling": {"minReplicas": least, "maxReplicas": most}}
