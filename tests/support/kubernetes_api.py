@@ -342,7 +342,8 @@ class KubernetesApi:
             version = news[-1][0] if news else version
             for _, _, kind, found in news:
                 if _is_chosen(found, request.query):
-                    await response.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
+                    with contextlib.suppress(ConnectionError):  # its client has gone
+                        await response.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
             await asyncio.sleep(TICK_S)
         if self._cuts != cuts and request.transport is not None:
             request.transport.abort()

@@ -13,10 +13,10 @@ from tests.support.models import identity_pbtxt
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import PlacedModel, Workload
-from charonia.platform.targets.kubernetes.addresses import Addresses
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.marks import keys_name, object_name
 from charonia.platform.targets.kubernetes.repositories import repository_folder
+from charonia.platform.targets.kubernetes.service_addresses import ServiceAddresses
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 NAME = "default/reader"
@@ -121,7 +121,7 @@ class ClusterStage:
 
     def target(self, owner: str = "platform", render: Callable[..., Any] = rendered) -> KubernetesTarget:
         cluster = Cluster(KubernetesSettings(str(self.config)))
-        addresses = Addresses(NAMESPACE, self.api.url)
+        addresses = ServiceAddresses(NAMESPACE, self.api.url)
         self.made.append(KubernetesTarget(cluster, owner, render, self.repositories, addresses))
         return self.made[-1]
 

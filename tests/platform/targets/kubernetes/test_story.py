@@ -1,4 +1,4 @@
-"""A platform with a cluster, by its API: no node has room for a deployment, it is corrected, updated, and rolled back."""
+"""A platform with a cluster, by its API: a deployment that fits nowhere is corrected, updated and rolled back."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -104,7 +104,7 @@ def test_from_a_pod_without_a_node_to_an_update_and_back(
         platform = client.app.state.platform  # type: ignore[attr-defined]
         files = {file.path.split("/", 4)[4] for file in platform.artifacts.remote.files("repositories/")}
         assert files == {"echo/config.pbtxt", "echo/1/model.bin"}
-        assert client.delete(f"{AT}/reader").status_code == 200
+        assert client.delete(f"{AT}/reader").status_code == 202
         assert eventually(lambda: client.get(f"{AT}/reader").status_code == 404, WAIT_S)
 
     assert [kind for kind, _ in stage.api.objects] == []

@@ -8,11 +8,11 @@ from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.data_folder import write_private
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload
-from charonia.platform.targets.kubernetes.addresses import Addresses
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.chart import Chart
 from charonia.platform.targets.kubernetes.marks import Plain, object_name
 from charonia.platform.targets.kubernetes.repositories import open_repositories
+from charonia.platform.targets.kubernetes.service_addresses import ServiceAddresses
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 from charonia.platform.targets.kubernetes.values import chart_values, usual_values
 
@@ -44,7 +44,7 @@ def open_kubernetes(settings: KubernetesSettings, store: ArtifactStore, data: Pa
         settings.owner or _owner(data / OWNER_FILE),
         render,
         open_repositories(store, settings.claim),
-        Addresses(cluster.namespace, settings.proxy),
+        ServiceAddresses(cluster.namespace, settings.proxy),
         chart.problem,
     )
 

@@ -10,8 +10,8 @@ METRICS = 8002
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
-    """Addresses of services and pods of a namespace.
+class ServiceAddresses:
+    """ServiceAddresses of services and pods of a namespace.
 
     Attributes:
         namespace: The namespace.
