@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
 
 from charonia.core.errors import Code, ServingError
+from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import RevisionPhase
 from charonia.platform.targets.kubernetes import api, watch
+from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.marks import Plain
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
@@ -233,3 +236,22 @@ def test_a_pod_that_waits_for_a_node_says_what_is_missing(stage: ClusterStage) -
     stage.nodes.fate = lambda pod: Fate.READY
     assert serves(target, 1)
     assert target.observe(NAME).replicas[0].reason == ""
+
+
+@pytest.mark.parametrize("text", ["", "no: [yaml", "kind: Config\ncurrent-context: away\n"])
+def test_a_kubeconfig_that_cannot_be_used_is_said_at_the_start(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config"
+    if text:
+        path.write_text(text)
+
+    with pytest.raises(ServingError, match=f"--kubernetes: '{path}' cannot be used: ") as raised:
+        Cluster(KubernetesSettings(str(path)))
+
+    assert raised.value.code is Code.INVALID_ARG
+
+
+def test_outside_of_a_pod_there_is_no_cluster_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    with pytest.raises(ServingError, match="--kubernetes: 'in-cluster' cannot be used: "):
+        Cluster(KubernetesSettings("in-cluster"))

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable, unsupported
 from charonia.install_hint import extra_hint
 from charonia.platform.settings import IN_CLUSTER, KubernetesSettings
@@ -82,9 +84,10 @@ class Cluster:
             self.namespace = settings.namespace or self._load(config, settings) or "default"
             if settings.namespace:
                 self._load(config, settings)
-        except (config.ConfigException, OSError, ValueError) as error:
+        except (config.ConfigException, OSError, ValueError, yaml.YAMLError) as error:
             self.close()
-            raise invalid(f"--kubernetes: '{settings.config}' cannot be used: {error}") from None
+            reason = " ".join(str(error).split())
+            raise invalid(f"--kubernetes: '{settings.config}' cannot be used: {reason}") from None
 
     def close(self) -> None:
         """End what goes on. The object cannot be used afterwards."""
