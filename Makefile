@@ -75,7 +75,7 @@ mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
 clean:
-	rm -rf .venv .venv-demo .venv-platform-demo .pytest_cache demo-repository platform-demo dist
+	rm -rf .kubernetes-tools .venv .venv-demo .venv-platform-demo .pytest_cache demo-repository platform-demo dist
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml

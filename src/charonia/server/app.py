@@ -112,10 +112,6 @@ class FrontEnds(Protocol):
         """Take requests. Raises ServingError."""
         ...
 
-    async def let_go(self, timeout_s: float) -> None:
-        """Serve as before for a while, and ask clients to leave."""
-        ...
-
     def stop_accepting(self) -> None:
         """Accept no more connections, and no more requests on open ones."""
         ...
@@ -260,8 +256,8 @@ class InferenceServer:
         Returns:
             Whether everything in flight was answered, and the answers taken, within `exit_timeout_secs`.
         """
-        if self._options.exit_delay_secs:
-            self.engine.begin_leave()
+        if self._options.exit_delay_secs and isinstance(self.front_ends, Endpoints):  # those in processes have done so
+            self.engine.begin_exit(refuses=False)
             await self.front_ends.let_go(self._options.exit_delay_secs)
         end_s = time.monotonic() + self._options.exit_timeout_secs
         self.engine.begin_exit()

@@ -72,14 +72,10 @@ class ModelEngine:
         self._is_started = True
         self._lifecycle.table.notify()
 
-    def begin_leave(self) -> None:
-        """Turn not ready; requests are still taken."""
+    def begin_exit(self, *, refuses: bool = True) -> None:
+        """Turn not ready and refuse new requests; those in flight go on. Without `refuses`, turn not ready alone."""
         self._is_leaving = True
-        self._lifecycle.table.notify()
-
-    def begin_exit(self) -> None:
-        """Turn not ready and refuse new requests; those in flight go on."""
-        self._is_exiting = True
+        self._is_exiting = refuses
         self._lifecycle.table.notify()
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -125,7 +121,7 @@ class ModelEngine:
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        if not self._is_started or self._is_leaving or self._is_exiting or self._lifecycle.unread:
+        if not self._is_started or self._is_leaving or self._lifecycle.unread:
             return False
         # Models that are loaded on demand do not count for the server's readiness.
         needed = self.demand.is_pinned if self.demand is not None else None

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -263,6 +265,23 @@ def test_the_chart_has_the_version_of_the_package() -> None:
 
     assert chart["appVersion"] == __version__
     assert chart["version"] == __version__
+
+
+def test_the_wheel_has_the_chart() -> None:
+    project = tomllib.loads((CHART.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+
+    assert included["deploy/helm/charonia"] == "charonia/deploy/helm/charonia"
+
+
+def test_the_user_of_the_pods_is_that_of_the_image() -> None:
+    dockerfile = CHART.parents[1] / "image" / "Dockerfile"
+    if not dockerfile.exists():
+        pytest.skip("there is no image beside the chart")
+    users = re.findall(r"^USER (\d+):(\d+)$", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
+    context = server_of(objects(HERE / "values" / "default.yaml"))["spec"]["template"]["spec"]["securityContext"]
+
+    assert (str(context["runAsUser"]), str(context["runAsGroup"])) == users[-1]
 
 
 def test_the_check_of_privileges_finds_each_of_them() -> None:

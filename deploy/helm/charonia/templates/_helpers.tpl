@@ -52,6 +52,15 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
+{{- define "charonia.smallResources" -}}
+resources:
+  requests:
+    cpu: 100m
+    memory: 128Mi
+  limits:
+    memory: 1Gi
+{{- end -}}
+
 {{/* What all pods have: no token, no privilege, where the image comes from. */}}
 {{- define "charonia.podSecurity" -}}
 automountServiceAccountToken: false

@@ -117,9 +117,6 @@ class EnginePort:
         """Whether front ends wait for answers."""
         return self._answering > 0 or any(peer.is_busy for peer in self._peers)
 
-    async def let_go(self, timeout_s: float) -> None:
-        """Do nothing: front ends stop before the engine, and each has let its clients go."""
-
     def stop_accepting(self) -> None:
         """Let no front end accept more connections, or more requests on open ones."""
         if self._listener.is_open:

@@ -173,8 +173,7 @@ class RemoteEngine:
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        is_ending = self._is_leaving or self._is_exiting
-        return not self.held.is_away and self.state.readiness.is_ready and not is_ending
+        return not self.held.is_away and self.state.readiness.is_ready and not self._is_leaving
 
     def is_exiting(self) -> bool:
         """Whether the server, or this front end, is shutting down."""
@@ -217,14 +216,12 @@ class RemoteEngine:
 
     # The end
 
-    def begin_leave(self) -> None:
-        """Turn not ready; requests are still taken."""
+    def begin_exit(self, *, refuses: bool = True) -> None:
+        """Turn not ready and refuse new requests; those in flight go on. Without `refuses`, turn not ready alone."""
         self._is_leaving = True
-
-    def begin_exit(self) -> None:
-        """Turn not ready and refuse new requests; those in flight go on."""
-        self._is_exiting = True
-        self.held.leave()
+        self._is_exiting = refuses
+        if refuses:
+            self.held.leave()
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until every request is answered, up to a limit, when the rest is; return whether that was in time."""
