@@ -182,13 +182,18 @@ def adopted(data: Path, ports: tuple[int, int, int], key: str) -> Iterator[None]
     with ExitStack() as stack:
         for number in range(DEPLOYMENTS):
             folder = DeploymentFolder(data / "deployments" / "default" / deployment_name(number))
-            folder.revision(REVISIONS).mkdir(parents=True)
-            folder.write("ports", ports=list(ports))
-            folder.write("serving", revision=REVISIONS, base=REVISIONS, made="bench")
+            folder.revision(REVISIONS).path.mkdir(parents=True)
+            http, grpc, metrics = ports
+            folder.write("address", ports=[http, grpc])
+            folder.write("goal", revision=REVISIONS, is_reached=True)
             folder.platform_key.write_text(key)
-            folder.log.write_text("a line of the log of a server\n" * 1000)
-            (folder.path / "pid").write_text("0")
-            lock = stack.enter_context((folder.path / "lock").open("ab"))
+            server = folder.server(1)
+            server.path.mkdir()
+            server.write("ports", ports=[http, metrics])
+            server.write("serving", revision=REVISIONS, base=REVISIONS, made="bench")
+            server.log.write_text("a line of the log of a server\n" * 1000)
+            (server.path / "pid").write_text("0")
+            lock = stack.enter_context((server.path / "lock").open("ab"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

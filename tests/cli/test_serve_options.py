@@ -264,6 +264,9 @@ def test_every_option_changes_its_field_and_no_other(option: Option) -> None:
         "metrics.port": ("--grpc-port=9001",),
         "trace.level": ("--trace-file=traces.json",),
         "log.access_file": ("--access-log=text",),
+        "memory_limit_mib": ("--front-ends=1",),
+        "replica_port": ("--front-ends=1",),
+        "beside": ("--front-ends=1", "--replica-port=9000"),
     }.get(option.field, ())
 
     before, after = options(*needed), options(*needed, f"{option.name}={other_text(option)}")

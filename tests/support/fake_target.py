@@ -18,6 +18,8 @@ class FakeServer:
     reason: str = ""
     left_s: float = 0.0
     is_well: bool = True
+    count: int = 1
+    most: int = 1
     keys: Sequence[str] = ()
 
 
@@ -32,6 +34,7 @@ class FakeTarget:
         broken: Revisions that fail when they have started, with the reason.
         misfits: Why nothing fits.
         is_away: Whether it cannot be reached.
+        room: How many servers fit.
         servers: What there is, by deployment.
         applied: Workloads in the order in which they were begun.
         looks: How often somebody has looked.
@@ -43,6 +46,7 @@ class FakeTarget:
     broken: dict[int, str] = field(default_factory=dict)
     misfits: list[str] = field(default_factory=list)
     is_away: bool = False
+    room: int = 10
     servers: dict[str, FakeServer] = field(default_factory=dict)
     applied: list[Workload] = field(default_factory=list)
     looks: int = 0
@@ -63,7 +67,17 @@ class FakeTarget:
                 raise unavailable("it is not done")
             server.applying, server.phase, server.left_s = number, RevisionPhase.STARTING, self.start_s
             server.keys = workload.keys
+            server.most = workload.spec.replicas_max
+            server.count = min(max(server.count, workload.spec.replicas_min), server.most)
             self.applied.append(workload)
+
+    def scale(self, deployment: str, replicas: int) -> str:
+        self._reach()
+        if replicas > self.room:
+            return f"there is room for {self.room}"
+        if deployment in self.servers:
+            self.servers[deployment].count = replicas
+        return ""
 
     def abandon(self, deployment: str) -> None:
         self._reach()
@@ -78,7 +92,8 @@ class FakeTarget:
         server = self.servers.get(deployment, FakeServer())
         if server.phase is RevisionPhase.ABSENT:
             return Observed()
-        replicas = [Replica("fake", server.is_well, reason="" if server.is_well else "it does not answer")]
+        reason = "" if server.is_well else "it does not answer"
+        replicas = [Replica(f"fake {number}", server.is_well, reason=reason) for number in range(1, server.count + 1)]
         address = "http://127.0.0.1:1" if server.serving else ""
         return Observed(
             serving=server.serving,
@@ -87,6 +102,7 @@ class FakeTarget:
             reason=server.reason,
             http=address,
             replicas=replicas if server.serving else (),
+            wanted_replicas=server.count,
         )
 
     def stop(self, deployment: str) -> None:

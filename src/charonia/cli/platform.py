@@ -87,7 +87,7 @@ Keep models, environments and deployments, with pages, an API and the commands `
                 "ports",
                 _ports,
                 "FIRST-LAST",
-                "Ports for deployments on this machine; each takes three",
+                "Ports for deployments on this machine; each takes two, and two for each of its servers",
                 default="9000-9999",
             ),
         ),

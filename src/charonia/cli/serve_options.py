@@ -6,6 +6,7 @@ the log; one that requests an unsupported behaviour is refused, unless its value
 """
 
 from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined, refused, without_effect
+from charonia.cli.serve_elsewhere import ELSEWHERE
 from charonia.cli.serve_values import (
     METRICS_SETTINGS,
     TRACE_SETTINGS,
@@ -49,6 +50,8 @@ from charonia.wire.log_settings import AccessLogFormat, LogFormat
 
 _HTTP_INPUT_BYTES_MAX = 2**40
 _CLIENT_SHM_BYTES_MAX = 2**50
+_MEMORY_MIB_MAX = 2**40
+_PID_MAX = 2**22
 _PORT = integer(0, PORT_MAX)
 _MS = integer(0)
 _BOOL = "true|false"
@@ -201,6 +204,18 @@ SERVER = (
     Option(
         *("--front-ends", "front_ends", front_ends, "N|auto"),
         "Processes that take requests, 0 for the process that runs the models; auto chooses by cores and models",
+    ),
+    Option(
+        *("--memory-limit-mib", "memory_limit_mib", integer(0, _MEMORY_MIB_MAX), "MIB"),
+        "Memory of the engine, its workers and the front ends; an engine with more is started again; 0 for no limit",
+    ),
+    Option(
+        *("--replica-port", "replica_port", integer(1, PORT_MAX), "PORT"),
+        "Further HTTP port, on 127.0.0.1, of this server alone; others may share the HTTP and gRPC ports",
+    ),
+    Option(
+        *("--beside", "beside", integer(1, _PID_MAX), "PID"),
+        "Take connections from the HTTP and gRPC ports of the server of this process, which goes on",
     ),
     Option("--api-keys", "api_keys", filled, "PATH", "File of API keys and their scopes; reloaded when it changes"),
     Option(
@@ -446,29 +461,6 @@ UNSUPPORTED = (
     *refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),
 )
 """Options of tritonserver that are known, and have no effect or are refused."""
-
-_PATH_HINT = "charonia serve PATH, the folder or file itself"
-_PLACE_HINT = (
-    "instance_group in a model's config.pbtxt says where its instances run; without it, on the GPUs if there are any"
-)
-_CERTIFICATE_HINT = "--http-use-ssl=true with --http-server-cert and --http-server-key"
-
-ELSEWHERE = {
-    **dict.fromkeys(("--model", "--models", "--model-dir", "--model_dir", "--model-path", "--model_path"), _PATH_HINT),
-    **dict.fromkeys(("--model_base_path", "--model_repository", "--model-repo", "--repository"), _PATH_HINT),
-    **dict.fromkeys(("--model-name", "--model_name", "--served-model-name"), "--name names the model of a file"),
-    **dict.fromkeys(("--rest-port", "--rest_port", "--rest_api_port"), "--http-port"),
-    **dict.fromkeys(("--bind", "--address"), "--host and --port"),
-    **dict.fromkeys(
-        ("--device", "--devices", "--gpu", "--gpus", "--accelerator", "--tensor-parallel-size"), _PLACE_HINT
-    ),
-    **dict.fromkeys(("--log-level", "--log_level", "--verbose", "--debug"), "--log-verbose=1 logs more"),
-    **dict.fromkeys(("--batch-size", "--batch_size", "--max_batch_size"), "--max-batch-size"),
-    **dict.fromkeys(("--ssl-certfile", "--ssl-keyfile"), _CERTIFICATE_HINT),
-    "--api-key": "--api-keys FILE; charonia key makes a key",
-    "--timeout": "a request has its own, the parameter timeout in microseconds; --exit-timeout-secs is for the end",
-}
-"""What stands here for options that people know from other servers."""
 
 LINE = CommandLine(
     command="charonia serve",

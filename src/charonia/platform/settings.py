@@ -82,7 +82,7 @@ class PlatformSettings:
         host: Address of the page and the API.
         port: Their port, 0 for any free one.
         public_url: Where browsers reach it, "" for host and port.
-        ports: First and last port for deployments on this machine; each takes three.
+        ports: First and last port for deployments on this machine; each takes two, and two for each of its servers.
         oidc: Single sign-on.
         kubernetes: The cluster of the target `kubernetes`.
     """

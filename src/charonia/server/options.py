@@ -253,6 +253,9 @@ class ModelOptions:
         yield from self.auto.problems(is_auto=self.control_mode is ControlMode.AUTO)
 
 
+REPLICA_HOST = "127.0.0.1"
+"""Address of the HTTP endpoint of one of several servers that share their listening sockets."""
+
 BUSY_POLL_US = 1000
 """Default of `ServerOptions.busy_poll_us`: well above a slow small request, so slowness does not prevent polling."""
 
@@ -284,6 +287,10 @@ class ServerOptions:
         backend_directory: Folder of backends written in Python, "" for none.
         front_ends: Processes that take requests, 0 for the process that runs the models, `FRONT_ENDS_AUTO` for as
             many as `charonia serve` chooses. An embedded server is one process, whatever it says.
+        replica_port: HTTP port of this server alone, on the loopback interface, where others may share its listening
+            sockets; 0 where none may.
+        beside: Process of a server whose listening sockets this one shares, 0 for sockets of its own.
+        memory_limit_mib: Memory that the engine may have, with its workers and the front ends, in MiB; 0 for no limit.
         cpu_cores: Cores that models may use, 0 for those that this process may use, less some for front ends.
         pinned_memory_bytes: Limit of memory pinned for copies to and from GPUs, in bytes.
         host_policies: Cores that instances run on, by policy.
@@ -312,6 +319,9 @@ class ServerOptions:
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     backend_directory: str = ""
     front_ends: int = 0
+    replica_port: int = 0
+    beside: int = 0
+    memory_limit_mib: int = 0
     cpu_cores: int = 0
     pinned_memory_bytes: int = 256 * 1024 * 1024
     host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
@@ -324,6 +334,7 @@ class ServerOptions:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
         if self.front_ends > 0 and sys.platform == "win32":
             found.append("--front-ends: this system cannot share a port among processes")
+        found += self._guard_problems()
         found += [*self.trace.problems(), *self.cache.problems(), *self.rate_limit.problems(), *self._port_collisions()]
         if self.log.access_file and self.log.access is AccessLogFormat.NONE:
             found.append("--access-log-file: expected --access-log=text or --access-log=json, too; nothing is logged")
@@ -337,6 +348,15 @@ class ServerOptions:
         """Address that the metrics endpoint listens on."""
         return self.metrics.address or self.http.address
 
+    def _guard_problems(self) -> Iterator[str]:
+        for option, value in (("--replica-port", self.replica_port), ("--memory-limit-mib", self.memory_limit_mib)):
+            if value and self.front_ends < 1:
+                yield f"{option}: expected --front-ends=1 or more, too"
+        if self.replica_port and not self.http.enabled:
+            yield "--replica-port: expected an HTTP endpoint, got --allow-http=false"
+        if self.beside and not self.replica_port:
+            yield "--beside: expected --replica-port, too"
+
     def _port_collisions(self) -> Iterator[str]:
         endpoints = [
             (name, address, port)
@@ -344,6 +364,7 @@ class ServerOptions:
                 ("http", self.http.enabled, self.http.address, self.http.port),
                 ("grpc", self.grpc.enabled, self.grpc.address, self.grpc.port),
                 ("metrics", self.metrics.enabled, self.metrics_address, self.metrics.port),
+                ("replica", True, REPLICA_HOST, self.replica_port),
             )
             if enabled and port
         ]

@@ -10,7 +10,7 @@ A target's tests derive a class and provide the case:
 # ruff: noqa: D102 the names of the tests are sentences
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from charonia.core.errors import ServingError
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase, Workload
@@ -26,6 +26,7 @@ class TargetCase:
         broken: Returns one that can never be ready.
         slow: Returns one that takes longer to be ready than the whole test.
         wait: Lets time pass until a condition holds, and returns whether it does.
+        scale: Lets a deployment have so many servers. Where something else than the platform decides, it does that.
     """
 
     make: Callable[[], DeploymentTarget]
@@ -33,6 +34,9 @@ class TargetCase:
     broken: Callable[[int], Workload]
     slow: Callable[[int], Workload]
     wait: Callable[[Callable[[], bool]], bool]
+    scale: Callable[[DeploymentTarget, str, int], object] = lambda target, deployment, replicas: target.scale(
+        deployment, replicas
+    )
 
     def apply(self, target: DeploymentTarget, workload: Workload) -> None:
         """Apply a workload, again until the target is done with what was before."""
@@ -46,13 +50,15 @@ class TargetCase:
 
         assert self.wait(is_begun), "apply: the target never takes it"
 
-    def serves(self, target: DeploymentTarget, deployment: str, revision: int) -> Observed:
-        """Wait until a revision serves and is ready."""
+    def serves(self, target: DeploymentTarget, deployment: str, revision: int, replicas: int = 1) -> Observed:
+        """Wait until a revision serves and is ready, with so many servers."""
 
         def is_serving() -> bool:
+            self.scale(target, deployment, replicas)
             seen = target.observe(deployment)
             return (
                 seen.serving == revision
+                and (len(seen.replicas), seen.wanted_replicas) == (replicas, replicas)
                 and seen.phase is RevisionPhase.READY
                 and all(replica.is_ready for replica in seen.replicas)
             )
@@ -71,6 +77,12 @@ class TargetCase:
             return True
 
         assert self.wait(is_gone), f"stop: it never ends, got {target.observe(deployment)}"
+
+
+def _scalable(case: TargetCase) -> list[Workload]:
+    """Return two workloads that may have three servers, and one that can never be ready."""
+    workloads = [case.workload(1), case.workload(2), case.broken(3)]
+    return [replace(one, spec=replace(one.spec, replicas_max=3)) for one in workloads]
 
 
 class TargetSuite:
@@ -156,6 +168,31 @@ class TargetSuite:
         assert target_case.wait(is_given_up), target.observe(name)
         target_case.apply(target, target_case.workload(3))
         target_case.serves(target, name, 3)
+
+    def test_it_is_scaled_and_all_servers_get_the_next_revision(self, target_case: TargetCase) -> None:
+        target, (first, second, broken) = target_case.make(), _scalable(target_case)
+        name = first.deployment
+        assert target.scale(name, 1) == ""
+        target_case.apply(target, first)
+        one = target_case.serves(target, name, 1)
+
+        three = target_case.serves(target, name, 1, replicas=3)
+        assert len({replica.name for replica in three.replicas}) == 3
+        assert (three.http, three.grpc) == (one.http, one.grpc)
+        target_case.apply(target, second)
+        target_case.serves(target_case.make(), name, 2, replicas=3)  # by another one, which did not begin it
+        target_case.apply(target, broken)
+
+        def has_failed() -> bool:
+            target_case.scale(target, name, 3)
+            return target.observe(name).phase is RevisionPhase.FAILED
+
+        assert target_case.wait(has_failed), target.observe(name)
+        assert target.observe(name).serving == 2
+        assert all(replica.is_ready for replica in target.observe(name).replicas)
+        target_case.apply(target, replace(first, revision=4))
+        assert target_case.serves(target, name, 4, replicas=1).http == one.http
+        target_case.ends(target, name)
 
     def test_a_deployment_that_was_stopped_keeps_its_address_until_it_is_removed(self, target_case: TargetCase) -> None:
         target, first = target_case.make(), target_case.workload(1)

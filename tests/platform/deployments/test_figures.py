@@ -40,7 +40,7 @@ def page(count: int = 0, cpu_s: float = 1.0) -> str:
 
 
 def test_figures_are_what_was_done_between_two_looks() -> None:
-    found = point(read_page(page()), read_page(page(1, cpu_s=2.5)), 5.0, 100.0)
+    found = point({"a": read_page(page())}, {"a": read_page(page(1, cpu_s=2.5))}, 5.0, 100.0)
 
     figures = found.versions["m/1"]
     assert (figures.requests_per_s, figures.errors_per_s, figures.batch_size) == (21.0, 1.0, 8.0)
@@ -53,13 +53,37 @@ def test_figures_are_what_was_done_between_two_looks() -> None:
 
 
 def test_a_server_that_counts_anew_has_done_what_it_has_counted() -> None:
-    found = point(read_page(page(5)), read_page(page(1)), 10.0, 100.0)
+    found = point({"a": read_page(page(5))}, {"a": read_page(page(1))}, 10.0, 100.0)
 
     assert found.all.requests_per_s == (110 + 6) / 10
 
 
+def test_the_figures_of_servers_are_summed_and_one_that_was_just_started_counts_from_its_first_look_on() -> None:
+    one, two = read_page(page()), read_page(page(3))
+
+    found = point({"a": one, "b": one}, {"a": two, "b": two}, 5.0, 100.0)
+    joined = point({"a": one}, {"a": two, "b": two}, 5.0, 100.0)
+    left = point({"a": one, "b": one}, {"a": two}, 5.0, 100.0)
+
+    assert found.all.requests_per_s == 2 * left.all.requests_per_s == 2 * joined.all.requests_per_s == 2 * 63.0
+    assert (found.all.pending, joined.all.pending, left.all.pending) == (6.0, 6.0, 3.0)
+    assert (found.memory_bytes, found.gpu_utilization, found.gpu_memory_bytes) == (
+        12000.0,
+        one.gpu_utilization,
+        one.gpu_memory_bytes,
+    )
+    assert found.all.p99_ms == left.all.p99_ms
+
+
+def test_engines_with_too_much_memory_are_counted() -> None:
+    line = 'charonia_process_restarts_total{process="engine",reason="memory limit"} 2\n'
+    other = 'charonia_process_restarts_total{process="engine",reason="SIGKILL"} 3\n'
+
+    assert point({}, {"a": read_page(line + other), "b": read_page(line)}, 5.0, 0.0).engines_over_memory == 4.0
+
+
 def test_nothing_done_is_no_percentile() -> None:
-    found = point(read_page(page()), read_page(page()), 5.0, 100.0)
+    found = point({"a": read_page(page())}, {"a": read_page(page())}, 5.0, 100.0)
 
     assert (found.all.requests_per_s, found.all.p50_ms, found.all.batch_size) == (0.0, None, None)
 
@@ -81,7 +105,7 @@ def test_deployments_that_somebody_watches_are_looked_at_more_often() -> None:
         looks.append(address)
         return page()
 
-    collector = Collector(lambda: {1: "one", 2: "two", 3: ""}, fetch)
+    collector = Collector(lambda: {1: ["one"], 2: ["two"], 3: []}, fetch)
     collector.since(1, 0.0)
 
     for second in range(61):
@@ -103,7 +127,7 @@ def test_a_page_that_does_not_answer_leaves_a_gap(monkeypatch: pytest.MonkeyPatc
             raise ConnectionRefusedError
         return text
 
-    collector = Collector(lambda: {1: "one"}, fetch)
+    collector = Collector(lambda: {1: ["one"]}, fetch)
     for number in range(5):
         collector.step(number * OTHERS_S)
     points = collector.since(1, 0.0)

@@ -63,14 +63,14 @@ def test_a_platform_that_is_killed_finds_its_servers_again_and_finishes_what_it_
                 add_version(database, tmp_path, "plus", {"1/model.onnx": plus(number)})
             database.close()
             call(platform, "POST", "", spec(1))
-            assert eventually((folder / "pid").exists)
+            assert eventually((folder / "server-1" / "pid").exists)
             platform.kill()  # while its server starts
         with PlatformProcess(tmp_path, *arguments) as platform:
             first = until(platform, state="ready", serving=1)
-            pid = (folder / "pid").read_text()
+            pid = (folder / "server-1" / "pid").read_text()
             with Load(first) as load:
                 call(platform, "PUT", "/adder", spec(2))
-                assert eventually((folder / "rev-2" / "steps").exists)
+                assert eventually((folder / "server-1" / "steps").exists)
                 platform.kill()  # while the next revision is brought about
                 with PlatformProcess(tmp_path, *arguments) as again:
                     second = until(again, state="ready", serving=2)
@@ -80,9 +80,9 @@ def test_a_platform_that_is_killed_finds_its_servers_again_and_finishes_what_it_
                     assert eventually(lambda: load.answers > answers + 50)  # without a platform
         assert load.errors == []
         assert load.seen == {1.0, 2.0}
-        assert (folder / "pid").read_text() == pid
+        assert (folder / "server-1" / "pid").read_text() == pid
         assert second.http == first.http
         assert result(second.http) == 2.0
     finally:
         with contextlib.suppress(OSError, ValueError):
-            os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+            os.kill(int((folder / "server-1" / "pid").read_text()), signal.SIGKILL)

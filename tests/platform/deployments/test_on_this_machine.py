@@ -46,14 +46,15 @@ def plus(number: float) -> bytes:
 class Place:
     """A platform without its page, on this machine."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, ports: tuple[int, int] = PORTS) -> None:
         self.data = data
+        self.ports = ports
         self.database = Database(f"sqlite:///{data / 'platform.sqlite'}")
         self.database.migrate()
         self.begin()
 
     def begin(self) -> None:
-        self.target = LocalTarget(self.data / "deployments", PORTS)
+        self.target = LocalTarget(self.data / "deployments", self.ports)
         workloads = Workloads(self.data, open_artifacts("", self.data))
         self.deployments = Deployments(self.database, {"local": self.target}, workloads)
         self.deployments.start()
@@ -77,7 +78,7 @@ class Place:
         return self.deployments.servers.log(ADA, "default", "adder")
 
     def pid(self) -> int:
-        return int((self.data / "deployments" / "default" / "adder" / "pid").read_text())
+        return int((self.data / "deployments" / "default" / "adder" / "server-1" / "pid").read_text())
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from charonia.server.guard.events import (
     Heartbeat,
     Kill,
     Left,
+    OverMemory,
     ProcessRole,
     Ready,
     ReportEnd,
@@ -52,6 +53,7 @@ from charonia.server.guard.restarts import (
     HUNG,
     HUNG_KILL_NS,
     NOT_STARTED,
+    OVER_MEMORY,
     TERMINATED,
     Restarts,
     ServerPhase,
@@ -80,14 +82,22 @@ def exited(name: str, status: int) -> Exited:
     return Exited(name, status, REASONS[status])
 
 
-def guard(heartbeat_ns: int = 0, *, shares_sockets: bool = False) -> Restarts:
+def guard(heartbeat_ns: int = 0, *, shares_sockets: bool = False, is_replica: bool = False) -> Restarts:
     processes = [(ENGINE, ProcessRole.ENGINE), *((name, ProcessRole.FRONT_END) for name in (FRONT, OTHER))]
-    return Restarts(processes, exit_timeout_ns=EXIT_TIMEOUT, heartbeat_ns=heartbeat_ns, shares_sockets=shares_sockets)
+    return Restarts(
+        processes,
+        exit_timeout_ns=EXIT_TIMEOUT,
+        heartbeat_ns=heartbeat_ns,
+        shares_sockets=shares_sockets,
+        is_replica=is_replica,
+    )
 
 
-def running(now_ns: int = 0, heartbeat_ns: int = 0, *, shares_sockets: bool = False) -> Restarts:
+def running(
+    now_ns: int = 0, heartbeat_ns: int = 0, *, shares_sockets: bool = False, is_replica: bool = False
+) -> Restarts:
     """Return a guard whose processes are ready, with the process ids 1, 2 and 3."""
-    machine = guard(heartbeat_ns, shares_sockets=shares_sockets)
+    machine = guard(heartbeat_ns, shares_sockets=shares_sockets, is_replica=is_replica)
     machine.handle(Tick(), now_ns)
     for pid, name in enumerate((ENGINE, FRONT, OTHER), 1):
         machine.handle(Spawned(name, pid), now_ns)
@@ -590,6 +600,51 @@ def test_sockets_that_all_share_refuse_when_nobody_accepts_any_more() -> None:
     assert machine.handle(Left(OTHER), S) == [StopListening(OTHER)]
 
 
+def test_the_front_ends_of_a_replica_leave_when_its_engine_ends_and_others_listen_when_it_is_back() -> None:
+    machine = running(is_replica=True)
+
+    end, *commands = machine.handle(exited(ENGINE, KILLED), S)
+
+    assert end == ReportEnd(ENGINE, 1, "SIGKILL", S, RESTART_DELAY_NS)
+    assert commands == [
+        StopListening(ENGINE),
+        *(Terminate(FRONT, FINISH_NS), Succeed(FRONT_2, FRONT), Start(FRONT_2)),
+        *(Terminate(OTHER, FINISH_NS), Succeed(OTHER_2, OTHER), Start(OTHER_2)),
+    ]
+    machine.handle(Spawned(FRONT_2, 4), S)
+    assert machine.handle(Left(FRONT), S) == [StopListening(FRONT)]  # and has a successor already
+    assert machine.handle(Tick(), S + RESTART_DELAY_NS) == [Start(ENGINE)]
+    machine.handle(Spawned(ENGINE, 5), 2 * S)
+    machine.handle(Ready(ENGINE), 2 * S)
+    assert machine.handle(Ready(FRONT_2), 2 * S) == [ReportReadyAgain(FRONT_2, 4)]
+    assert machine.handle(exited(FRONT, 0), 3 * S)[-1] == Forget(FRONT)
+
+
+def test_the_front_ends_of_a_replica_that_stops_serve_until_their_clients_have_left() -> None:
+    machine = running(is_replica=True)
+
+    assert machine.handle(StopAsked(), S) == [Terminate(FRONT, EXIT_TIMEOUT), Terminate(OTHER, EXIT_TIMEOUT)]
+    machine.handle(exited(FRONT, 0), 2 * S)
+    due_ns = S + 2 * EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
+    assert machine.handle(Tick(), due_ns - 1) == []
+    assert machine.handle(Tick(), due_ns) == [Kill(OTHER)]
+
+
+def test_an_engine_over_its_memory_is_killed_and_started_again_and_its_end_says_why() -> None:
+    machine = running()
+
+    assert machine.handle(OverMemory(ENGINE), S) == [Kill(ENGINE)]
+    (end, *_) = machine.handle(exited(ENGINE, KILLED), S)
+
+    assert end == ReportEnd(ENGINE, 1, OVER_MEMORY, S, RESTART_DELAY_NS)
+    assert machine.handle(OverMemory(ENGINE), S) == []  # it is measured while it ends
+    machine.handle(Tick(), S + RESTART_DELAY_NS)
+    machine.handle(Spawned(ENGINE, 4), 2 * S)
+    machine.handle(Ready(ENGINE), 2 * S)
+    assert machine.handle(exited(ENGINE, KILLED), 3 * S)[0].reason == "SIGKILL"  # type: ignore[union-attr]
+    assert machine.records()[0].restarts == {OVER_MEMORY: 1}
+
+
 STATUSES = st.sampled_from([0, 1, KILLED, CRASHED])
 
 
@@ -683,16 +738,17 @@ STEPS = st.one_of(
     st.tuples(st.just("exit"), NAMES, STATUSES),
     st.tuples(st.just("time"), st.integers(0, 70 * S)),
     st.tuples(st.just("left"), NAMES),
+    st.tuples(st.just("over memory"), NAMES),
     st.tuples(st.just("stop")),
 )
 
 
 @settings(max_examples=300)
-@given(is_up=st.booleans(), steps=st.lists(STEPS, max_size=60))
+@given(is_up=st.booleans(), is_replica=st.booleans(), steps=st.lists(STEPS, max_size=60))
 def test_in_any_order_nothing_runs_twice_every_process_is_reported_once_and_a_stop_ends(
-    is_up: bool, steps: list[tuple[object, ...]]
+    is_up: bool, is_replica: bool, steps: list[tuple[object, ...]]
 ) -> None:
-    world, is_upgraded = World(), False
+    world, is_upgraded = World(guard(heartbeat_ns=20 * S, is_replica=is_replica)), False
     world.tell(Tick())
     for name in (ENGINE, FRONT, OTHER) if is_up else ():
         world.spawn()
@@ -718,6 +774,8 @@ def test_in_any_order_nothing_runs_twice_every_process_is_reported_once_and_a_st
                 world.exit(name, status)
             case ("time", int(ns)):
                 world.pass_time(ns)
+            case ("over memory", str(name)) if name in world.alive and name.startswith(ENGINE):
+                world.tell(OverMemory(name))
             case ("stop",):
                 world.tell(StopAsked())
 
@@ -726,7 +784,7 @@ def test_in_any_order_nothing_runs_twice_every_process_is_reported_once_and_a_st
     while world.starting:
         world.spawn()
     for _ in range(3):  # none obeys anything but SIGKILL
-        world.pass_time(EXIT_TIMEOUT + ENGINE_STOP_MARGIN_NS)
+        world.pass_time(2 * EXIT_TIMEOUT + ENGINE_STOP_MARGIN_NS)
         for name in list(world.killed):
             world.exit(name, KILLED)
     assert len(world.finished) == 1

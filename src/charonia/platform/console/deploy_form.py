@@ -27,7 +27,7 @@ def document(sent: FormFields) -> dict[str, Any]:
     """
     problems: list[str] = []
     models = [_model(sent, index, name, problems) for index, name in enumerate(sent.get("model", ()))]
-    device = _without_empty({key: number(sent, key) for key in ("cpu_cores", "memory_mib")})
+    device = _without_empty({key: number(sent, key) for key in ("cpu_cores", "memory_mib", "gpu_memory_mib")})
     gpus = text_of(sent, "gpus").replace(",", " ").split()
     if problems:
         raise invalid("\n".join(problems))
@@ -56,6 +56,7 @@ def form_of(spec: Mapping[str, Any]) -> dict[str, Any]:
         "cpu_cores": device.get("cpu_cores", ""),
         "gpus": ", ".join(map(str, device.get("gpus", ()))),
         "memory_mib": device.get("memory_mib", ""),
+        "gpu_memory_mib": device.get("gpu_memory_mib", ""),
         "replicas_min": bounds.get("min", 1),
         "replicas_max": bounds.get("max", 1),
         "ready_within_s": f"{spec.get('ready_within_s', 600):g}",

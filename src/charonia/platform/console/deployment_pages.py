@@ -188,7 +188,7 @@ def _facts(view: DeploymentView) -> list[tuple[str, str]]:
         ("Environment", spec.get("environment", "") or "the platform's own Python"),
         ("Target", view.target),
         ("Device", shown.device_text(view) + (f", {memory} MiB of memory" if memory else "")),
-        ("Replicas", "1" if replicas.get("max", 1) == 1 else f"{replicas['min']} to {replicas['max']}"),
+        ("Replicas", view.scaling or str(replicas.get("min", 1))),
         ("API keys", "needed" if spec.get("keys") else "not needed"),
         ("Revision", f"{view.serving or 'none'} serves, {view.revision} is the newest"),
         ("gRPC", view.grpc or shown.NONE),

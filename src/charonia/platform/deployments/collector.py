@@ -39,9 +39,9 @@ _AT_ONCE = 4
 class _Series:
     """What is kept of a deployment."""
 
-    page: str = ""
+    pages: Sequence[str] = ()
     points: deque[FiguresPoint] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
-    last: tuple[float, Sample] | None = None
+    last: tuple[float, Mapping[str, Sample]] | None = None
     next_s: float = 0.0
     asked_s: float = -WATCHED_FOR_S
 
@@ -50,11 +50,13 @@ class Collector:
     """Collects the figures of deployments in a thread. Any thread may ask for them.
 
     Args:
-        pages: Returns the addresses of the metrics pages by the id of the deployment.
+        pages: Returns the addresses of the metrics pages of its servers by the id of the deployment.
         fetch: Returns a page; raises OSError or ValueError.
     """
 
-    def __init__(self, pages: Callable[[], Mapping[int, str]], fetch: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self, pages: Callable[[], Mapping[int, Sequence[str]]], fetch: Callable[[str], str] | None = None
+    ) -> None:
         self._pages = pages
         self._fetch = fetch or fetch_page
         self._series: dict[int, _Series] = {}
@@ -96,11 +98,10 @@ class Collector:
             for gone in self._series.keys() - pages.keys():
                 del self._series[gone]
             due = []
-            for key, page in pages.items():
+            for key, found in pages.items():
                 series = self._series.setdefault(key, _Series())
-                if series.page != page:
-                    series.page, series.last = page, None
-                if page and series.next_s <= monotonic_s:
+                series.pages = found
+                if found and series.next_s <= monotonic_s:
                     is_watched = monotonic_s - series.asked_s < WATCHED_FOR_S
                     series.next_s = monotonic_s + (WATCHED_S if is_watched else OTHERS_S)
                     due.append(series)
@@ -108,14 +109,14 @@ class Collector:
             pass
 
     def _look(self, series: _Series) -> None:
-        try:
-            sample, at_s = read_page(self._fetch(series.page)), time.monotonic()
-        except (OSError, ValueError, http.client.HTTPException):
-            series.last = None
-            return
-        before, series.last = series.last, (at_s, sample)
-        if before is not None and at_s > before[0]:
-            found = point(before[1], sample, at_s - before[0], now())
+        samples: dict[str, Sample] = {}
+        for page in series.pages:
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # the others count
+                samples[page] = read_page(self._fetch(page))
+        at_s = time.monotonic()
+        before, series.last = series.last, (at_s, samples) if samples else None
+        if before is not None and samples and at_s > before[0]:
+            found = point(before[1], samples, at_s - before[0], now())
             with self._lock:
                 series.points.append(found)
                 while series.points[0].time < found.time - KEPT_S:

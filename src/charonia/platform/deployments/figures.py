@@ -13,6 +13,7 @@ _SUMS = {
     "nv_inference_count": "inferences",
     "nv_inference_exec_count": "executions",
     "nv_inference_queue_duration_us": "queue_us",
+    "nv_inference_compute_infer_duration_us": "compute_us",
     "nv_inference_pending_request_count": "pending",
     "charonia_instances": "instances",
     "charonia_worker_up": "workers",
@@ -22,7 +23,8 @@ _SUMS = {
 
 _BUCKETS = "charonia_request_duration_seconds_bucket"
 _PROCESSES = ("charonia_process_resident_memory_bytes", "charonia_process_cpu_seconds_total", "nv_gpu_")
-_WANTED = (*_SUMS, _BUCKETS, *_PROCESSES, "charonia_worker_memory_bytes")
+_RESTARTS = "charonia_process_restarts_total"
+_WANTED = (_RESTARTS, *_SUMS, _BUCKETS, *_PROCESSES, "charonia_worker_memory_bytes")
 
 Version = tuple[str, str]
 """Model and version."""
@@ -37,6 +39,7 @@ class VersionSample:
     inferences: float = 0.0
     executions: float = 0.0
     queue_us: float = 0.0
+    compute_us: float = 0.0
     pending: float = 0.0
     instances: float = 0.0
     workers: float = 0.0
@@ -54,6 +57,7 @@ class Sample:
         cpu_s: Their CPU time.
         gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
         gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
+        engines_over_memory: How often its engine was started again because it had more memory than it may have.
     """
 
     versions: dict[Version, VersionSample] = field(default_factory=dict)
@@ -61,6 +65,7 @@ class Sample:
     cpu_s: float = 0.0
     gpu_utilization: float | None = None
     gpu_memory_bytes: float | None = None
+    engines_over_memory: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class Figures:
         queue_ms: Mean time in the queue, None without requests.
         batch_size: Mean size of a batch, None without batches.
         pending: Requests that wait now.
+        busy: Instances that computed, on average.
         instances: Instances now, 0 where the server does not say.
         memory_bytes: Memory of the weights.
     """
@@ -86,6 +92,7 @@ class Figures:
     queue_ms: float | None = None
     batch_size: float | None = None
     pending: float = 0.0
+    busy: float = 0.0
     instances: float = 0.0
     memory_bytes: float = 0.0
 
@@ -102,6 +109,7 @@ class FiguresPoint:
         cpu_cores: Cores that they kept busy.
         gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
         gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
+        engines_over_memory: How often an engine was started again because it had more memory than it may have.
     """
 
     time: float
@@ -111,6 +119,11 @@ class FiguresPoint:
     cpu_cores: float
     gpu_utilization: float | None
     gpu_memory_bytes: float | None
+    engines_over_memory: float = 0.0
+
+
+Samples = Mapping[str, Sample]
+"""What the servers of a deployment have counted, by the address of the page."""
 
 
 def read_page(text: str) -> Sample:
@@ -125,6 +138,8 @@ def read_page(text: str) -> Sample:
             _add(sample.versions.setdefault((labels["model"], labels["version"]), VersionSample()), name, labels, value)
         if name in ("charonia_process_resident_memory_bytes", "charonia_worker_memory_bytes"):
             sample.memory_bytes += value
+        elif name == _RESTARTS and labels.get("reason") == "memory limit":
+            sample.engines_over_memory += value
         elif name == "charonia_process_cpu_seconds_total":
             sample.cpu_s += value
         elif name == "nv_gpu_utilization":
@@ -134,8 +149,8 @@ def read_page(text: str) -> Sample:
     return sample
 
 
-def point(before: Sample, after: Sample, seconds: float, time: float) -> FiguresPoint:
-    """Return the figures between two looks.
+def point(before: Samples, after: Samples, seconds: float, time: float) -> FiguresPoint:
+    """Return the figures of all servers between two looks.
 
     Args:
         before: The first look; what a server counts begins at 0 again when it is started again.
@@ -143,15 +158,26 @@ def point(before: Sample, after: Sample, seconds: float, time: float) -> Figures
         seconds: Time between them, above 0.
         time: When the second one was, in seconds since the epoch.
     """
-    changes = {version: _change(before.versions.get(version), found) for version, found in after.versions.items()}
+    by_version: dict[Version, list[VersionSample]] = {}
+    for page, sample in after.items():
+        former = before.get(page, Sample())
+        for version, found in sample.versions.items():
+            # What a server counted before it was first looked at is not of this time.
+            start = former.versions.get(version) if page in before else found
+            by_version.setdefault(version, []).append(_change(start, found))
+    changes = {version: _sum(each) for version, each in by_version.items()}
+    used = [one.gpu_utilization for one in after.values() if one.gpu_utilization is not None]
+    gpu_memory = [one.gpu_memory_bytes for one in after.values() if one.gpu_memory_bytes is not None]
     return FiguresPoint(
         time=time,
         all=_figures(_sum(list(changes.values())), seconds),
         versions={f"{model}/{number}": _figures(change, seconds) for (model, number), change in changes.items()},
-        memory_bytes=after.memory_bytes,
-        cpu_cores=max(0.0, after.cpu_s - before.cpu_s) / seconds,
-        gpu_utilization=after.gpu_utilization,
-        gpu_memory_bytes=after.gpu_memory_bytes,
+        memory_bytes=sum(sample.memory_bytes for sample in after.values()),
+        cpu_cores=sum(max(0.0, one.cpu_s - before[page].cpu_s) for page, one in after.items() if page in before)
+        / seconds,
+        gpu_utilization=max(used, default=None),
+        gpu_memory_bytes=max(gpu_memory, default=None),  # each server tells that of the whole machine
+        engines_over_memory=sum(one.engines_over_memory for one in after.values()),
     )
 
 
@@ -180,7 +206,7 @@ def _add(version: VersionSample, name: str, labels: Mapping[str, str], value: fl
         setattr(version, field_name, getattr(version, field_name) + value)
 
 
-_COUNTED = ("successes", "failures", "inferences", "executions", "queue_us")
+_COUNTED = ("successes", "failures", "inferences", "executions", "queue_us", "compute_us")
 
 
 def _change(before: VersionSample | None, after: VersionSample) -> VersionSample:
@@ -217,6 +243,13 @@ def _figures(change: VersionSample, seconds: float) -> Figures:
         queue_ms=change.queue_us / change.successes / 1e3 if change.successes else None,
         batch_size=change.inferences / change.executions if change.executions else None,
         pending=change.pending,
+        busy=_busy(change, seconds),
         instances=change.instances,
         memory_bytes=change.memory_bytes,
     )
+
+
+def _busy(change: VersionSample, seconds: float) -> float:
+    """Return how many instances computed on average: the time of a batch counts once for each of its requests."""
+    batch = change.successes / change.executions if change.executions else 1.0
+    return change.compute_us / 1e6 / seconds / max(batch, 1.0)

@@ -171,7 +171,7 @@ def _working(seen: Observed) -> str:
 
 
 def _unwell(seen: Observed) -> list[Replica]:
-    return [replica for replica in seen.replicas if replica.reason or not replica.is_ready]
+    return [replica for replica in seen.replicas if not replica.doing and (replica.reason or not replica.is_ready)]
 
 
 def _pause_s(attempts: int) -> float:

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import delete, select, update
@@ -13,6 +13,8 @@ from charonia.core.errors import Code, ServingError, internal, invalid
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow
 from charonia.platform.deployments.reconcile import NextStep, Step, WantedState, decide, refused
+from charonia.platform.deployments.replica_rule import ReplicaBounds
+from charonia.platform.deployments.scaler import Scaler
 from charonia.platform.deployments.spec_form import read_spec
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
@@ -48,6 +50,7 @@ class _Written:
     reason: str
     observed: Mapping[str, Any]
     wanted: WantedState
+    bounds: ReplicaBounds
 
 
 @dataclass(slots=True)
@@ -65,12 +68,16 @@ class Reconciler:
         database: Where they are written down.
         targets: Where they run, by name.
         workloads: Makes workloads.
+        scaler: Says how many servers deployments are to have.
     """
 
-    def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
+    def __init__(
+        self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads, scaler: Scaler
+    ) -> None:
         self._database = database
         self._targets = targets
         self._workloads = workloads
+        self._scaler = scaler
         self._looks: dict[int, _Looks] = {}
         self._orphans_s = 0.0
         self._wake = threading.Event()
@@ -133,17 +140,25 @@ class Reconciler:
         try:
             seen = self._target(row).observe(_key(row))
             decision = self._do(row, seen, decide(row.wanted, seen, now_s), now_s)
+            scaling = self._scale(row, seen, decision, now_s)
         except ServingError as error:
-            self._note(row, replace(_as_is(row), reason=str(error)), None)
+            self._note(row, replace(_as_is(row), reason=str(error)))
             return 1.0
         except Exception as error:  # of a target: the others go on
             _log.exception("deployment %s: its target has failed", _key(row))
-            self._note(row, replace(_as_is(row), reason=f"the target has failed: {error}"), None)
+            self._note(row, replace(_as_is(row), reason=f"the target has failed: {error}"))
             return STEADY_S
         if decision.step is Step.REMOVE:
             return MOVING_S
-        self._note(row, decision, seen)
-        return STEADY_S if decision.step is Step.NONE and decision.state in _STEADY else MOVING_S
+        self._note(row, decision, _plain(seen, scaling))
+        is_steady = decision.state in _STEADY and not any(replica.doing for replica in seen.replicas)
+        return STEADY_S if decision.step is Step.NONE and is_steady else MOVING_S
+
+    def _scale(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> str:
+        """Let a deployment that runs have as many servers as it needs; return why it has so many."""
+        if decision.step is not Step.NONE or not decision.wanted.revision or seen.phase is RevisionPhase.ABSENT:
+            return ""
+        return self._scaler.scale(row.id, _key(row), self._target(row), seen, row.bounds, now_s)
 
     def _do(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> NextStep:
         """Do the step of a decision, and return what to write down.
@@ -189,7 +204,7 @@ class Reconciler:
 
     def _read(self) -> Sequence[_Written]:
         query = (
-            select(DeploymentRow, ProjectRow.name, RevisionRow.spec["ready_within_s"].as_float())
+            select(DeploymentRow, ProjectRow.name, RevisionRow.spec)
             .join(ProjectRow, ProjectRow.id == DeploymentRow.project_id)
             .outerjoin(
                 RevisionRow,
@@ -197,11 +212,11 @@ class Reconciler:
             )
         )
         with self._database.reading() as session:
-            return [_written(row, project, ready_s) for row, project, ready_s in session.execute(query)]
+            return [_written(row, project, spec or {}) for row, project, spec in session.execute(query)]
 
-    def _note(self, row: _Written, decision: NextStep, seen: Observed | None) -> None:
+    def _note(self, row: _Written, decision: NextStep, seen: Mapping[str, Any] | None = None) -> None:
         """Write down what is so now, unless it is known, or somebody has changed what is wanted meanwhile."""
-        observed = row.observed if seen is None else _plain(seen)
+        observed = row.observed if seen is None else seen
         before = (row.state, row.reason, row.wanted, row.observed)
         if before == (decision.state, decision.reason, decision.wanted, observed) and not decision.outcomes:
             return
@@ -259,22 +274,20 @@ def _as_is(row: _Written) -> NextStep:
     return NextStep(Step.NONE, row.state, row.reason, row.wanted)
 
 
-def _plain(seen: Observed) -> dict[str, Any]:
+def _plain(seen: Observed, scaling: str) -> dict[str, Any]:
     """Return what is kept of what was seen: not what changes all the time."""
-    replicas = [
-        {"name": one.name, "is_ready": one.is_ready, "restarts": one.restarts, "reason": one.reason}
-        for one in seen.replicas
-    ]
     return {
         "http": seen.http,
         "grpc": seen.grpc,
         "metrics": seen.metrics,
         "doing": seen.doing,
-        "replicas": replicas,
+        "replicas": [asdict(replica) for replica in seen.replicas],
+        "scaling": scaling,
     }
 
 
-def _written(row: DeploymentRow, project: str, ready_within_s: float | None) -> _Written:
+def _written(row: DeploymentRow, project: str, spec: Mapping[str, Any]) -> _Written:
+    replicas = spec.get("replicas", {"min": 1, "max": 1})
     return _Written(
         id=row.id,
         project_id=row.project_id,
@@ -289,10 +302,11 @@ def _written(row: DeploymentRow, project: str, ready_within_s: float | None) -> 
             revision=row.wanted,
             serving=row.serving,
             is_removed=row.removed,
-            ready_within_s=ready_within_s or 0.0,
+            ready_within_s=spec.get("ready_within_s", 0.0),
             begun_s=row.begun,
             attempts=row.attempts,
             ready_s=row.ready,
             failure=row.failure,
         ),
+        bounds=ReplicaBounds(replicas["min"], replicas["max"]),
     )

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from charonia.core.errors import not_found, unavailable
+from charonia.core.errors import ServingError, not_found, unavailable
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.changes import DeploymentChanges
+from charonia.platform.deployments.merged import merged_traffic
 from charonia.platform.deployments.reads import DeploymentReads
 from charonia.platform.deployments.rows import find
 from charonia.platform.deployments.spec_form import read_spec, write_spec
@@ -66,21 +67,26 @@ class DeploymentServers:
     def explain(self, who: Principal, project: str, name: str, model: str, version: int = 0) -> Any:
         """Return what the scheduler of the server does for a model, and what limits it: the server's own words.
 
+        Of several servers, it is what the first one says, and in `servers` what each of them does.
+
         Raises:
             NotPermittedError: If the caller has no role in the project.
             ServingError: NOT_FOUND; UNAVAILABLE while nothing serves.
         """
         what = f"versions/{version}/explain" if version else "explain"
-        return self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, what))
+        answers = self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, what))
+        first = next(iter(answers.values()))
+        return {**first, "servers": answers} if len(answers) > 1 else first
 
     def traffic(self, who: Principal, project: str, name: str, model: str) -> Any:
-        """Return how the requests of a model are split among its versions now, with the canary plan.
+        """Return how the requests of a model are split among its versions now by all servers, with the canary plan.
 
         Raises:
             NotPermittedError: If the caller has no role in the project.
             ServingError: NOT_FOUND; UNAVAILABLE while nothing serves.
         """
-        return self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, "traffic"))
+        answers = self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, "traffic"))
+        return merged_traffic(list(answers.values()))
 
     def set_traffic(
         self, who: Principal, project: str, name: str, model: str, change: Mapping[str, Any], *, note: str = ""
@@ -110,14 +116,14 @@ class DeploymentServers:
         if model not in [deployed.name for deployed in spec.models]:
             raise not_found(f"deployment '{name}' has no model '{model}'")
         if not change.keys() <= set(_SETTINGS):
-            answer = self._ask(who, project, name, ProjectRole.DEPLOYER, model_path(model, "traffic"), change)
+            answers = self._ask(who, project, name, ProjectRole.DEPLOYER, model_path(model, "traffic"), change)
             with self._database.transaction() as session:
                 row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
                 if "canary" in change:
                     row.canaries = {**row.canaries, model: who.name}
                 detail = {"model": model, "change": dict(change)}
                 audit.note(session, who, "deployment.traffic", f"{project}/{name}", detail, project_id=row.project_id)
-            return answer
+            return merged_traffic(list(answers.values()))
         models = [
             replace(deployed, traffic=_with(deployed.traffic, change)) if deployed.name == model else deployed
             for deployed in spec.models
@@ -140,13 +146,28 @@ class DeploymentServers:
         name: str,
         role: ProjectRole,
         path: str,
-        body: Mapping[str, Any] | None = None,
-    ) -> Any:
+        change: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Ask all servers of a deployment that are ready, or change something in all of them.
+
+        Returns:
+            Their answers by the name of the server.
+        """
         target, key = self._target(who, project, name, role)
         seen = target.observe(key)
         if not seen.http or seen.phase is RevisionPhase.ABSENT:
             raise unavailable(f"deployment '{name}' is not running", hint="start it, or wait until it is ready")
-        return ask(seen.http, path, key=seen.key, body=body)
+        servers = {one.name: one.http for one in seen.replicas if one.http and one.is_ready} or {"": seen.http}
+        answers: dict[str, Any] = {}
+        try:
+            for server, address in servers.items():
+                answers[server] = ask(address, path, key=seen.key, body=change)
+        except ServingError:
+            if change and "canary" in change:  # a plan runs in all of them, or in none
+                for server in answers:
+                    ask(servers[server], path, key=seen.key, body={"action": "abort"})
+            raise
+        return answers
 
 
 def _with(traffic: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

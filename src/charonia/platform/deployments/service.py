@@ -1,6 +1,7 @@
 """The deployments of a platform, with all that works on them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import select
 
@@ -11,6 +12,7 @@ from charonia.platform.deployments.changes import DeploymentChanges
 from charonia.platform.deployments.collector import Collector
 from charonia.platform.deployments.reads import DeploymentReads
 from charonia.platform.deployments.reconciler import Reconciler
+from charonia.platform.deployments.scaler import Scaler
 from charonia.platform.deployments.server_keys import ServerKeys
 from charonia.platform.deployments.servers import DeploymentServers
 from charonia.platform.deployments.workloads import Workloads
@@ -40,8 +42,8 @@ class Deployments:
         self._database = database
         self._workloads = workloads
         self.targets = tuple(targets)
-        self.reconciler = Reconciler(database, targets, workloads)
         self.collector = Collector(self._metrics_pages)
+        self.reconciler = Reconciler(database, targets, workloads, Scaler(self.collector.since))
         self.reads = DeploymentReads(database, self.collector)
         self.changes = DeploymentChanges(database, targets, workloads, self.reconciler.wake)
         self.keys = ServerKeys(database, targets, workloads)
@@ -62,7 +64,13 @@ class Deployments:
         self.collector.close()
         self.canaries.close()
 
-    def _metrics_pages(self) -> Mapping[int, str]:
+    def _metrics_pages(self) -> Mapping[int, Sequence[str]]:
         with self._database.reading() as session:
-            query = select(DeploymentRow.id, DeploymentRow.observed["metrics"].as_string())
-            return {number: page or "" for number, page in session.execute(query)}
+            query = select(DeploymentRow.id, DeploymentRow.observed)
+            return {number: _pages(observed) for number, observed in session.execute(query)}
+
+
+def _pages(observed: Mapping[str, Any]) -> Sequence[str]:
+    """Return the addresses of the metrics of all servers, or of the one page that stands for them."""
+    own = [replica["metrics"] for replica in observed.get("replicas", ()) if replica.get("metrics")]
+    return own or [page for page in [observed.get("metrics")] if page]

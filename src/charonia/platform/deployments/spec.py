@@ -10,7 +10,7 @@ models:
     instances: {min: 1, max: 4}
     batching: {max_batch_size: 8, max_queue_delay_microseconds: 100}
     config: {}                  # any other field of the model configuration, as JSON
-device: {cpu_cores: 2, gpus: [0], memory_mib: 2048}
+device: {cpu_cores: 2, gpus: [0], memory_mib: 2048, gpu_memory_mib: 4096}
 replicas: {min: 1, max: 1}
 keys: true                      # whether clients need an API key
 ready_within_s: 600
@@ -57,7 +57,8 @@ class DeploymentSpec:
         environment: Name of its environment, "" for the platform's own Python.
         cpu_cores: Cores that its models may use, 0 for all.
         gpus: Numbers of the GPUs that it sees.
-        memory_mib: Memory that it may use, 0 for no limit.
+        memory_mib: Memory that each of its servers may use, 0 for no limit.
+        gpu_memory_mib: Memory that each of them may use on each of these GPUs, 0 where nothing is said.
         replicas_min: Servers at least.
         replicas_max: Servers at most.
         keys: Whether clients need an API key.
@@ -71,6 +72,7 @@ class DeploymentSpec:
     cpu_cores: int = 0
     gpus: tuple[int, ...] = ()
     memory_mib: int = 0
+    gpu_memory_mib: int = 0
     replicas_min: int = 1
     replicas_max: int = 1
     keys: bool = False

@@ -42,6 +42,7 @@ def _of_deployment(before: DeploymentSpec, after: DeploymentSpec) -> Iterator[st
     yield from _changed("CPU cores", before.cpu_cores or "all", after.cpu_cores or "all")
     yield from _changed("GPUs", _numbers(before.gpus), _numbers(after.gpus))
     yield from _changed("memory", _mib(before.memory_mib), _mib(after.memory_mib))
+    yield from _changed("memory of each GPU", _mib(before.gpu_memory_mib), _mib(after.gpu_memory_mib))
     yield from _changed("replicas", _replicas(before), _replicas(after))
     yield from _changed("API keys", *("needed" if spec.keys else "not needed" for spec in (before, after)))
     yield from _changed("time to be ready", f"{before.ready_within_s:g} s", f"{after.ready_within_s:g} s")

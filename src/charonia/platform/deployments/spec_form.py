@@ -28,7 +28,7 @@ LATEST = "latest"
 _MEMBERS = ("name", "target", "environment", "models", "device", "replicas", "keys", "ready_within_s")
 _MODEL = ("name", "versions", "traffic", "instances", "batching", "config")
 _BATCHING = ("max_batch_size", "max_queue_delay_microseconds")
-_DEVICE = ("cpu_cores", "gpus", "memory_mib")
+_DEVICE = ("cpu_cores", "gpus", "memory_mib", "gpu_memory_mib")
 _BOUNDS = ("min", "max")
 _TRAFFIC = ("weights", "sticky", "shadow")
 
@@ -48,7 +48,12 @@ def read_spec(value: object) -> DeploymentSpec:
 
 def write_spec(spec: DeploymentSpec) -> dict[str, Any]:
     """Return the plain values of a deployment, with all that it says and nothing that it leaves open."""
-    device = {"cpu_cores": spec.cpu_cores, "gpus": list(spec.gpus), "memory_mib": spec.memory_mib}
+    device = {
+        "cpu_cores": spec.cpu_cores,
+        "gpus": list(spec.gpus),
+        "memory_mib": spec.memory_mib,
+        "gpu_memory_mib": spec.gpu_memory_mib,
+    }
     return {
         "name": spec.name,
         "target": spec.target,
@@ -97,6 +102,7 @@ class _Reader:
             cpu_cores=self._integer("device.cpu_cores", device.get("cpu_cores", 0)),
             gpus=self._integers("device.gpus", device.get("gpus", ())),
             memory_mib=self._integer("device.memory_mib", device.get("memory_mib", 0), most=2**40),
+            gpu_memory_mib=self._integer("device.gpu_memory_mib", device.get("gpu_memory_mib", 0), most=2**40),
             replicas_min=least,
             replicas_max=max(least, most),
             keys=self._flag("keys", given.get("keys", False)),

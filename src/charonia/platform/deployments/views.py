@@ -18,6 +18,9 @@ class ReplicaView:
     is_ready: bool
     restarts: int
     reason: str
+    doing: str = ""
+    http: str = ""
+    metrics: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class DeploymentView:
         grpc: Address of the protocol over gRPC.
         metrics: Address of the metrics.
         replicas: Its servers.
+        scaling: How many servers there are and why, "" where their number is fixed.
         created: When it was created, in seconds since the epoch.
         changed: When its newest revision was made.
         author: Who made that.
@@ -61,6 +65,7 @@ class DeploymentView:
     grpc: str
     metrics: str
     replicas: Sequence[ReplicaView]
+    scaling: str
     created: float
     changed: float
     author: str
@@ -152,6 +157,7 @@ def deployment_view(
         grpc=seen.get("grpc", ""),
         metrics=seen.get("metrics", ""),
         replicas=[ReplicaView(**replica) for replica in seen.get("replicas", ())],
+        scaling=seen.get("scaling", ""),
         created=row.created,
         changed=latest.created,
         author=latest.author,

@@ -78,12 +78,18 @@ class Replica:
         is_ready: Whether it answers.
         restarts: How often it was started again.
         reason: What is wrong with it, in words; "" for nothing.
+        doing: What it does if it is not ready and nothing is wrong: "it starts".
+        http: Address of the HTTP endpoint that it alone has, "" where there is none.
+        metrics: Address of its metrics, "" where there is none.
     """
 
     name: str
     is_ready: bool
     restarts: int = 0
     reason: str = ""
+    doing: str = ""
+    http: str = ""
+    metrics: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,8 @@ class Observed:
         metrics: Address of its metrics.
         key: An API key with which the platform asks its servers, "" where none is needed.
         replicas: Its servers.
+        wanted_replicas: How many there are to be.
+        scaled_by: Who decides how many there are between the bounds, in words; "" for the platform.
     """
 
     serving: int = 0
@@ -113,6 +121,8 @@ class Observed:
     metrics: str = ""
     key: str = field(default="", repr=False)
     replicas: Sequence[Replica] = field(default_factory=tuple)
+    wanted_replicas: int = 0
+    scaled_by: str = ""
 
 
 class DeploymentTarget(Protocol):
@@ -136,6 +146,20 @@ class DeploymentTarget(Protocol):
 
         Raises:
             ServingError: UNAVAILABLE when the target cannot be reached, or is not done with what was applied before.
+        """
+        ...
+
+    def scale(self, deployment: str, replicas: int) -> str:
+        """Let a deployment have so many servers, beginning with those that it has.
+
+        It is called at each look at a deployment that is to run, so that a target which brings things about server by
+        server can take its next step.
+
+        Returns:
+            Why there is no room for so many, in words; "" where there is, or they are there.
+
+        Raises:
+            ServingError: UNAVAILABLE when the target cannot be reached.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Whether a workload fits onto a machine: cores, GPUs, memory. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from charonia.platform.targets.api import Workload
@@ -13,6 +13,22 @@ ENGINE_BYTES = 200 * MIB
 WEIGHTS_FACTOR = 1.2
 """Memory of a model beside the size of its files, where a deployment does not say how much it may use."""
 
+IDLE_CORES_MIN = 0.5
+"""Cores that have to be idle for one more server to help those that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """The memory of a GPU.
+
+    Attributes:
+        total_bytes: All of it.
+        free_bytes: What nobody uses now.
+    """
+
+    total_bytes: int
+    free_bytes: int
+
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
@@ -22,38 +38,101 @@ class LocalMachine:
         cores: CPU cores.
         available_bytes: Memory that is not in use.
         gpus: Number of GPUs.
+        gpu_memory: Their memory; none where NVIDIA's management library does not say.
+        idle_cores: Cores that had nothing to do lately; None where that is not known.
     """
 
     cores: int
     available_bytes: int
     gpus: int = 0
+    gpu_memory: Sequence[GpuMemory] = ()
+    idle_cores: float | None = None
 
 
-def needed_bytes(workload: Workload) -> int:
-    """Return the memory that a workload needs: what it may use, or an estimate from the size of its files."""
-    if workload.spec.memory_mib:
-        return workload.spec.memory_mib * MIB
-    return ENGINE_BYTES + round(WEIGHTS_FACTOR * sum(model.size for model in workload.models))
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one server may use.
+
+    Attributes:
+        memory_bytes: Memory.
+        gpus: Numbers of its GPUs.
+        gpu_bytes: Memory of each of them, 0 where nothing was said.
+    """
+
+    memory_bytes: int
+    gpus: Sequence[int] = ()
+    gpu_bytes: int = 0
 
 
-def misfits(workload: Workload, machine: LocalMachine) -> Iterator[str]:
-    """Yield why a workload does not fit, a sentence each."""
+def needs_of(workload: Workload) -> Needs:
+    """Return what a server of a workload may use, or an estimate from the size of its files."""
     spec = workload.spec
-    if (spec.replicas_min, spec.replicas_max) != (1, 1):
-        yield (
-            f"replicas: expected 1 on one machine, got {spec.replicas_min} to {spec.replicas_max}: "
-            "more 'instances' and 'cpu_cores' serve more requests there"
-        )
+    estimate = ENGINE_BYTES + round(WEIGHTS_FACTOR * sum(model.size for model in workload.models))
+    return Needs(spec.memory_mib * MIB or estimate, spec.gpus, spec.gpu_memory_mib * MIB)
+
+
+def misfits(workload: Workload, machine: LocalMachine, promised: Sequence[Needs], running: int = 0) -> Iterator[str]:
+    """Yield why a workload does not fit, a sentence each.
+
+    Args:
+        workload: The workload.
+        machine: What the machine has.
+        promised: What each server of the other deployments may use.
+        running: Servers of this deployment that there are. They are upgraded one after the other, so one more engine
+            than them runs at a time.
+    """
+    spec, needs = workload.spec, needs_of(workload)
+    more = max(1, spec.replicas_min - running)
     if spec.cpu_cores > machine.cores:
         yield f"device.cpu_cores: this machine has {machine.cores}, got {spec.cpu_cores}"
     missing = [number for number in spec.gpus if number >= machine.gpus]
     if missing:
         has = f"GPUs 0 to {machine.gpus - 1}" if machine.gpus > 1 else "GPU 0" if machine.gpus else "no GPU"
         yield f"device.gpus: this machine has {has}, got {', '.join(map(str, missing))}"
-    needed = needed_bytes(workload)
-    if needed > machine.available_bytes:
-        said = "it may use" if spec.memory_mib else "it needs about"
+    if spec.gpu_memory_mib and not spec.gpus:
+        yield "device.gpu_memory_mib: expected device.gpus, too"
+    elif spec.gpu_memory_mib and not missing and not machine.gpu_memory:
         yield (
-            f"memory: {said} {needed / MIB:.0f} MiB, beside what runs now, and "
+            "device.gpu_memory_mib: the memory of this machine's GPUs is not known: it needs a driver of NVIDIA and "
+            "charonia[gpu] in the platform's Python"
+        )
+    if needs.memory_bytes * more > machine.available_bytes:
+        said = "may use" if spec.memory_mib else "needs about"
+        yield (
+            f"memory: {_servers(more)} {said} {needs.memory_bytes / MIB:.0f} MiB, beside what runs now, and "
             f"{machine.available_bytes / MIB:.0f} MiB are free on this machine"
         )
+    yield from _gpu_misfits(needs, more, machine, promised)
+
+
+def obstacle(needs: Needs, more: int, machine: LocalMachine, promised: Sequence[Needs]) -> str:
+    """Return why a machine has no room for so many further servers while others run, "" where it has.
+
+    `promised` is what those of all deployments may use.
+    """
+    if machine.idle_cores is not None and machine.idle_cores < IDLE_CORES_MIN:
+        return f"{machine.idle_cores:.1f} of {machine.cores} cores are idle, and one more server would need them"
+    if needs.memory_bytes * more > machine.available_bytes:
+        return (
+            f"it needs {needs.memory_bytes * more / MIB:.0f} MiB of memory, and "
+            f"{machine.available_bytes / MIB:.0f} MiB are free"
+        )
+    return next(_gpu_misfits(needs, more, machine, promised), "")
+
+
+def _gpu_misfits(needs: Needs, more: int, machine: LocalMachine, promised: Sequence[Needs]) -> Iterator[str]:
+    for number in needs.gpus:
+        if needs.gpu_bytes and number < len(machine.gpu_memory):
+            gpu = machine.gpu_memory[number]
+            others = sum(one.gpu_bytes for one in promised if number in one.gpus)
+            room = max(0, min(gpu.free_bytes, gpu.total_bytes - others))
+            if needs.gpu_bytes * more > room:
+                yield (
+                    f"device.gpu_memory_mib: {_servers(more)} may use {needs.gpu_bytes / MIB:.0f} MiB of GPU {number}, "
+                    f"and {room / MIB:.0f} MiB are left: {gpu.free_bytes / MIB:.0f} of {gpu.total_bytes / MIB:.0f} MiB "
+                    f"are free, and {others / MIB:.0f} MiB were promised to others"
+                )
+
+
+def _servers(count: int) -> str:
+    return "it" if count == 1 else f"each of {count} servers"

@@ -1,51 +1,52 @@
-"""The target `local`: a `charonia serve` of its own for each deployment, on this machine.
+"""The target `local`: guarded `charonia serve` processes of its own for each deployment, behind one address.
 
-The server survives the platform, and is found again by its folder. Later revisions are brought about by
-`charonia upgrade`, so no request is lost; how traffic is split is changed in the server that runs.
+The servers survive the platform, and are found again by their folders. They share their listening sockets, so one may
+come or go without a lost request. Later revisions are brought about by `charonia upgrade`, one server after the other;
+how traffic is split is changed in the servers that run. `rollout.py` says which step comes next.
 """
 
 import contextlib
 import hashlib
-import http.client
 import json
-import os
 import secrets
 import shutil
-import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from charonia.core.errors import unavailable
-from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload
-from charonia.platform.targets.fit import LocalMachine, misfits
-from charonia.platform.targets.live_traffic import change_traffic, forget_changes, traffic_of, without_traffic
-from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, Steps, tail, write_whole
-from charonia.platform.targets.local_reasons import MOVED, last_line, why_ended, why_not_upgraded
+from charonia.core.errors import Code, ServingError, unavailable
+from charonia.platform.targets.api import Observed, RevisionPhase, Workload
+from charonia.platform.targets.fit import LocalMachine, Needs, misfits, needs_of, obstacle
+from charonia.platform.targets.live_traffic import without_traffic
+from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, NotesFolder, tail, write_whole
+from charonia.platform.targets.local_server import HOST, LocalServer
 from charonia.platform.targets.machine import this_machine
 from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.targets.ports import FreePorts
+from charonia.platform.targets.rollout import (
+    RUNNING,
+    CancelServer,
+    EndServer,
+    ForgetServer,
+    Goal,
+    RetuneServer,
+    ServerPhase,
+    ServerState,
+    StartServer,
+    UpgradeServer,
+    answering,
+    given_up,
+    judged,
+    next_acts,
+)
 
-HOST = "127.0.0.1"
-PORTS = 3
-"""A server has one for HTTP, the next one for gRPC, and the one after that for metrics."""
-
-HEALTH_S_MAX = 2.0
-
-UNWELL_S_MAX = 20.0
-"""A server that has not answered for so long is not upgraded but replaced."""
-
-KILL_S = 90.0
-"""Time that a server has to end after SIGTERM."""
+PORTS = 2
+"""A deployment has one for HTTP and the next one for gRPC; each of its servers one for HTTP, and one for metrics."""
 
 _KEY_BYTES = 32
-_OWN = "CHARONIA_"
-_SHARED = ("CHARONIA_CACHE",)
-_taking_over = threading.Lock()
 
 
 class LocalTarget:
@@ -66,103 +67,106 @@ class LocalTarget:
         self._ports = FreePorts(ports, PORTS)
         self._machine = machine
         self._lock = threading.Lock()
+        self._locks: dict[str, threading.RLock] = {}
         self._unwell: dict[str, float] = {}
 
     def problems(self, workload: Workload) -> Sequence[str]:
         """Return why a workload does not fit. See `DeploymentTarget`."""
-        found = list(misfits(workload, self._machine()))
-        if not self._folder(workload.deployment).read("ports") and not self._ports.find(self._taken()):
+        folder = self._folder(workload.deployment)
+        running = len(folder.servers())
+        found = list(misfits(workload, self._machine(), self._promised(workload.deployment), running))
+        pairs = max(0, workload.spec.replicas_min - running) + (not folder.read("address"))
+        if len(self._ports.find_many(self._taken(), pairs)) < pairs:
             found.append(
-                f"ports: there are no {PORTS} free ones in a row from {self._ports.first} to {self._ports.last}"
+                f"ports: there are no {pairs} pairs of free ones from {self._ports.first} to {self._ports.last}"
             )
         return found
 
     def apply(self, workload: Workload) -> None:
         """Begin to bring a workload about. See `DeploymentTarget`."""
-        folder, number = self._folder(workload.deployment), workload.revision
-        seen = self.observe(workload.deployment)
-        is_under_way = seen.phase is RevisionPhase.STARTING
-        if (seen.serving == number and not is_under_way) or (is_under_way and seen.applying == number):
-            return
-        if seen.phase is RevisionPhase.ENDING:
-            raise unavailable(f"the server of '{workload.deployment}' ends", hint="wait until it has ended")
-        if is_under_way or _is_upgraded(folder):
-            raise unavailable(f"revision {seen.applying} of '{workload.deployment}' is not over yet: {seen.doing}")
-        with self._lock:
-            self._prepare(folder, workload)
-        if not folder.is_running():
-            self._start(folder, workload)
-        elif not self._is_well(workload.deployment, seen):
-            self._replace(folder, workload.deployment)
-        elif folder.read("serving").get("made") == _made(workload):
-            self._change_traffic(folder, workload)
-        else:
-            self._upgrade(folder, workload)
+        name, number, spec = workload.deployment, workload.revision, workload.spec
+        with self._held(name):
+            folder = self._folder(name)
+            goal, servers = self._look(folder)
+            is_there = any(one.phase is not ServerPhase.GONE for one in servers)
+            if is_there and goal.revision == number and not goal.failed:
+                return
+            if folder.stopping_since() and is_there:
+                raise unavailable(f"the servers of '{name}' end", hint="wait until they have ended")
+            moving = any(one.phase in (ServerPhase.MOVING, ServerPhase.FINISHING) for one in servers)
+            if is_there and (moving or not (goal.is_reached or goal.failed)):
+                raise unavailable(f"revision {goal.revision} of '{name}' is not over yet")
+            with self._lock:
+                self._prepare(folder, workload)
+            for one in servers:
+                if one.phase is ServerPhase.GONE or one.failure:
+                    folder.server(one.number).forget("applying")
+            folder.forget_stopping()
+            count = min(max(goal.count, spec.replicas_min), spec.replicas_max)
+            _write_goal(folder, Goal(number, count if is_there else spec.replicas_min, goal.revision * is_there))
+            self._step(folder)
+
+    def scale(self, deployment: str, replicas: int) -> str:
+        """Let there be so many servers, and take the next step of what was applied. See `DeploymentTarget`."""
+        with self._held(deployment):
+            folder = self._folder(deployment)
+            goal, servers = self._look(folder)
+            if not goal.revision or folder.stopping_since():
+                return ""
+            least = int(folder.revision(goal.revision).read("serve").get("least", 1))
+            if replicas > max(goal.count, least) and goal.is_reached:
+                missing = self._obstacle(folder, goal, replicas - max(goal.count, len(servers)))
+                if missing:
+                    self._step(folder)
+                    return missing
+            if replicas != goal.count and goal.is_reached:
+                _write_goal(folder, replace(goal, count=replicas))
+            self._step(folder)
+            return ""
 
     def abandon(self, deployment: str) -> None:
         """Give up what is being brought about. See `DeploymentTarget`."""
-        folder = self._folder(deployment)
-        applying = folder.read("applying")
-        if applying and folder.is_running():
-            if applying["is_upgrade"]:
-                command = [sys.executable, "-m", "charonia", "upgrade", "--cancel", str(folder.pid())]
-                subprocess.run(command, timeout=60, check=False, capture_output=True)
-            else:
-                folder.forget("applying")
-                folder.signal(signal.SIGKILL)
+        with self._held(deployment):
+            folder = self._folder(deployment)
+            goal, _ = self._look(folder)
+            if goal.is_reached or not goal.revision:
+                return
+            if goal.before != goal.revision:
+                _write_goal(folder, given_up(goal, ""))
+            self._step(folder)
 
     def observe(self, deployment: str) -> Observed:
         """Return what is there now. See `DeploymentTarget`."""
-        folder = self._folder(deployment)
-        ports = folder.read("ports").get("ports")
-        if ports is None:
-            return Observed()
-        applying, serving = folder.read("applying"), folder.read("serving")
-        if not folder.is_running():
-            return _not_running(folder, applying, serving)
-        if folder.stopping_since():
-            return Observed(phase=RevisionPhase.ENDING, doing="requests in flight are finished")
-        folder.cut_log()
-        is_ready = _is_ready(ports[0])
-        seen = _under_way(folder, applying, serving, is_ready) if applying else _steady(serving)
-        reason = "" if is_ready or not seen.serving else "it does not answer, or not all of its models are ready"
-        key = folder.platform_key
-        return Observed(
-            serving=seen.serving,
-            applying=seen.applying,
-            phase=seen.phase,
-            doing=seen.doing,
-            reason=seen.reason,
-            http=f"http://{HOST}:{ports[0]}",
-            grpc=f"{HOST}:{ports[1]}",
-            metrics=f"http://{HOST}:{ports[2]}/metrics",
-            key=key.read_text() if key.exists() else "",
-            replicas=[
-                Replica(f"pid {folder.pid()}", is_ready, max(0, folder.read("starts").get("count", 0) - 1), reason)
-            ],
-        )
+        with self._held(deployment):
+            folder = self._folder(deployment)
+            goal, servers = self._look(folder)
+            living = [one for one in servers if one.phase is not ServerPhase.GONE]
+            if not living and goal.failed:
+                return Observed(applying=goal.failed, phase=RevisionPhase.FAILED, reason=goal.reason)
+            if not living:
+                return Observed()
+            if folder.stopping_since() or all(one.phase is ServerPhase.ENDING for one in living):
+                return Observed(phase=RevisionPhase.ENDING, doing="requests in flight are finished")
+            return self._seen(folder, goal, servers)
 
     def stop(self, deployment: str) -> None:
         """Begin to end a deployment. See `DeploymentTarget`."""
-        folder = self._folder(deployment)
-        since = folder.stopping_since()
-        if not folder.is_running():
-            folder.forget("applying", "serving", "starts")
-        elif not since:
+        with self._held(deployment):
+            folder = self._folder(deployment)
             folder.note_stopping()
-            folder.forget("applying", "serving", "starts")
-            folder.signal(signal.SIGTERM)
-        elif time.time() - since > KILL_S:
-            folder.signal(signal.SIGKILL)
+            folder.forget("goal")
+            for number in folder.servers():
+                self._server(folder, number).end()
 
     def remove(self, deployment: str) -> None:
         """Remove what is left of a deployment. See `DeploymentTarget`."""
-        folder = self._folder(deployment)
-        if folder.is_running():
-            raise unavailable(f"the server of '{deployment}' still runs")
-        shutil.rmtree(folder.path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            folder.path.parent.rmdir()
+        with self._held(deployment):
+            folder = self._folder(deployment)
+            if any(folder.server(number).is_running() for number in folder.servers()):
+                raise unavailable(f"the servers of '{deployment}' still run")
+            shutil.rmtree(folder.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.path.parent.rmdir()
 
     def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
         """Let these be the API keys. See `DeploymentTarget`."""
@@ -175,178 +179,180 @@ class LocalTarget:
         return [f"{path.parent.name}/{path.name}" for path in self._root.glob("*/*") if path.is_dir()]
 
     def log(self, deployment: str, lines: int) -> str:
-        """Return the last lines of the log. See `DeploymentTarget`."""
-        return tail(self._folder(deployment).log, lines)
+        """Return the last lines of the logs. See `DeploymentTarget`."""
+        folder = self._folder(deployment)
+        logs = {number: tail(folder.server(number).log, lines) for number in folder.servers()}
+        if len(logs) == 1:
+            return "".join(logs.values())
+        parts = (f"==> server {number} <==\n{text}" for number, text in logs.items())
+        return "\n".join(parts)
 
     def _folder(self, deployment: str) -> DeploymentFolder:
         return DeploymentFolder(self._root / deployment)
 
+    def _server(self, folder: DeploymentFolder, number: int) -> LocalServer:
+        return LocalServer(folder, number, self._unwell)
+
+    @contextmanager
+    def _held(self, deployment: str) -> Iterator[None]:
+        """Let one thread at a time work on a deployment."""
+        with self._lock:
+            lock = self._locks.setdefault(deployment, threading.RLock())
+        with lock:
+            yield
+
     def _taken(self) -> set[int]:
-        """Return the ports that belong to deployments, also to those that do not run."""
-        folders = map(self._folder, self.deployments())
-        return {port for folder in folders for port in folder.read("ports").get("ports", ())}
+        """Return the ports that belong to deployments and servers, also to those that do not run."""
+        notes = [self._folder(name) for name in self.deployments()]
+        owners: list[NotesFolder] = [
+            *notes,
+            *(folder.server(number) for folder in notes for number in folder.servers()),
+        ]
+        return {port for owner in owners for name in ("address", "ports") for port in owner.read(name).get("ports", ())}
+
+    def _promised(self, deployment: str) -> list[Needs]:
+        """Return what all servers of the other deployments may use."""
+        found = []
+        for name in self.deployments():
+            folder = self._folder(name)
+            goal = _read_goal(folder)
+            if name != deployment and goal.revision:
+                needs = folder.revision(goal.revision).read("serve").get("needs", {})
+                found += [Needs(**needs)] * goal.count if needs else []
+        return found
+
+    def _obstacle(self, folder: DeploymentFolder, goal: Goal, more: int) -> str:
+        """Return why this machine has no room for so many more servers of a deployment, "" where it has."""
+        if more <= 0:
+            return ""
+        name = f"{folder.path.parent.name}/{folder.path.name}"
+        needs = Needs(**folder.revision(goal.revision).read("serve")["needs"])
+        own = [needs] * goal.count
+        if len(self._ports.find_many(self._taken(), more)) < more:
+            return "there are no free ports"
+        return obstacle(needs, more, self._machine(), [*self._promised(name), *own])
 
     def _prepare(self, folder: DeploymentFolder, workload: Workload) -> None:
         """Write all that the revision needs."""
         folder.path.mkdir(parents=True, exist_ok=True)
-        if not folder.read("ports"):
-            found = self._ports.find(self._taken())
-            if not found:
-                raise unavailable(f"there are no {PORTS} free ports in a row", hint="--ports gives the platform others")
-            folder.write("ports", ports=found)
+        if not folder.read("address"):
+            folder.write("address", ports=self._free_ports())
         _write_keys(folder, workload.keys)
         target = folder.revision(workload.revision)
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir()
+        shutil.rmtree(target.path, ignore_errors=True)
+        target.path.mkdir()
         for model in workload.models:
-            make_model_folder(target / "repository", model)
-        (target / "repository").mkdir(exist_ok=True)
-        launcher = target / "python"
-        write_whole(launcher, _launcher(workload), 0o755)
+            make_model_folder(target.path / "repository", model)
+        (target.path / "repository").mkdir(exist_ok=True)
+        write_whole(target.path / "python", _launcher(workload), 0o755)
+        arguments, needs = _arguments(folder, workload), asdict(needs_of(workload))
+        target.write("serve", arguments=arguments, made=_made(workload), needs=needs, least=workload.spec.replicas_min)
 
-    def _start(self, folder: DeploymentFolder, workload: Workload) -> None:
-        starts = folder.read("starts").get("count", 0)
-        folder.write("starts", count=starts + 1)
-        folder.forget("serving")
-        folder.write(
-            "applying", revision=workload.revision, is_upgrade=False, made=_made(workload), log_from=folder.log_size()
-        )
-        python = str(folder.revision(workload.revision) / "python")
-        command = [python, "-m", "charonia", "serve", *_arguments(folder, workload)]
-        folder.start(command, _environment())
+    def _free_ports(self) -> list[int]:
+        found = self._ports.find_many(self._taken(), 1)
+        if not found:
+            raise unavailable(f"there are no {PORTS} free ports in a row", hint="--ports gives the platform others")
+        return found[0]
 
-    def _upgrade(self, folder: DeploymentFolder, workload: Workload) -> None:
-        folder.write("applying", revision=workload.revision, is_upgrade=True, made=_made(workload))
-        revision = folder.revision(workload.revision)
-        command = [sys.executable, "-m", "charonia", "upgrade", str(folder.pid()), "--python", str(revision / "python")]
-        command += ["--", *_arguments(folder, workload)]
-        Steps(revision).start(command, _environment())
+    def _look(self, folder: DeploymentFolder) -> tuple[Goal, list[ServerState]]:
+        """Return what is to be, and the servers; write down what has come of it."""
+        before = _read_goal(folder)
+        servers = [self._server(folder, number).look() for number in folder.servers()]
+        goal = judged(before, servers)
+        if goal != before:
+            _write_goal(folder, goal)
+        return goal, servers
 
-    def _change_traffic(self, folder: DeploymentFolder, workload: Workload) -> None:
-        """Change how traffic is split in the server that runs, and what it reads when it starts again."""
-        serving, seen = folder.read("serving"), self.observe(workload.deployment)
-        base = int(serving.get("base", serving["revision"]))
-        for model in workload.models:
-            change_traffic(seen.http, seen.key, model.name, traffic_of(model.config))
-            write_whole(folder.revision(base) / "repository" / model.name / "config.pbtxt", model.config)
-        folder.write("serving", revision=workload.revision, base=base, made=serving["made"])
-        folder.tidy(base, workload.revision)
+    def _step(self, folder: DeploymentFolder) -> None:
+        """Do what comes next."""
+        goal, servers = self._look(folder)
+        made = str(folder.revision(goal.revision).read("serve").get("made", "")) if goal.revision else ""
+        for act in next_acts(goal, servers, made):
+            server = self._server(folder, act.number)
+            match act:
+                case StartServer(_, beside):
+                    self._start(folder, server, goal.revision, beside)
+                case UpgradeServer():
+                    server.upgrade(goal.revision)
+                case RetuneServer():
+                    self._retune(folder, server, goal)
+                case CancelServer():
+                    server.cancel()
+                case EndServer():
+                    server.end()
+                case ForgetServer():
+                    server.remove()
+        for one in servers:  # those that were told to end long ago
+            if one.phase is ServerPhase.ENDING:
+                self._server(folder, one.number).end()
+        numbers = folder.servers()
+        kept = set().union(*(self._server(folder, number).revisions() for number in numbers))
+        folder.tidy(kept | {goal.revision, goal.before})
 
-    def _is_well(self, deployment: str, seen: Observed) -> bool:
-        """Return whether a server can be upgraded.
+    def _start(self, folder: DeploymentFolder, server: LocalServer, revision: int, beside: int) -> None:
+        with self._lock:
+            server.folder.path.mkdir(exist_ok=True)
+            if not self._ports.are_free(server.folder.read("ports").get("ports", ())):
+                server.folder.write("ports", ports=self._free_ports())
+        server.start(revision, self._server(folder, beside) if beside else None)
 
-        Raises:
-            ServingError: UNAVAILABLE if it does not answer, but not for long.
-        """
-        if all(replica.is_ready for replica in seen.replicas):
-            self._unwell.pop(deployment, None)
-            return True
-        since = self._unwell.setdefault(deployment, time.monotonic())
-        if time.monotonic() - since < UNWELL_S_MAX:
-            raise unavailable(f"the server of '{deployment}' does not answer now, so it cannot be upgraded")
-        del self._unwell[deployment]
-        return False
-
-    def _replace(self, folder: DeploymentFolder, deployment: str) -> None:
-        """End a server that does not answer; the next call starts another one."""
-        self.stop(deployment)
-        raise unavailable(f"the server of '{deployment}' does not answer: it is ended, and another one started")
-
-
-def _not_running(folder: DeploymentFolder, applying: Mapping[str, Any], serving: Mapping[str, Any]) -> Observed:
-    if applying and not applying["is_upgrade"] and not folder.stopping_since():
-        return Observed(
-            applying=applying["revision"],
-            phase=RevisionPhase.FAILED,
-            reason=why_ended(folder.log_from(applying["log_from"])),
-        )
-    return Observed()
-
-
-def _under_way(
-    folder: DeploymentFolder, applying: Mapping[str, Any], serving: Mapping[str, Any], is_ready: bool
-) -> Observed:
-    """Return how far the revision is that is brought about, and write down what has come of it."""
-    number, before = int(applying["revision"]), int(serving.get("revision", 0))
-    if not applying["is_upgrade"]:
-        if not is_ready:
-            return Observed(applying=number, phase=RevisionPhase.STARTING, doing=last_line(tail(folder.log, 1)))
-        _serves(folder, applying)
-        return Observed(serving=number, phase=RevisionPhase.READY)
-    steps = Steps(folder.revision(number))
-    status, text = steps.status(), steps.text()
-    if MOVED in text and before != number:
-        _take_over(folder, applying)
-    if status is None:
-        if MOVED in text:
-            return Observed(serving=number, applying=number, phase=RevisionPhase.READY, doing=last_line(text))
-        return Observed(serving=before, applying=number, phase=RevisionPhase.STARTING, doing=last_line(text))
-    if MOVED in text:
-        _serves(folder, applying)
-        return Observed(serving=number, phase=RevisionPhase.READY)
-    reason = why_not_upgraded(text)
-    return Observed(serving=before, applying=number, phase=RevisionPhase.FAILED, reason=reason)
-
-
-def _take_over(folder: DeploymentFolder, applying: Mapping[str, Any]) -> None:
-    """Write down that the new engine has all new requests, and let it split traffic as its revision says.
-
-    It has kept what the one before was asked for. What it is asked for itself comes after this, and stays.
-    """
-    number = int(applying["revision"])
-    with _taking_over:
-        if folder.read("serving").get("revision") != number:
-            _forget_traffic(folder, number)
-            folder.write("serving", revision=number, base=number, made=applying["made"])
-
-
-def _forget_traffic(folder: DeploymentFolder, number: int) -> None:
-    address = f"http://{HOST}:{folder.read('ports')['ports'][0]}"
-    for model in (folder.revision(number) / "repository").iterdir():
-        forget_changes(address, folder.platform_key.read_text(), model.name)
-
-
-def _steady(serving: Mapping[str, Any]) -> Observed:
-    number = int(serving.get("revision", 0))
-    return Observed(serving=number, phase=RevisionPhase.READY if number else RevisionPhase.STARTING)
-
-
-def _serves(folder: DeploymentFolder, applying: Mapping[str, Any]) -> None:
-    """Write down that a revision has been brought about."""
-    number = applying["revision"]
-    folder.write("serving", revision=number, base=number, made=applying["made"])
-    folder.forget("applying")
-    folder.tidy(number)
-
-
-def _is_upgraded(folder: DeploymentFolder) -> bool:
-    """Return whether an upgrade is under way, also one whose revision serves already."""
-    applying = folder.read("applying")
-    return bool(applying) and applying["is_upgrade"] and Steps(folder.revision(applying["revision"])).status() is None
-
-
-def _is_ready(port: int) -> bool:
-    """Return whether a server answers, with all of its models."""
-    with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=HEALTH_S_MAX)) as connection:
+    def _retune(self, folder: DeploymentFolder, server: LocalServer, goal: Goal) -> None:
         try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False
+            server.retune(goal.revision)
+        except ServingError as error:
+            if error.code is Code.UNAVAILABLE:
+                raise
+            _write_goal(folder, given_up(goal, str(error)))
+
+    def _seen(self, folder: DeploymentFolder, goal: Goal, servers: Sequence[ServerState]) -> Observed:
+        """Return what is seen of servers that live."""
+        serving, ports = answering(goal, servers), folder.read("address")["ports"]
+        is_failed = bool(goal.failed)
+        phase = RevisionPhase.READY if goal.is_reached and serving else RevisionPhase.STARTING
+        if is_failed:
+            phase = RevisionPhase.FAILED
+        busy = [one for one in servers if one.phase in (ServerPhase.MOVING, ServerPhase.FINISHING)]
+        busy += [one for one in servers if one.phase is ServerPhase.STARTING]
+        shown = [self._server(folder, one.number).shown(one) for one in servers]
+        up = [self._server(folder, one.number) for one in servers if one.phase in RUNNING]
+        return Observed(
+            serving=serving,
+            applying=goal.failed or (0 if phase is RevisionPhase.READY else goal.revision),
+            phase=phase,
+            doing=self._server(folder, busy[0].number).doing() if busy else "",
+            reason=goal.reason if is_failed else "; ".join(one.reason for one in shown if one.reason),
+            http=f"http://{HOST}:{ports[0]}" if serving else "",
+            grpc=f"{HOST}:{ports[1]}" if serving else "",
+            metrics=up[0].metrics if serving and up else "",
+            key=folder.platform_key.read_text(),
+            replicas=shown if serving else (),
+            wanted_replicas=goal.count,
+        )
+
+
+def _read_goal(folder: DeploymentFolder) -> Goal:
+    return Goal(**folder.read("goal"))
+
+
+def _write_goal(folder: DeploymentFolder, goal: Goal) -> None:
+    folder.write("goal", **asdict(goal))
 
 
 def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
-    """Return the arguments of `charonia serve`."""
-    spec = workload.spec
+    """Return the arguments of `charonia serve` that all servers of a revision have."""
+    spec, ports = workload.spec, folder.read("address")["ports"]
     arguments = [
-        f"--model-repository={folder.revision(workload.revision) / 'repository'}",
+        f"--model-repository={folder.revision(workload.revision).path / 'repository'}",
         "--front-ends=1",
         f"--host={HOST}",
-        f"--port={folder.read('ports')['ports'][0]}",
+        f"--http-port={ports[0]}",
+        f"--grpc-port={ports[1]}",
         f"--id={workload.deployment}",
     ]
     if spec.cpu_cores:
         arguments.append(f"--cpu-cores={spec.cpu_cores}")
+    if spec.memory_mib:
+        arguments.append(f"--memory-limit-mib={spec.memory_mib}")
     if spec.keys:
         arguments.append(f"--api-keys={folder.keys}")
     return arguments
@@ -363,11 +369,6 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of servers: without what the platform alone is told, such as passwords."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN) or name in _SHARED}
-
-
 def _write_keys(folder: DeploymentFolder, keys: Sequence[str]) -> None:
     if not folder.platform_key.exists():
         write_whole(folder.platform_key, secrets.token_urlsafe(_KEY_BYTES), PRIVATE_MODE)
@@ -379,9 +380,9 @@ def _write_keys(folder: DeploymentFolder, keys: Sequence[str]) -> None:
 def _made(workload: Workload) -> str:
     """Return what stands for all of a workload but its traffic: servers of equal ones are the same."""
     spec = workload.spec
-    models = [
+    models: list[Sequence[object]] = [
         [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
         for model in sorted(workload.models, key=lambda model: model.name)
     ]
-    rest = [str(workload.python), spec.cpu_cores, list(spec.gpus), spec.keys]
+    rest = [str(workload.python), spec.cpu_cores, list(spec.gpus), spec.keys, spec.memory_mib]
     return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()

@@ -1,15 +1,20 @@
 """The folder of a deployment on this machine: what is kept of it there, and its processes.
 
-ports.json     ports of HTTP, gRPC and metrics, for as long as the deployment exists
-lock           held by the server as long as it lives, whoever has started it
-pid            number of its process, which it writes itself
-applying.json  the revision that is brought about
-serving.json   the revision that answers
-starts.json    how often the server was started since it was last stopped
-stopping       the server was told to end
-keys           API keys, with that of the platform, which is in `platform.key`
-log            what the server says
-rev-N/         a revision: its repository, its interpreter, the steps of its upgrade
+address.json   ports of HTTP and gRPC, for as long as the deployment exists
+goal.json      what is to be: see `rollout.Goal`
+stopping       the deployment was told to end
+keys           API keys of all its servers, with that of the platform, which is in `platform.key`
+rev-N/         a revision: its repository, its interpreter, and in `serve.json` how its servers are started
+server-N/      a server:
+    ports.json     ports of its own HTTP endpoint and of its metrics
+    lock           held by the server as long as it lives, whoever has started it
+    pid            number of its process, which it writes itself
+    applying.json  the revision that is brought about in it
+    serving.json   the revision that answers
+    starts.json    how often it was started, and when last
+    stopping       it was told to end
+    log            what it says
+    steps, exit    what the last upgrade has said, and how it ended
 """
 
 import contextlib
@@ -19,7 +24,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -35,8 +40,8 @@ LINES_MAX = 1000
 PRIVATE_MODE = 0o600
 
 
-class DeploymentFolder:
-    """The folder of a deployment.
+class NotesFolder:
+    """A folder with notes: values under names.
 
     Args:
         path: Where it is, or will be.
@@ -44,21 +49,7 @@ class DeploymentFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.keys = path / "keys"
-        self.platform_key = path / "platform.key"
-        self.log = path / "log"
-        self._pid = path / "pid"
         self._stopping = path / "stopping"
-
-    def revision(self, number: int) -> Path:
-        """Return the folder of a revision."""
-        return self.path / f"rev-{number}"
-
-    def revisions(self) -> Iterator[tuple[int, Path]]:
-        """Yield the revisions that have a folder."""
-        for path in self.path.glob("rev-*"):
-            if path.name[4:].isdecimal():
-                yield int(path.name[4:]), path
 
     def read(self, name: str) -> dict[str, Any]:
         """Return what was written under a name, {} for nothing."""
@@ -76,6 +67,62 @@ class DeploymentFolder:
         """Remove what was written under names."""
         for name in names:
             (self.path / f"{name}.json").unlink(missing_ok=True)
+
+    def stopping_since(self) -> float:
+        """Return when it was told to end, in seconds since the epoch; 0.0 if it was not."""
+        try:
+            return self._stopping.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def note_stopping(self) -> None:
+        """Write down that it is told to end."""
+        if self.path.exists():
+            self._stopping.touch()
+
+    def forget_stopping(self) -> None:
+        """Write down that it is not told to end."""
+        self._stopping.unlink(missing_ok=True)
+
+
+class DeploymentFolder(NotesFolder):
+    """The folder of a deployment."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.keys = path / "keys"
+        self.platform_key = path / "platform.key"
+
+    def revision(self, number: int) -> NotesFolder:
+        """Return the folder of a revision."""
+        return NotesFolder(self.path / f"rev-{number}")
+
+    def server(self, number: int) -> "ServerFolder":
+        """Return the folder of a server."""
+        return ServerFolder(self.path / f"server-{number}")
+
+    def servers(self) -> list[int]:
+        """Return the numbers of all servers that there is anything of."""
+        return sorted(number for number, _ in self._numbered("server"))
+
+    def tidy(self, kept: Container[int]) -> None:
+        """Remove the folders of all revisions but these."""
+        for number, path in self._numbered("rev"):
+            if number not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _numbered(self, kind: str) -> list[tuple[int, Path]]:
+        found = [(path.name.removeprefix(f"{kind}-"), path) for path in self.path.glob(f"{kind}-*")]
+        return [(int(number), path) for number, path in found if number.isdecimal()]
+
+
+class ServerFolder(NotesFolder):
+    """The folder of a server."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.log = path / "log"
+        self._pid = path / "pid"
 
     def is_running(self) -> bool:
         """Return whether the server lives."""
@@ -101,23 +148,16 @@ class DeploymentFolder:
             ServingError: UNAVAILABLE while another one lives.
         """
         with _held(self.path / "lock") as lock, self.log.open("ab") as log:
-            self._pid.unlink(missing_ok=True)
-            self._stopping.unlink(missing_ok=True)
+            self.forget_pid()
+            self.forget_stopping()
             # The process writes its number itself: nothing is lost if this one ends right here.
             script = 'echo $$ > "$0.new" && mv "$0.new" "$0" && exec "$@"'
             command = ["/bin/sh", "-c", script, str(self._pid), *command]
             _start(command, self.path, log, environment, pass_fds=[lock.fileno()])
 
-    def stopping_since(self) -> float:
-        """Return when the server was told to end, in seconds since the epoch; 0.0 if it was not."""
-        try:
-            return self._stopping.stat().st_mtime
-        except FileNotFoundError:
-            return 0.0
-
-    def note_stopping(self) -> None:
-        """Write down that the server is told to end."""
-        self._stopping.touch()
+    def forget_pid(self) -> None:
+        """Forget the process that ran before."""
+        self._pid.unlink(missing_ok=True)
 
     def log_size(self) -> int:
         """Return the bytes of the log."""
@@ -135,18 +175,12 @@ class DeploymentFolder:
                 shutil.copyfile(self.log, self.log.with_suffix(".1"))
                 os.truncate(self.log, 0)
 
-    def tidy(self, *kept: int) -> None:
-        """Remove the folders of all revisions but these."""
-        for number, path in self.revisions():
-            if number not in kept:
-                shutil.rmtree(path, ignore_errors=True)
-
 
 class Steps:
-    """A command about a revision that goes on without this process: `steps` has its output, `exit` its status.
+    """A command about a server that goes on without this process: `steps` has its output, `exit` its status.
 
     Args:
-        folder: The folder of the revision.
+        folder: The folder of the server.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -164,6 +198,15 @@ class Steps:
             output.truncate(0)
             script = '"$@"; echo $? > "$0.new"; mv "$0.new" "$0"'
             _start(["/bin/sh", "-c", script, str(self._exit), *command], self._exit.parent, output, environment)
+
+    def forget(self) -> None:
+        """Forget the command before."""
+        self._exit.unlink(missing_ok=True)
+        self._output.unlink(missing_ok=True)
+
+    def is_begun(self) -> bool:
+        """Return whether it was begun since the one before was forgotten."""
+        return self._output.exists()
 
     def text(self) -> str:
         """Return what it has said."""

@@ -1,7 +1,7 @@
 """Ports of this machine that nobody has."""
 
 import socket
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 HOST = "127.0.0.1"
 
@@ -18,13 +18,18 @@ class FreePorts:
         self.first, self.last = ports
         self._count = count
 
-    def find(self, taken: Container[int]) -> list[int]:
-        """Return ports in a row that nobody listens on, without those that are taken; none if there are not enough."""
+    def find_many(self, taken: Container[int], rows: int) -> list[list[int]]:
+        """Return as many rows of ports that nobody listens on, without those that are taken, or fewer."""
+        found: list[list[int]] = []
         for first in range(self.first, self.last - self._count + 2, self._count):
             ports = list(range(first, first + self._count))
-            if not any(port in taken for port in ports) and all(map(_is_free, ports)):
-                return ports
-        return []
+            if len(found) < rows and not any(port in taken for port in ports) and all(map(_is_free, ports)):
+                found.append(ports)
+        return found
+
+    def are_free(self, ports: Sequence[int]) -> bool:
+        """Return whether these are as many as wanted, and nobody listens on any of them."""
+        return len(ports) == self._count and all(map(_is_free, ports))
 
 
 def _is_free(port: int) -> bool:

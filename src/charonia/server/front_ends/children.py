@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -66,21 +67,44 @@ Report = TypeVar("Report", EngineReport, FrontEndReport)
 
 
 def process_spec(
-    folder: Path, name: str, role: ProcessRole, sockets: Sockets, *further: str, python: str = sys.executable
+    folder: Path,
+    name: str,
+    role: ProcessRole,
+    sockets: Sockets,
+    *further: str,
+    shared: Sockets | None = None,
+    python: str = sys.executable,
 ) -> ProcessSpec:
-    """Return how to start a process of a server whose options are in `folder`, with the interpreter `python`."""
-    descriptors = [f"{endpoint}={sock.fileno()}" for endpoint, each in sockets.items() for sock in each]
+    """Return how to start a process of a server.
+
+    Args:
+        folder: Where its options are.
+        name: Its name.
+        role: What it does.
+        sockets: Its own listening sockets.
+        further: Further arguments.
+        shared: Listening sockets that other servers have, too.
+        python: Its interpreter.
+    """
+    named = [(endpoint, sock) for each in (shared or {}, sockets) for endpoint, own in each.items() for sock in own]
+    descriptors = [f"{endpoint}={sock.fileno()}" for endpoint, sock in named]
     command = (python, "-m", "charonia.cli.serve_process", name, str(folder), *further, *descriptors)
-    return ProcessSpec(name, role, command, sockets=[sock for each in sockets.values() for sock in each])
+    own, others = ([sock for each in part.values() for sock in each] for part in (sockets, shared or {}))
+    return ProcessSpec(name, role, command, sockets=own, shared_sockets=others)
 
 
-def process_specs(folder: Path, engine: Sockets, front_ends: Iterable[Sockets]) -> list[ProcessSpec]:
-    """Return the engine and the front ends of a server whose options are in `folder`, given their sockets."""
+def process_specs(
+    folder: Path, engine: Sockets, front_ends: Sequence[Sockets], shared: Sequence[Sockets] = ()
+) -> list[ProcessSpec]:
+    """Return the engine and the front ends of a server whose options are in `folder`, given their sockets.
+
+    Those in `shared`, of each front end, are shared with other servers.
+    """
     return [
         process_spec(folder, ENGINE, ProcessRole.ENGINE, engine),
         *(
-            process_spec(folder, front_end_name(number), ProcessRole.FRONT_END, sockets)
-            for number, sockets in enumerate(front_ends, 1)
+            process_spec(folder, front_end_name(number), ProcessRole.FRONT_END, own, shared=others)
+            for number, (own, others) in enumerate(zip_longest(front_ends, shared), 1)
         ),
     ]
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from charonia.config.model import ModelConfig
-from charonia.core.errors import ServingError, internal, unavailable
+from charonia.core.errors import ServingError, internal, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry
 from charonia.server.front_ends.children import (
     ENGINE,
@@ -40,13 +40,14 @@ from charonia.server.front_ends.sockets import bound_sockets
 from charonia.server.front_ends.upgrades import Upgrades
 from charonia.server.guard.control import serve_control
 from charonia.server.guard.notify import Notifier
+from charonia.server.guard.shared_sockets import offer_sockets, sockets_beside
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
 from charonia.server.listening import check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.machine.gpus import visible_gpus
 from charonia.server.machine.private_folder import PrivateFolder
-from charonia.server.options import FRONT_ENDS_AUTO, ServerOptions
+from charonia.server.options import FRONT_ENDS_AUTO, REPLICA_HOST, ServerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -109,10 +110,11 @@ class ServerProcesses:
         """
         self._folder = folder = self._cleanup.enter_context(PrivateFolder()).path
         options = self._options
-        engine, front_ends = await self._bind(options)
+        engine, front_ends, shared = await self._bind(options)
         options = replace(options, cpu_cores=options.cpu_cores or cores_beside(usable_cores(), options.front_ends))
         write_options(folder, options)
-        specs = process_specs(folder, engine, front_ends)
+        specs = process_specs(folder, engine, front_ends, shared)
+        specs[0] = replace(specs[0], memory_bytes_max=options.memory_limit_mib * 2**20)
         upgrades = self._upgrades = Upgrades(folder, options, self._arguments, self._notifier, engine)
         guard = self._guard = upgrades.guard = Supervisor(
             specs,
@@ -122,6 +124,7 @@ class ServerProcesses:
             problem=self._problem,
             hand_over=upgrades.hand_over,
             upgraded=upgrades.reported,
+            is_replica=bool(shared),
         )
         self._cleanup.callback(guard.close)
         if not await guard.start():
@@ -129,8 +132,10 @@ class ServerProcesses:
             raise self._failure(specs, guard.ended.result())
         self._watching = asyncio.create_task(self._watch(guard))
         self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
-        self.http, self.grpc = (_port_of(front_ends[0], endpoint) for endpoint in ("http", "grpc"))
+        self.http, self.grpc = (_port_of((shared or front_ends)[0], endpoint) for endpoint in ("http", "grpc"))
         self.metrics = _port_of(engine, "metrics")
+        if shared:
+            self._cleanup.callback(offer_sockets(os.getpid(), shared))
         await self._listen_for_commands(upgrades)
 
     async def shutdown(self) -> bool:
@@ -188,21 +193,41 @@ class ServerProcesses:
         error = error_of(self._folder, name) if self._watching is not None else None
         return str(error) if error is not None else ""
 
-    async def _bind(self, options: ServerOptions) -> tuple[Sockets, list[Sockets]]:
-        """Return the sockets of the engine, and of each front end."""
+    async def _bind(self, options: ServerOptions) -> tuple[Sockets, list[Sockets], list[Sockets]]:
+        """Return the sockets of the engine, those of each front end, and those that it shares with other servers."""
+        engine = await self._bind_metrics(options)
+        if not options.replica_port:
+            return engine, await self._bind_endpoints(options), []
+        shared = self._take_beside(options) if options.beside else await self._bind_endpoints(options)
+        await check_address(REPLICA_HOST, options.replica_port)
+        own = await bound_sockets(REPLICA_HOST, options.replica_port, options.front_ends, self._cleanup)
+        return engine, [{"http": each} for each in own], shared
+
+    def _take_beside(self, options: ServerOptions) -> list[Sockets]:
+        """Return the sockets of another server."""
+        found = sockets_beside(options.beside)
+        for sock in (sock for each in found for sockets in each.values() for sock in sockets):
+            self._cleanup.enter_context(sock)
+        if len(found) != options.front_ends:
+            raise invalid(f"--front-ends: server {options.beside} has {len(found)}, got {options.front_ends}")
+        return list(found)
+
+    async def _bind_endpoints(self, options: ServerOptions) -> list[Sockets]:
         count, stack, found = options.front_ends, self._cleanup, {}
         for endpoint, each in (("http", options.http), ("grpc", options.grpc)):
             if each.enabled:
                 if each.port and not each.reuse_port:
                     await check_address(each.address, each.port)
                 found[endpoint] = await bound_sockets(each.address, each.port, count, stack)
-        engine: Sockets = {}
-        if options.metrics.enabled:
-            if options.metrics.port:
-                await check_address(options.metrics_address, options.metrics.port)
-            (sockets,) = await bound_sockets(options.metrics_address, options.metrics.port, 1, stack)
-            engine = {"metrics": sockets}
-        return engine, [{endpoint: bound[number] for endpoint, bound in found.items()} for number in range(count)]
+        return [{endpoint: bound[number] for endpoint, bound in found.items()} for number in range(count)]
+
+    async def _bind_metrics(self, options: ServerOptions) -> Sockets:
+        if not options.metrics.enabled:
+            return {}
+        if options.metrics.port:
+            await check_address(options.metrics_address, options.metrics.port)
+        (sockets,) = await bound_sockets(options.metrics_address, options.metrics.port, 1, self._cleanup)
+        return {"metrics": sockets}
 
 
 def _port_of(sockets: Sockets, endpoint: str) -> SharedPort | None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from charonia import __version__
@@ -289,7 +289,8 @@ class Upgrades:
             take_options(self._folder, self._name)
             self._python = self._wanted.python or self._python
             spec = process_spec(self._folder, self._name, ProcessRole.ENGINE, self._sockets, python=self._python)
-            self.guard.respecify(spec)
+            memory_bytes_max = read_options(self._folder).memory_limit_mib * 2**20
+            self.guard.respecify(replace(spec, memory_bytes_max=memory_bytes_max))
             self.guard.use_interpreter(self._python)
             with suppress(FileNotFoundError):  # the engine before has done so
                 (self._folder / _socket_of(self._name)).replace(self._folder / SOCKET_NAME)

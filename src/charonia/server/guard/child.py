@@ -43,6 +43,7 @@ class Child:
         "is_asked_to_stop",
         "is_hung",
         "is_leaving",
+        "is_too_large",
         "kill_ns",
         "last_exit",
         "name",
@@ -68,7 +69,7 @@ class Child:
         self.kill_ns: int | None = None
         self.ends = 0  # since the last healthy stretch
         self.start_failures = 0  # in a row
-        self.is_hung = self.is_asked_to_stop = False
+        self.is_hung = self.is_too_large = self.is_asked_to_stop = False
         self.is_leaving = False  # it accepts no more connections
         self.restarts: dict[str, int] = {}
         self.last_exit = ""
@@ -101,7 +102,7 @@ class Child:
             self.restarts[self.last_exit] = self.restarts.get(self.last_exit, 0) + 1
         self.state = State.STARTING
         self.started_ns = now_ns
-        self.is_hung = self.is_leaving = False
+        self.is_hung = self.is_too_large = self.is_leaving = False
 
     def end(self, reason: str, now_ns: int) -> int:
         """It has ended; return its uptime."""

@@ -39,7 +39,7 @@ async def serve_control(pid: int, answer: Callable[[Message], AsyncIterator[Mess
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError), contextlib.closing(writer):
-            if _user(writer.get_extra_info("socket")) not in (0, os.getuid()):
+            if user_of(writer.get_extra_info("socket")) not in (0, os.getuid()):
                 return
             asked = json.loads(await reader.readline())
             async for message in answer(asked):
@@ -69,7 +69,7 @@ def command(pid: int, asked: Message) -> Iterator[Message]:
             sock.connect(f"\0{PREFIX}{pid}")
         except OSError as error:
             raise not_found(f"process {pid} is no server that takes commands") from error
-        if os.getuid() not in (0, _user(sock)):
+        if os.getuid() not in (0, user_of(sock)):
             raise unavailable(f"server {pid} belongs to another user", hint="run the command as that user, or as root")
         sock.sendall(json.dumps(asked).encode() + b"\n")
         lines = 0
@@ -81,7 +81,7 @@ def command(pid: int, asked: Message) -> Iterator[Message]:
         raise unavailable(f"server {pid} has closed the connection")
 
 
-def _user(sock: socket.socket) -> int:
+def user_of(sock: socket.socket) -> int:
     """Return the user at the other end."""
     _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(user)

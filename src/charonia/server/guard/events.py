@@ -41,6 +41,13 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class OverMemory:
+    """An engine has more memory than it may have."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """A process has ended and was reaped. The status is negative for a signal; the reason says it in words."""
 
@@ -98,6 +105,7 @@ Event = (
     | SpawnFailed
     | Ready
     | Heartbeat
+    | OverMemory
     | Exited
     | UpgradeAsked
     | UpgradeCancelled

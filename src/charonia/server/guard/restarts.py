@@ -14,6 +14,9 @@ Then the front ends are renewed (`succession.py`).
 
 The guard has the listening sockets, too, so connections wait in them until the next process accepts. Where none will
 soon, the sockets are told to refuse.
+
+A replica shares its listening sockets with other servers. When its engine ends, its front ends leave them to those, and
+their successors listen when the engine is back. When it stops, its front ends serve until their clients have left.
 """
 
 from collections.abc import Iterable
@@ -33,6 +36,7 @@ from charonia.server.guard.events import (
     Heartbeat,
     Kill,
     Left,
+    OverMemory,
     ProcessRole,
     Ready,
     ReportEnd,
@@ -51,7 +55,7 @@ from charonia.server.guard.events import (
     UpgradeCancelled,
 )
 from charonia.server.guard.record import ProcessRecord
-from charonia.server.guard.succession import FRONT_END_STOP_MARGIN_NS, Succession
+from charonia.server.guard.succession import FINISH_NS_MIN, FRONT_END_STOP_MARGIN_NS, Succession
 
 ENGINE_START_FAILURES_MAX = 10
 """Starts of the engine in a row that may fail. There is no such limit for a front end: the others serve."""
@@ -73,6 +77,9 @@ TERMINATED = -15
 
 HUNG = "hung"
 """Reason of the end of a process that sent no heartbeats."""
+
+OVER_MEMORY = "memory limit"
+"""Reason of the end of an engine that had more memory than it may have."""
 
 NOT_STARTED = "not started"
 """Reason of the end of a process that could not be started."""
@@ -112,6 +119,7 @@ class Restarts:
         exit_timeout_ns: Time that requests in flight have when the server stops.
         heartbeat_ns: Longest time between two heartbeats of a process that is ready, 0 if there are none.
         shares_sockets: Whether all front ends have the same listening sockets.
+        is_replica: Whether other servers have the same listening sockets.
     """
 
     def __init__(
@@ -121,6 +129,7 @@ class Restarts:
         exit_timeout_ns: int,
         heartbeat_ns: int = 0,
         shares_sockets: bool = False,
+        is_replica: bool = False,
     ) -> None:
         self.phase = ServerPhase.STARTING
         self._children = {name: Child(name, role) for name, role in processes}
@@ -128,6 +137,7 @@ class Restarts:
         self._upgrade: _Upgrade | None = None
         self._succession = Succession(self._children, exit_timeout_ns)
         self._shares_sockets = shares_sockets
+        self._is_replica = is_replica
         self._exit_timeout_ns = exit_timeout_ns
         self._heartbeat_ns = heartbeat_ns
         self._stop_ns = 0
@@ -162,9 +172,14 @@ class Restarts:
                 commands += self._ready(self._children[name], now_ns)
             case Heartbeat(name):
                 self._children[name].heartbeat_ns = now_ns
+            case OverMemory(name):
+                if (large := self._children[name]).pid:
+                    large.is_too_large = True
+                    commands.append(Kill(name))
             case Exited(name, status, reason):
                 child = self._children[name]
-                commands += self._ended(child, HUNG if child.is_hung else reason, status, now_ns)
+                reason = HUNG if child.is_hung else OVER_MEMORY if child.is_too_large else reason
+                commands += self._ended(child, reason, status, now_ns)
             case SpawnFailed(name):
                 commands += self._ended(self._children[name], NOT_STARTED, 1, now_ns)
             case UpgradeAsked(name, stops_first, finish_ns) if self.may_upgrade:
@@ -177,6 +192,8 @@ class Restarts:
             case Left(name) if not (left := self._children[name]).is_leaving:
                 commands += self._succession.left(left, now_ns, may_succeed=self.phase is ServerPhase.RUNNING)
                 commands += self._refusal(left)
+            case Left(name) if self._is_replica and self._engine.state is not State.READY:
+                commands.append(StopListening(name))  # those that follow listen again
             case StopAsked() if self.phase in (ServerPhase.STARTING, ServerPhase.RUNNING):
                 self._begin_stop(0, now_ns)
             case StopAsked() | Tick() | UpgradeAsked() | UpgradeCancelled() | HandedOver() | Left():
@@ -256,6 +273,8 @@ class Restarts:
             child.ends += 1
             child.again_ns = now_ns + again_ns
             child.state = State.WAITING
+            if self._is_replica and child is self._engine:
+                further = self._succession.leave_all(now_ns)
         refusal = [] if child.is_leaving else self._refusal(child, again_ns)
         return [ReportEnd(child.name, pid, reason, uptime_ns, again_ns), *refusal, *further]
 
@@ -358,9 +377,11 @@ class Restarts:
             if child.pid and not child.is_asked_to_stop:
                 child.is_asked_to_stop = True
                 margin_ns = ENGINE_STOP_MARGIN_NS if child in engines else FRONT_END_STOP_MARGIN_NS
-                due_ns = max(self._stop_ns + self._exit_timeout_ns, now_ns) + margin_ns
+                hands_on = self._is_replica and child in front_ends and not child.is_leaving
+                finish_ns = max(self._exit_timeout_ns, FINISH_NS_MIN) if hands_on else 0
+                due_ns = max(self._stop_ns + self._exit_timeout_ns, now_ns) + finish_ns + margin_ns
                 child.kill_ns = due_ns if child.kill_ns is None else min(child.kill_ns, due_ns)
-                commands.append(Terminate(child.name))
+                commands.append(Terminate(child.name, finish_ns))
         commands += self._kills(now_ns)
         if not any(child.is_alive for child in self._children.values()):
             self.phase = ServerPhase.ENDED

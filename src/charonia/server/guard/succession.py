@@ -104,6 +104,17 @@ class Succession:
         self._leaves(child, FINISH_NS, now_ns)
         return [] if self._is_succeeded(child) else self._succeed(child, now_ns)
 
+    def leave_all(self, now_ns: int) -> list[Command]:
+        """Let all leave that accept connections; those that follow listen when there is an engine again."""
+        commands: list[Command] = []
+        for child in self.all():
+            if child.accepts and child.state is State.READY:
+                self._leaves(child, FINISH_NS, now_ns)
+                commands.append(Terminate(child.name, FINISH_NS))
+                if not self._is_succeeded(child):
+                    commands += self._succeed(child, now_ns)
+        return commands
+
     def ended(self, child: Child, pid: int) -> list[Command]:
         """Forget a front end that has ended beside its successor, or before it could take over.
 

@@ -31,6 +31,7 @@ from charonia.server.guard.events import (
     Heartbeat,
     Kill,
     Left,
+    OverMemory,
     ProcessRole,
     Ready,
     ReportEnd,
@@ -48,10 +49,14 @@ from charonia.server.guard.events import (
     UpgradeAsked,
     UpgradeCancelled,
 )
+from charonia.server.guard.memory_use import memory_of
 from charonia.server.guard.record_file import RECORD_VARIABLE, write_finish, write_record
 from charonia.server.guard.restarts import Restarts
 
 _log = logging.getLogger(__name__)
+
+MEMORY_S = 1.0
+"""Pause between two looks at the memory of engines."""
 
 ORPHANS_S = 5.0
 """Pause between two looks for orphans that have ended."""
@@ -67,6 +72,8 @@ class ProcessSpec:
         command: A program and its arguments.
         environment: Its environment; the guard adds variables of its own.
         sockets: Sockets that it inherits, to listen on them.
+        shared_sockets: Further ones, on which other servers listen, too.
+        memory_bytes_max: Most memory of an engine with its workers and the front ends, 0 for no limit.
     """
 
     name: str
@@ -74,6 +81,8 @@ class ProcessSpec:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     sockets: Sequence[socket.socket] = ()
+    shared_sockets: Sequence[socket.socket] = ()
+    memory_bytes_max: int = 0
 
     def renamed(self, name: str) -> "ProcessSpec":
         """Return how to start the same process with another name, also in its command."""
@@ -92,6 +101,7 @@ class Supervisor:
         hand_over: Called with the names of an engine and the next one, "" for none, before the engine is told by
             SIGUSR2 to hand its front ends over; see `restarts.HandOver`.
         upgraded: Called with each stage of an upgrade.
+        is_replica: Whether other servers have the same listening sockets.
         reaps_orphans: Whether processes whose parents have ended become children of this one; None to find out.
 
     Attributes:
@@ -108,6 +118,7 @@ class Supervisor:
         problem: Callable[[str], str] = lambda _: "",
         hand_over: Callable[[str, str], None] = lambda *_: None,
         upgraded: Callable[[ReportUpgrade], None] = lambda _: None,
+        is_replica: bool = False,
         reaps_orphans: bool | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -126,6 +137,7 @@ class Supervisor:
             exit_timeout_ns=round(exit_timeout_s * 1e9),
             heartbeat_ns=round(heartbeat_s * 1e9),
             shares_sockets=len(set(front_ends)) < len(front_ends),
+            is_replica=is_replica,
         )
         self._sockets: dict[str, socket.socket] = {}
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -139,6 +151,7 @@ class Supervisor:
             self._listen(name)
         if self._reaps_orphans:
             self._task(self._look_for_orphans())
+        self._task(self._watch_memory())
         self._handle(Tick())
         outcomes: set[asyncio.Future[Any]] = {self._is_ready, self.ended}
         await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
@@ -290,7 +303,7 @@ class Supervisor:
                 *with_parent_death_signal(spec.command, signal.SIGKILL),
                 stdin=asyncio.subprocess.DEVNULL,
                 env=self._environment(spec),
-                pass_fds=[sock.fileno() for sock in spec.sockets],
+                pass_fds=[sock.fileno() for sock in (*spec.sockets, *spec.shared_sockets)],
                 start_new_session=True,  # signals of a terminal reach this process, which forwards them
             )
         except OSError as error:
@@ -328,6 +341,24 @@ class Supervisor:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.ended.done():
             self.ended.set_exception(error)
+
+    async def _watch_memory(self) -> None:
+        while True:
+            await asyncio.sleep(MEMORY_S)
+            pids = {name: process.pid for name, process in self._running.items()}
+            limits = {name: most for name in pids if (most := self._specs[name].memory_bytes_max)}
+            if limits:
+                engines = [pid for name, pid in pids.items() if self._specs[name].role is ProcessRole.ENGINE]
+                sizes = await asyncio.to_thread(memory_of, pids.values(), min(limits.values()))
+                others = sum(size for pid, size in sizes.items() if pid not in engines)
+                for name, most in limits.items():
+                    self._limit_memory(name, pids[name], sizes[pids[name]] + others, most)
+
+    def _limit_memory(self, name: str, pid: int, used: int, most: int) -> None:
+        if used > most and name in self._running and self._running[name].pid == pid:
+            mib = most / 2**20
+            _log.error("%s has %.0f MiB of memory, more than --memory-limit-mib=%.0f", name, used / 2**20, mib)
+            self._handle(OverMemory(name))
 
     async def _look_for_orphans(self) -> None:
         while True:

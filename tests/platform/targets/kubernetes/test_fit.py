@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.platform.targets.kubernetes.conftest import workload
 
-from charonia.platform.targets.kubernetes.fit import PodNeed, node_misfits, quantity, quota_misfits
+from charonia.platform.targets.kubernetes.fit import PodNeed, asked_in_vain, node_misfits, quantity, quota_misfits
 
 GIB = 2**30
 
@@ -56,3 +57,10 @@ def test_what_a_quota_leaves() -> None:
         "quota 'team' of the namespace: requests.cpu 4 is needed, and 3 of 10 is left",
         "quota 'team' of the namespace: requests.memory 8192Mi is needed, and 7168Mi of 8Gi is left",
     ]
+
+
+def test_a_part_of_a_gpu_cannot_be_asked_for() -> None:
+    [found] = asked_in_vain(workload(1, gpus=(0,), gpu_memory_mib=2048))
+
+    assert found.startswith("device.gpu_memory_mib: pods get whole GPUs")
+    assert list(asked_in_vain(workload(1, gpus=(0,)))) == []

@@ -6,7 +6,8 @@ from tests.support.kubernetes_api import Plain
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
 
-from charonia.platform.targets.api import Workload
+from charonia.platform.targets.api import DeploymentTarget, Workload
+from charonia.platform.targets.kubernetes.marks import object_name
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
 
@@ -22,6 +23,14 @@ class TestKubernetesTarget(TargetSuite):
             fates[str(revision)] = fate
             return workload(revision)
 
+        def scale(target: DeploymentTarget, deployment: str, replicas: int) -> None:
+            """Do what the autoscaler does."""
+            assert target.scale(deployment, replicas) == ""
+            name, path = object_name(deployment), ("spec", "replicas")
+            present = stage.api.get("deployments", name)
+            if stage.api.get("horizontalpodautoscalers", name) and present and present["spec"]["replicas"] != replicas:
+                stage.api.change("deployments", name, path, replicas, manager="kube-controller-manager")
+
         stage.nodes.fate = fate
         return TargetCase(
             make=stage.target,
@@ -29,4 +38,5 @@ class TestKubernetesTarget(TargetSuite):
             broken=lambda revision: with_fate(revision, Fate.CRASHES),
             slow=lambda revision: with_fate(revision, Fate.SLOW),
             wait=lambda condition: eventually(condition, 10),
+            scale=scale,
         )

@@ -49,8 +49,11 @@ def test_how_traffic_is_split_is_changed_in_all_servers_that_run(stage: ClusterS
 
     target.apply(workload(2, traffic=told, **both))
 
-    assert target.observe(NAME).serving == 2
-    assert stage.api.names("pods") == before
+    seen = target.observe(NAME)
+    assert (seen.serving, seen.wanted_replicas, seen.scaled_by) == (2, 2, "")
+    assert [replica.name for replica in seen.replicas] == before == stage.api.names("pods")
+    assert all(f"/pods/{replica.name}:8000/proxy" in replica.http for replica in seen.replicas)
+    assert all(replica.metrics.endswith(f"/pods/{replica.name}:8002/proxy/metrics") for replica in seen.replicas)
     path = "/v2/models/echo/traffic"
     said = {"weights": {"1": 100}, "sticky": None, "shadow": None}
     assert sorted(stage.api.served, key=str) == [(pod, "POST", path, said) for pod in before]
@@ -94,6 +97,7 @@ def test_the_number_of_replicas_is_left_to_the_autoscaler(stage: ClusterStage) -
 
     target.apply(workload(2, version=1, replicas_min=2, replicas_max=6))  # it has taken no part yet
     assert serves(target, 2)
+    assert target.observe(NAME).scaled_by == "the autoscaler of the cluster"
     with_ours = stage.api.get("deployments", OBJECT)
     stage.api.change("deployments", OBJECT, ("spec", "replicas"), 5, manager="kube-controller-manager")
     target.apply(workload(3, version=2, replicas_min=2, replicas_max=6))

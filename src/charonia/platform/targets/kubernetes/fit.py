@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.platform.targets.api import Workload
-from charonia.platform.targets.fit import MIB, needed_bytes
+from charonia.platform.targets.fit import MIB, needs_of
 from charonia.platform.targets.kubernetes.marks import Plain
 
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)")
@@ -33,7 +33,13 @@ class PodNeed:
 
 def pod_need(workload: Workload) -> PodNeed:
     """Return what each server of a workload asks for."""
-    return PodNeed(float(workload.spec.cpu_cores), needed_bytes(workload), len(workload.spec.gpus))
+    return PodNeed(float(workload.spec.cpu_cores), needs_of(workload).memory_bytes, len(workload.spec.gpus))
+
+
+def asked_in_vain(workload: Workload) -> Iterator[str]:
+    """Yield what a workload asks for and pods cannot be given."""
+    if workload.spec.gpu_memory_mib:
+        yield "device.gpu_memory_mib: pods get whole GPUs: expected 0, or a slice of GPUs as gpu.resource in the values"
 
 
 def quantity(text: object) -> float:

@@ -185,6 +185,11 @@ def is_ready(pod: Plain) -> bool:
     return _condition(pod, "Ready").get("status") == "True" and not pod["metadata"].get("deletionTimestamp")
 
 
+def has_started(pod: Plain) -> bool:
+    """Return whether the server of a pod has tried to load its models, and listens."""
+    return any(container.get("started") for container in _main(pod))
+
+
 def unwell(pods: Sequence[Plain]) -> Iterator[Plain]:
     """Yield the pods that are not ready."""
     for pod in pods:

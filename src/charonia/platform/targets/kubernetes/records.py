@@ -59,6 +59,10 @@ class RevisionRecord:
         """Return which objects it has."""
         return {reference(each) for each in self.objects}
 
+    def has_fixed_replicas(self) -> bool:
+        """Return whether it says itself how many servers there are."""
+        return "replicas" in self.workload()["spec"]
+
     def workload(self) -> Plain:
         """Return the object whose pods are its servers."""
         return self.objects[-1]

@@ -16,7 +16,7 @@ from dataclasses import replace
 from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload
 from charonia.platform.targets.kubernetes.api import Cluster
-from charonia.platform.targets.kubernetes.fit import node_misfits, pod_need, quota_misfits
+from charonia.platform.targets.kubernetes.fit import asked_in_vain, node_misfits, pod_need, quota_misfits
 from charonia.platform.targets.kubernetes.marks import (
     NODE,
     QUOTA,
@@ -32,7 +32,7 @@ from charonia.platform.targets.kubernetes.marks import (
 from charonia.platform.targets.kubernetes.objects import prepared, same
 from charonia.platform.targets.kubernetes.own_objects import OwnObjects
 from charonia.platform.targets.kubernetes.pods import PodReasons
-from charonia.platform.targets.kubernetes.reasons import is_ready, restarts
+from charonia.platform.targets.kubernetes.reasons import has_started, is_ready, restarts
 from charonia.platform.targets.kubernetes.records import RevisionRecord
 from charonia.platform.targets.kubernetes.repositories import ModelRepositories
 from charonia.platform.targets.kubernetes.rollout import Rollout, RolloutState, Sight, rollout
@@ -41,6 +41,8 @@ from charonia.platform.targets.live_traffic import change_traffic, traffic_of
 
 LOG_PODS_MAX = 10
 """Most servers whose logs are shown together."""
+
+AUTOSCALER = "the autoscaler of the cluster"
 
 _KEY_BYTES = 32
 _PHASES = {
@@ -100,6 +102,7 @@ class KubernetesTarget:
         replicas = workload.spec.replicas_min if is_new else 1  # one more at a time
         return [
             *filter(None, [self._repositories.problem(), self._chart_problem()]),
+            *asked_in_vain(workload),
             *node_misfits(need, self._readable(NODE)),
             *quota_misfits(need, replicas, self._readable(QUOTA)),
         ]
@@ -131,14 +134,8 @@ class KubernetesTarget:
             self._objects.put(record, serving, workload.keys)
 
     def scale(self, deployment: str, replicas: int) -> str:
-        """Return that the autoscaler of the cluster decides, where it has not come to the same. See `DeploymentTarget`.
-
-        A fixed number of replicas is part of the revision.
-        """
-        workload = self._objects.look(deployment).workload
-        if workload is None or workload["spec"].get("replicas", 1) == replicas:
-            return ""
-        return "the autoscaler of the cluster decides how many there are"
+        """Do nothing: a fixed number is part of the revision, and else the cluster decides. See `DeploymentTarget`."""
+        return ""
 
     def abandon(self, deployment: str) -> None:
         """Give up what is being brought about. See `DeploymentTarget`."""
@@ -178,6 +175,8 @@ class KubernetesTarget:
             metrics=self._addresses.metrics(name) if is_there else "",
             key=record.key if record is not None else "",
             replicas=tuple(self._replica(pod) for pod in sight.living()) if is_there else (),
+            wanted_replicas=int(sight.workload["spec"].get("replicas", 1)) if sight.workload is not None else 0,
+            scaled_by="" if record is None or record.has_fixed_replicas() else AUTOSCALER,
         )
 
     def stop(self, deployment: str) -> None:
@@ -328,7 +327,18 @@ class KubernetesTarget:
             change_traffic(address, key, name, traffic_of(configs[name]))
 
     def _replica(self, pod: Plain) -> Replica:
-        return Replica(pod["metadata"]["name"], is_ready(pod), restarts(pod), self._reasons.reason(pod))
+        is_well, reason = is_ready(pod), self._reasons.reason(pod)
+        if not is_well and not reason and has_started(pod):
+            reason = "it answers, but not all of its models are ready"
+        return Replica(
+            name=pod["metadata"]["name"],
+            is_ready=is_well,
+            restarts=restarts(pod),
+            reason=reason,
+            doing="" if is_well or reason else "it starts",
+            http=self._addresses.pod_http(pod),
+            metrics=self._addresses.pod_metrics(pod),
+        )
 
 
 def _record_of(deployment: str, revision: int) -> Reference:

@@ -6,7 +6,7 @@ from typing import Any
 
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload
-from charonia.platform.targets.fit import MIB, needed_bytes
+from charonia.platform.targets.fit import MIB, needs_of
 from charonia.platform.targets.kubernetes.marks import keys_name, object_name
 
 KEYS_FILE = "keys.txt"
@@ -28,7 +28,7 @@ def usual_values(workload: Workload) -> dict[str, Any]:
     return {
         # A server whose models cannot be loaded ends: its log says why, and the pods before it stay.
         "server": {"exitOnError": True},
-        "resources": {"requests": {"memory": f"{-(-needed_bytes(workload) // MIB)}Mi"}, "limits": limits},
+        "resources": {"requests": {"memory": f"{-(-needs_of(workload).memory_bytes // MIB)}Mi"}, "limits": limits},
         "autoscaling": {"type": "hpa", "queueRatio": 0, "cpuPercent": CPU_PERCENT},
     }
 

@@ -1,0 +1,60 @@
+"""How many servers deployments with bounds are to have: their rules, fed with their figures."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from charonia.platform.deployments.figures import FiguresPoint
+from charonia.platform.deployments.replica_rule import ReplicaBounds, ReplicaRule, ReplicaSample
+from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
+
+
+class Scaler:
+    """Scales deployments. What it remembers may be forgotten: it then begins anew. Any thread may call.
+
+    Args:
+        figures: Returns the figures of a deployment, given by id, after a time in seconds since the epoch.
+    """
+
+    def __init__(self, figures: Callable[[int, float], Sequence[FiguresPoint]]) -> None:
+        self._figures = figures
+        self._rules: dict[int, ReplicaRule] = {}
+        self._lock = threading.Lock()
+
+    def scale(
+        self,
+        deployment_id: int,
+        key: str,
+        target: DeploymentTarget,
+        seen: Observed,
+        bounds: ReplicaBounds,
+        now_s: float,
+    ) -> str:
+        """Let a deployment have as many servers as it needs; return why it has so many, "" where that is fixed.
+
+        Raises:
+            ServingError: UNAVAILABLE when the target cannot be reached.
+        """
+        if bounds.least == bounds.most:
+            target.scale(key, bounds.least)
+            return ""
+        if seen.scaled_by:
+            return f"{seen.wanted_replicas} of {bounds.least} to {bounds.most} servers; {seen.scaled_by} decides"
+        with self._lock:
+            rule = self._rules.get(deployment_id)
+            if rule is None or rule.bounds != bounds:
+                rule = self._rules[deployment_id] = ReplicaRule(bounds)
+        count = max(1, seen.wanted_replicas)
+        is_there = len(seen.replicas) == count and all(replica.is_ready for replica in seen.replicas)
+        is_steady = is_there and seen.phase is RevisionPhase.READY
+        points = self._figures(deployment_id, now_s - 60.0)
+        wanted = rule.wanted(count, sample_of(points[-1], count) if points else None, now_s, is_steady=is_steady)
+        obstacle = target.scale(key, wanted)
+        if obstacle:
+            rule.refused(obstacle)
+        return rule.story(count if obstacle else wanted)
+
+
+def sample_of(point: FiguresPoint, count: int) -> ReplicaSample:
+    """Return what so many servers did. Where they do not say how many instances they have, it is one each."""
+    shares = [each.busy / (each.instances or count) for each in point.versions.values()]
+    return ReplicaSample(point.time, point.all.pending, max(shares, default=0.0))

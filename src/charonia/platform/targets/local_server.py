@@ -1,0 +1,273 @@
+"""One server of a deployment on this machine: `charonia serve` in a folder of its own, which survives the platform."""
+
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from charonia.platform.targets.api import Replica
+from charonia.platform.targets.live_traffic import change_traffic, forget_changes, traffic_of
+from charonia.platform.targets.local_folder import (
+    DeploymentFolder,
+    ServerFolder,
+    Steps,
+    tail,
+    write_whole,
+)
+from charonia.platform.targets.local_reasons import MOVED, last_line, why_ended, why_not_upgraded
+from charonia.platform.targets.rollout import ServerPhase, ServerState
+
+HOST = "127.0.0.1"
+
+HEALTH_S_MAX = 2.0
+
+KILL_S = 90.0
+"""Time that a server has to end after SIGTERM."""
+
+_OWN = "CHARONIA_"
+_SHARED = ("CHARONIA_CACHE",)
+_taking_over = threading.Lock()
+
+_DOING = {
+    ServerPhase.STARTING: "it starts",
+    ServerPhase.ENDING: "requests in flight are finished",
+}
+
+
+class LocalServer:
+    """A server of a deployment.
+
+    Args:
+        deployment: The folder of the deployment.
+        number: Its number.
+        unwell: Since when servers do not answer, by their folder, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, deployment: DeploymentFolder, number: int, unwell: dict[str, float]) -> None:
+        self.number = number
+        self._deployment = deployment
+        self._unwell = unwell
+        self.folder: ServerFolder = deployment.server(number)
+
+    @property
+    def http(self) -> str:
+        """Address of the HTTP endpoint that it alone has."""
+        return f"http://{HOST}:{self._ports[0]}"
+
+    @property
+    def metrics(self) -> str:
+        """Address of its metrics."""
+        return f"http://{HOST}:{self._ports[1]}/metrics"
+
+    def look(self) -> ServerState:
+        """Return what it does, and write down what has come of what was begun."""
+        applying, serving = self.folder.read("applying"), self.folder.read("serving")
+        starts = self.folder.read("starts")
+        count, since_s = int(starts.get("count", 0)), max(0.0, time.time() - float(starts.get("time", 0.0)))
+        state = ServerState(self.number, starts=count, since_start_s=since_s)
+        if not self.folder.is_running():
+            return self._ended(applying, state)
+        revision = int(serving.get("revision", 0))
+        if self.folder.stopping_since():
+            return replace(state, phase=ServerPhase.ENDING, revision=revision)
+        self.folder.cut_log()
+        is_ready = is_healthy(self._ports[0])
+        if is_ready:
+            self._unwell.pop(str(self.folder.path), None)
+        elif revision:
+            since = self._unwell.setdefault(str(self.folder.path), time.monotonic())
+            state = replace(state, unwell_s=time.monotonic() - since)
+        state = replace(state, is_ready=is_ready, revision=revision, made=serving.get("made", ""))
+        if applying and (not applying["is_upgrade"] or Steps(self.folder.path).is_begun()):
+            return self._under_way(applying, state)
+        return replace(state, phase=ServerPhase.UP if revision else ServerPhase.STARTING)
+
+    def shown(self, state: ServerState) -> Replica:
+        """Return it as people see it."""
+        reason = state.failure if state.phase is ServerPhase.GONE else ""
+        doing = _DOING.get(state.phase, "")
+        if not state.is_ready and not reason and not doing:
+            reason = "it does not answer, or not all of its models are ready"
+        if state.phase is ServerPhase.GONE and not reason:
+            reason = "it has ended, and is started again"
+        return Replica(
+            f"pid {self.folder.pid()}",
+            state.is_ready,
+            max(0, state.starts - 1),
+            reason,
+            doing=doing,
+            http=self.http,
+            metrics=self.metrics,
+        )
+
+    def doing(self) -> str:
+        """Return what it says about what is being done."""
+        applying = self.folder.read("applying")
+        if applying.get("is_upgrade"):
+            return last_line(Steps(self.folder.path).text())
+        return last_line(tail(self.folder.log, 1))
+
+    def start(self, revision: int, beside: "LocalServer | None") -> None:
+        """Start it with a revision.
+
+        Raises:
+            ServingError: UNAVAILABLE while it lives.
+        """
+        starts, how = int(self.folder.read("starts").get("count", 0)), self._how(revision)
+        self.folder.write("starts", count=starts + 1, time=time.time())
+        self.folder.forget("serving")
+        self.folder.forget_pid()  # one that has none was never started
+        self.folder.write(
+            "applying", revision=revision, is_upgrade=False, made=how["made"], log_from=self.folder.log_size()
+        )
+        extra = [f"--beside={beside.folder.pid()}"] if beside is not None else []
+        command = [self._python(revision), "-m", "charonia", "serve", *self._arguments(revision), *extra]
+        self.folder.start(command, environment())
+
+    def upgrade(self, revision: int) -> None:
+        """Let a revision take the place of the one that it has."""
+        steps = Steps(self.folder.path)
+        steps.forget()  # one that was never begun is begun again
+        self.folder.write("applying", revision=revision, is_upgrade=True, made=self._how(revision)["made"])
+        command = [sys.executable, "-m", "charonia", "upgrade", str(self.folder.pid())]
+        command += ["--python", self._python(revision), "--", *self._arguments(revision)]
+        steps.start(command, environment())
+
+    def retune(self, revision: int) -> None:
+        """Split traffic as a revision says, now and whenever it is started again.
+
+        Raises:
+            ServingError: It refuses, or does not answer.
+        """
+        serving = self.folder.read("serving")
+        base, key = int(serving["base"]), self._deployment.platform_key.read_text()
+        for model in (self._repository(revision)).iterdir():
+            config = (model / "config.pbtxt").read_text(encoding="utf-8")
+            change_traffic(self.http, key, model.name, traffic_of(config))
+            write_whole(self._repository(base) / model.name / "config.pbtxt", config)
+        self.folder.write("serving", revision=revision, base=base, made=serving["made"])
+
+    def cancel(self) -> None:
+        """Give up what is being brought about in it."""
+        applying = self.folder.read("applying")
+        if applying and self.folder.is_running():
+            if applying["is_upgrade"]:
+                command = [sys.executable, "-m", "charonia", "upgrade", "--cancel", str(self.folder.pid())]
+                subprocess.run(command, timeout=60, check=False, capture_output=True)
+            else:
+                self.folder.forget("applying")
+                self.folder.signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """Tell it to end, or kill it where that was long ago."""
+        since = self.folder.stopping_since()
+        if not self.folder.is_running():
+            self.folder.forget("applying", "serving", "starts")
+        elif not since:
+            self.folder.note_stopping()
+            self.folder.forget("applying", "serving", "starts")
+            self.folder.signal(signal.SIGTERM)
+        elif time.time() - since > KILL_S:
+            self.folder.signal(signal.SIGKILL)
+
+    def remove(self) -> None:
+        """Remove what is left of it."""
+        self._unwell.pop(str(self.folder.path), None)
+        shutil.rmtree(self.folder.path, ignore_errors=True)
+
+    def revisions(self) -> set[int]:
+        """Return the revisions whose folders it needs."""
+        serving, applying = self.folder.read("serving"), self.folder.read("applying")
+        return {int(note[name]) for note in (serving, applying) for name in ("revision", "base") if name in note}
+
+    @property
+    def _ports(self) -> list[int]:
+        return list(self.folder.read("ports")["ports"])
+
+    def _how(self, revision: int) -> dict[str, Any]:
+        return self._deployment.revision(revision).read("serve")
+
+    def _python(self, revision: int) -> str:
+        return str(self._deployment.revision(revision).path / "python")
+
+    def _repository(self, revision: int) -> Path:
+        return self._deployment.revision(revision).path / "repository"
+
+    def _arguments(self, revision: int) -> list[str]:
+        own, metrics = self._ports
+        ports = [f"--replica-port={own}", f"--metrics-port={metrics}"]
+        return [*self._how(revision)["arguments"], *ports]
+
+    def _ended(self, applying: Mapping[str, Any], state: ServerState) -> ServerState:
+        """Return the state of a server that does not run."""
+        if not applying or applying["is_upgrade"] or self.folder.stopping_since() or not self.folder.pid():
+            return state
+        reason = why_ended(self.folder.log_from(applying["log_from"]))
+        return replace(state, applying=int(applying["revision"]), failure=reason)
+
+    def _under_way(self, applying: Mapping[str, Any], state: ServerState) -> ServerState:
+        """Return how far the revision is that is brought about, and write down what has come of it."""
+        number, made = int(applying["revision"]), str(applying["made"])
+        state = replace(state, applying=number)
+        if not applying["is_upgrade"]:
+            if not state.is_ready:
+                return replace(state, phase=ServerPhase.STARTING)
+            self._serves(applying)
+            return replace(state, phase=ServerPhase.UP, revision=number, made=made)
+        steps = Steps(self.folder.path)
+        status, text = steps.status(), steps.text()
+        if MOVED in text:
+            self._take_over(applying)
+            if status is None:
+                return replace(state, phase=ServerPhase.FINISHING, revision=number, made=made)
+            self._serves(applying)
+            return replace(state, phase=ServerPhase.UP, revision=number, made=made)
+        if status is None:
+            return replace(state, phase=ServerPhase.MOVING)
+        return replace(state, phase=ServerPhase.UP, failure=why_not_upgraded(text))
+
+    def _take_over(self, applying: Mapping[str, Any]) -> None:
+        """Write down that the new engine has all new requests, and let it split traffic as its revision says.
+
+        It has kept what the one before was asked for. What it is asked for itself comes after this, and stays.
+        """
+        number = int(applying["revision"])
+        with _taking_over:
+            if self.folder.read("serving").get("revision") != number:
+                key = self._deployment.platform_key.read_text()
+                for model in self._repository(number).iterdir():
+                    forget_changes(self.http, key, model.name)
+                self._note_serving(applying)
+
+    def _serves(self, applying: Mapping[str, Any]) -> None:
+        """Write down that a revision has been brought about."""
+        self._note_serving(applying)
+        self.folder.forget("applying")
+
+    def _note_serving(self, applying: Mapping[str, Any]) -> None:
+        number = int(applying["revision"])
+        self.folder.write("serving", revision=number, base=number, made=applying["made"])
+
+
+def is_healthy(port: int) -> bool:
+    """Return whether a server answers, with all of its models."""
+    with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=HEALTH_S_MAX)) as connection:
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of servers: without what the platform alone is told, such as passwords."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN) or name in _SHARED}

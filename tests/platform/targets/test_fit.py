@@ -1,0 +1,92 @@
+"""Whether a workload fits onto a machine: the memory of GPUs, several servers, one more server."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from charonia.platform.deployments.spec import DeploymentSpec
+from charonia.platform.targets.api import Workload
+from charonia.platform.targets.fit import MIB, GpuMemory, LocalMachine, Needs, misfits, needs_of, obstacle
+from charonia.platform.targets.machine import gpu_memory
+
+GPUS = (GpuMemory(16000 * MIB, 12000 * MIB), GpuMemory(16000 * MIB, 16000 * MIB))
+MACHINE = LocalMachine(8, 4000 * MIB, 2, GPUS, idle_cores=4.0)
+
+
+def workload(**spec: Any) -> Workload:
+    return Workload("default/reader", 1, DeploymentSpec("reader", **spec), ())
+
+
+def test_the_memory_of_a_gpu_has_to_be_free_and_not_be_promised_to_others() -> None:
+    asked = workload(gpus=(0, 1), gpu_memory_mib=10000)
+    others = [Needs(0, (1,), 4000 * MIB), Needs(0, (1,), 4000 * MIB), Needs(0, (0,), 0)]
+
+    assert list(misfits(asked, MACHINE, [])) == []
+    assert list(misfits(asked, MACHINE, others)) == [
+        "device.gpu_memory_mib: it may use 10000 MiB of GPU 1, and 8000 MiB are left: 16000 of 16000 MiB are free, and "
+        "8000 MiB were promised to others"
+    ]
+    (misfit,) = misfits(workload(gpus=(0,), gpu_memory_mib=12001), MACHINE, [])
+    assert "12000 MiB are left" in misfit
+
+
+def test_servers_that_are_added_need_their_memory_each_and_an_upgrade_that_of_one() -> None:
+    asked = workload(gpus=(0,), gpu_memory_mib=5000, memory_mib=1500, replicas_min=3, replicas_max=4)
+
+    assert [text.partition(":")[0] for text in misfits(asked, MACHINE, [])] == ["memory", "device.gpu_memory_mib"]
+    assert list(misfits(asked, MACHINE, [], running=3)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "machine", "said"),
+    [
+        ({"gpu_memory_mib": 1}, MACHINE, "expected device.gpus, too"),
+        ({"gpus": (0,), "gpu_memory_mib": 1}, LocalMachine(8, 4000 * MIB, 1), "is not known: it needs a driver"),
+        ({"gpus": (2,), "gpu_memory_mib": 1}, MACHINE, "this machine has GPUs 0 to 1, got 2"),
+    ],
+)
+def test_gpu_memory_without_a_gpu_is_refused(spec: dict[str, Any], machine: LocalMachine, said: str) -> None:
+    (misfit,) = misfits(workload(**spec), machine, [])
+
+    assert said in misfit
+
+
+def test_one_more_server_needs_idle_cores_and_memory() -> None:
+    needs = needs_of(workload(memory_mib=1500, gpus=(0,), gpu_memory_mib=7000))
+
+    assert obstacle(needs, 1, MACHINE, [needs]) == ""
+    busy = LocalMachine(8, 4000 * MIB, idle_cores=0.2)
+    assert obstacle(needs, 1, busy, []) == "0.2 of 8 cores are idle, and one more server would need them"
+    assert obstacle(needs, 3, MACHINE, []) == "it needs 4500 MiB of memory, and 4000 MiB are free"
+    assert "2000 MiB are left" in obstacle(needs, 1, MACHINE, [needs, needs])
+
+
+class NVMLError(Exception):
+    """As pynvml has it."""
+
+
+def library(**calls: Any) -> SimpleNamespace:
+    """A library with two GPUs."""
+    info = SimpleNamespace(total=1000, used=400, free=600)
+    made = {
+        "NVMLError": NVMLError,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda number: number,
+        "nvmlDeviceGetMemoryInfo": lambda handle: info,
+    }
+    return SimpleNamespace(**{**made, **calls})
+
+
+def test_nvidias_library_says_how_much_memory_is_free() -> None:
+    assert gpu_memory(library()) == [GpuMemory(1000, 600)] * 2
+
+
+def test_without_an_answer_the_memory_is_not_known() -> None:
+    def fails(*_: object) -> None:
+        raise NVMLError("driver not loaded")
+
+    assert gpu_memory(library(nvmlInit=fails)) == ()
+    assert gpu_memory(library(nvmlDeviceGetMemoryInfo=fails)) == ()
