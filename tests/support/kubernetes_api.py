@@ -297,6 +297,9 @@ class KubernetesApi:
 
     def _plain_answer(self, request: web.Request, plural: str, name: str, sub: str, body: Plain) -> web.StreamResponse:
         kept = self.objects.get((plural, name))
+        if request.method == "PATCH" and request.headers["Content-Type"] == "application/merge-patch+json":
+            self.change(plural, name, ("spec", "replicas"), body["spec"]["replicas"], request.query["fieldManager"])
+            return web.json_response(self.objects[plural, name].plain())
         if request.method == "PATCH":
             assert request.headers["Content-Type"] == "application/apply-patch+yaml"
             is_forced = request.query.get("force") == "true"

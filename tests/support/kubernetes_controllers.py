@@ -64,7 +64,7 @@ class Controllers:
             if pod["metadata"]["ownerReferences"][0]["uid"] == uid and not pod["metadata"].get("deletionTimestamp")
         ]
         new = [pod for pod in pods if pod["metadata"]["labels"][HASH] == mark]
-        old = [pod for pod in pods if pod not in new]
+        old = sorted((pod for pod in pods if pod not in new), key=_is_ready)  # those that are not ready go first
         wanted = int(spec["replicas"])
         if len(new) < wanted and len(pods) < wanted + 1 and not self.refusal:
             self._begin(deployment, mark)

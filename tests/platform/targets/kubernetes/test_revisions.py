@@ -12,6 +12,7 @@ from tests.support.process import eventually
 
 from charonia.core.errors import ServingError
 from charonia.platform.targets.api import RevisionPhase
+from charonia.platform.targets.kubernetes.rollout import Sight
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 WAIT_S = 10
@@ -107,6 +108,36 @@ def test_the_number_of_replicas_is_left_to_the_autoscaler(stage: ClusterStage) -
     assert with_ours is not None
     assert with_its is not None
     assert (with_ours["spec"]["replicas"], with_its["spec"]["replicas"]) == (3, 5)
+
+
+def test_a_fixed_number_of_replicas_is_taken_back_from_the_autoscaler(stage: ClusterStage) -> None:
+    target = stage.target()
+    target.apply(workload(1, version=1, replicas_min=2, replicas_max=6))
+    assert serves(target, 1)
+    stage.api.change("deployments", OBJECT, ("spec", "replicas"), 5, manager="kube-controller-manager")
+
+    target.apply(workload(2, version=1, replicas_min=3, replicas_max=3))
+    assert serves(target, 2)
+
+    found = stage.api.get("deployments", OBJECT)
+    assert found is not None
+    assert found["spec"]["replicas"] == 3
+    stage.api.change("deployments", OBJECT, ("spec", "replicas"), 7, manager="kubectl")
+    with pytest.raises(ServingError, match=r'changed by somebody else: .*replicas.*conflict with "kubectl"'):
+        target.apply(workload(3, version=2, replicas_min=3, replicas_max=3))
+
+
+def test_a_pod_that_was_evicted_is_no_server_any_more_once_another_one_is_there(stage: ClusterStage) -> None:
+    target = stage.target()
+    target.apply(workload(1))
+    assert serves(target, 1)
+    [pod] = stage.api.all("pods")
+    evicted = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+    others = Sight(stage.api.get("deployments", OBJECT), [pod, {**pod, "status": evicted}])
+    alone = Sight(stage.api.get("deployments", OBJECT), [{**pod, "status": evicted}])
+
+    assert others.living() == [pod]
+    assert [each["status"] for each in alone.living()] == [evicted]
 
 
 def test_keys_are_those_of_now_also_when_an_earlier_revision_comes_back(stage: ClusterStage) -> None:

@@ -138,6 +138,12 @@ class Cluster:
         path = f"{self._path(which.kind)}/{which.name}"
         return self.run(self._asked("PATCH", path, query, wanted, f"{which}", "application/apply-patch+yaml"))
 
+    def set_replicas(self, which: Reference, count: int) -> None:
+        """Change the number of replicas of an object, whoever has set it. See `get`."""
+        path, body = f"{self._path(which.kind)}/{which.name}", {"spec": {"replicas": count}}
+        query = [("fieldManager", MANAGER)]
+        self.run(self._asked("PATCH", path, query, body, str(which), "application/merge-patch+json"))
+
     def delete(self, found: Plain, kind: ObjectKind) -> None:
         """Begin to remove an object, if it is still the same one; what it has made goes with it. See `get`."""
         which = Reference(kind, found["metadata"]["name"])

@@ -19,6 +19,9 @@ from charonia.platform.targets.kubernetes.marks import (
 )
 from charonia.platform.targets.kubernetes.rollout import template_mark
 
+SCALER = "kube-controller-manager"
+"""Field manager of autoscalers."""
+
 _MANAGED_BY = "app.kubernetes.io/managed-by"
 
 
@@ -65,10 +68,17 @@ def with_replicas(wanted: Plain, present: Plain | None, least: int) -> Plain:
     """
     if "replicas" in wanted["spec"]:
         return wanted
-    if present is not None and not _owns_replicas(present):
+    if present is not None and not _owns_replicas(present, MANAGER):
         return wanted
     count = least if present is None else max(int(present["spec"].get("replicas", 1)), least)
     return {**wanted, "spec": {**wanted["spec"], "replicas": count}}
+
+
+def takes_replicas(wanted: Plain, present: Plain | None) -> bool:
+    """Return whether a workload has a number of replicas again that was an autoscaler's: it is taken from it."""
+    if present is None or wanted["spec"].get("replicas") in (None, present["spec"].get("replicas")):
+        return False
+    return _owns_replicas(present, SCALER)
 
 
 def serving_note(revision: int) -> Mapping[str, str]:
@@ -76,9 +86,9 @@ def serving_note(revision: int) -> Mapping[str, str]:
     return {SERVING: str(revision)}
 
 
-def _owns_replicas(present: Plain) -> bool:
+def _owns_replicas(present: Plain, manager: str) -> bool:
     return any(
-        entry.get("manager") == MANAGER and "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        entry.get("manager") == manager and "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
         for entry in present["metadata"].get("managedFields") or ()
     )
 

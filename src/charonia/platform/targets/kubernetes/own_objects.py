@@ -29,7 +29,7 @@ from charonia.platform.targets.kubernetes.marks import (
     reference,
     with_marks,
 )
-from charonia.platform.targets.kubernetes.objects import serving_note, with_replicas
+from charonia.platform.targets.kubernetes.objects import serving_note, takes_replicas, with_replicas
 from charonia.platform.targets.kubernetes.records import RevisionRecord, from_secret, to_secret
 from charonia.platform.targets.kubernetes.rollout import Sight
 from charonia.platform.targets.kubernetes.values import KEYS_FILE
@@ -94,6 +94,8 @@ class OwnObjects:
             if is_workload(each):
                 present = self._cluster.get(reference(each))
                 wanted = with_marks(with_replicas(each, present, record.replicas_min), {}, serving_note(serving))
+                if takes_replicas(wanted, present):
+                    self._cluster.set_replicas(reference(each), wanted["spec"]["replicas"])
             applied = self._cluster.apply(wanted)
             if is_workload(each):
                 self._watched("workloads").put(applied)

@@ -8,6 +8,8 @@ from charonia.platform.targets.kubernetes.marks import REVISION, SERVING, TEMPLA
 from charonia.platform.targets.kubernetes.reasons import is_hopeless, is_ready, refusal, unwell
 from charonia.platform.targets.kubernetes.records import RevisionRecord
 
+_ENDED = ("Failed", "Succeeded")
+
 NAMED_MAX = 3
 """Most pods that a sentence names."""
 
@@ -70,8 +72,11 @@ class Sight:
         return [pod for pod in self.living() if annotations(pod).get(TEMPLATE) == wanted]
 
     def living(self) -> list[Plain]:
-        """Return the pods that are not ending, the newest last."""
+        """Return the pods that are not ending, the newest last; those that have ended only where others are missing."""
         pods = [pod for pod in self.pods if not pod["metadata"].get("deletionTimestamp")]
+        running = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
+        if self.workload is None or len(running) >= int(self.workload["spec"].get("replicas", 1)):
+            pods = running
         return sorted(pods, key=lambda pod: (str(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]))
 
 
