@@ -305,6 +305,7 @@ def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm(play: Play) -> 
 def test_a_server_that_dies_in_the_middle_fails_what_is_in_flight(play: Play) -> None:
     async def scenario() -> None:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(EMPTY_SETTINGS)
             while b"INPUT0" not in await reader.read(65536):
                 pass
 
@@ -314,10 +315,35 @@ def test_a_server_that_dies_in_the_middle_fails_what_is_in_flight(play: Play) ->
             answers = await asyncio.gather(*(ask(transport) for _ in range(3)))
 
             assert {answer.failure for answer in answers} == {Failure.RESET}
+            assert {answer.is_unexecuted for answer in answers} == {False}
             await transport.close()
 
     play(scenario())
 
+
+def test_calls_wait_for_the_servers_greeting_and_none_is_sent_to_one_that_closes_before(play: Play) -> None:
+    received = []
+
+    async def scenario() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            received.append(await reader.read(65536))
+
+        async with scripted(talk, "grpc") as url:
+            transport = grpc(url)
+
+            answer = await ask(transport)
+
+            assert answer.failure is Failure.REFUSED
+            assert answer.is_unexecuted
+            assert "closed the connection at once" in answer.message
+            assert b"INPUT0" not in b"".join(received)
+            await transport.close()
+
+    play(scenario())
+
+
+EMPTY_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+"""The frame that a server of HTTP/2 begins with."""
 
 Reply = Callable[[ngh2.Connection, int], None]
 

@@ -29,6 +29,7 @@ def test_the_services_are_listed() -> None:
         "grpc.health.v1.Health",
         "grpc.reflection.v1.ServerReflection",
         "inference.GRPCInferenceService",
+        "xds.service.orca.v3.OpenRcaService",
     ]
 
 

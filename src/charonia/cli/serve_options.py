@@ -16,6 +16,7 @@ from charonia.cli.serve_values import (
     cache_fields,
     cache_setting,
     front_ends,
+    load_metrics,
     log_frequency,
     negated,
     origins,
@@ -47,6 +48,7 @@ from charonia.server.options import (
 from charonia.server.rate_limiter.options import RateLimitMode
 from charonia.server.response_cache.options import CACHE_BYTES_MAX
 from charonia.wire.log_settings import AccessLogFormat, LogFormat
+from charonia.wire.orca import LOAD_METRICS
 
 _HTTP_INPUT_BYTES_MAX = 2**40
 _CLIENT_SHM_BYTES_MAX = 2**50
@@ -248,17 +250,11 @@ HTTP = (
     Option("--http-port", "http.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
     Option("--reuse-http-port", "http.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
     Option(
-        "--http-max-input-size",
-        "http.input_bytes_max",
-        integer(1, _HTTP_INPUT_BYTES_MAX),
-        "BYTES",
+        *("--http-max-input-size", "http.input_bytes_max", integer(1, _HTTP_INPUT_BYTES_MAX), "BYTES"),
         "Largest request body, decompressed",
     ),
     Option(
-        "--allow-page",
-        "http.page",
-        boolean,
-        _BOOL,
+        *("--allow-page", "http.page", boolean, _BOOL),
         "Serve a page at / to look at models and try them, and /openapi.json",
     ),
     Option("--openai", "http.openai", boolean, _BOOL, "Serve OpenAI's API at /v1"),
@@ -365,6 +361,11 @@ METRICS = (
         "counter_latencies, histogram_latencies, summary_latencies (true or false), summary_quantiles; repeatable",
         Fields,
         default="",
+    ),
+    Option(
+        *("--load-metrics", "metrics.load", load_metrics, "NAME[,NAME]"),
+        *("Metrics in reports of the server's load, also custom ones of models; repeatable", joined),
+        default=",".join(LOAD_METRICS),
     ),
 )
 

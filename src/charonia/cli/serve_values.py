@@ -21,6 +21,7 @@ CACHE_VARIABLE = "CHARONIA_CACHE"
 
 _CACHE_BACKEND, _CACHE_SETTING = "python", "environment-cache"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _NEXT_SETTING = re.compile(r",(?=[a-z_]+=)")
 _LEVELS = {
     **dict.fromkeys(("off", "false"), TraceLevel.OFF),
@@ -92,6 +93,15 @@ def origins(text: str) -> tuple[str, ...]:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ValueError(f"expected * or origins such as https://example.org, got '{origin}'")
     return given
+
+
+def load_metrics(text: str) -> tuple[str, ...]:
+    """Read names of metrics, separated by commas."""
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if not _METRIC.fullmatch(name):
+            raise ValueError(f"expected names of metrics, got '{name}'")
+    return names
 
 
 def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:

@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from charonia.client.tls import tls_context
 from charonia.core.errors import invalid
@@ -108,8 +108,12 @@ class DialedConnection(Protocol):
         """Abort it."""
         ...
 
+    async def ready(self) -> None:
+        """Wait until the server has accepted it, as far as the protocol tells. Raises OSError when it is lost."""
+        ...
 
-_C = TypeVar("_C", bound=asyncio.Protocol)
+
+_C = TypeVar("_C", bound=DialedConnection)
 
 
 class Dialer:
@@ -187,9 +191,17 @@ class Dialer:
             await asyncio.sleep(wait_s)
         failures_before = self._backoff.failures
         message = ""
+        made = make()
         try:
             async with asyncio.timeout(self._timeout_s):
-                _, connection = await self._loop.create_connection(make, endpoint.host, endpoint.port, ssl=self._tls)
+                await self._loop.create_connection(
+                    lambda: cast(asyncio.Protocol, made),
+                    endpoint.host,
+                    endpoint.port,
+                    ssl=self._tls,
+                    server_hostname=(endpoint.name or endpoint.host) if self._tls is not None else None,
+                )
+                await made.ready()
         except (OSError, ssl.SSLError, UnicodeError) as error:  # TimeoutError is an OSError
             message = _reason(endpoint, error)
         finally:
@@ -198,11 +210,13 @@ class Dialer:
             if task is not None:
                 self._tasks.discard(task)
         if message:
+            if made in self._open:  # the server has not greeted in time
+                made.abort()
             self._backoff.failed(self._loop.time(), failures_before)
             on_failed(message)
         else:
             self._backoff.succeeded()
-            on_made(connection)
+            on_made(made)
 
 
 class Backoff:

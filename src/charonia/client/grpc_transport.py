@@ -44,11 +44,13 @@ class GrpcClientConnection(asyncio.Protocol):
 
     Attributes:
         is_lost: Whether it is closed.
+        problem: Why the other end is no gRPC server, "" if it is one.
     """
 
     __slots__ = (
         "_calls",
         "_flush_is_due",
+        "_greeting",
         "_http2",
         "_is_greeted",
         "_is_paused",
@@ -57,6 +59,7 @@ class GrpcClientConnection(asyncio.Protocol):
         "_owner",
         "_transport",
         "is_lost",
+        "problem",
     )
 
     def __init__(self, owner: "GrpcTransport") -> None:
@@ -66,10 +69,12 @@ class GrpcClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._flush_is_due = False
         self._is_greeted = False
+        self._greeting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_paused = False
         self._is_reading = False
         self._is_retired = False
         self.is_lost = False
+        self.problem = ""
 
     # Called by the transport.
 
@@ -83,6 +88,8 @@ class GrpcClientConnection(asyncio.Protocol):
         """Fail every call."""
         self.is_lost = True
         self._owner.dialer.closed(self)
+        if not self._greeting.done():
+            self._greeting.set_result(None)
         self._fail_all(Failure.RESET, loss(self._owner.endpoint, exc, "before the answer was complete"))
 
     def pause_writing(self) -> None:
@@ -99,8 +106,14 @@ class GrpcClientConnection(asyncio.Protocol):
         if not self._is_greeted:
             self._is_greeted = True
             if not is_greeting(data):
-                self._garbled(f"expected HTTP/2 of {self._owner.endpoint}, got {data[:40]!r}")
+                message = f"expected HTTP/2 of {self._owner.endpoint}, got {data[:40]!r}"
+                self.problem = message
+                self._garbled(message)
+                if not self._greeting.done():
+                    self._greeting.set_result(None)
                 return
+            if not self._greeting.done():
+                self._greeting.set_result(None)
         try:
             events = self._http2.receive(data)
         except Http2Error as error:
@@ -124,6 +137,12 @@ class GrpcClientConnection(asyncio.Protocol):
         self._flush()
 
     # Called by calls.
+
+    async def ready(self) -> None:
+        """Wait for the server's greeting: calls that are sent before may reach a server that never reads them."""
+        await self._greeting
+        if not self._is_greeted:
+            raise ConnectionResetError("the server closed the connection at once")
 
     def start(self, call: GrpcCall) -> bool:
         """Send a call; return whether this connection accepted it."""
@@ -328,6 +347,9 @@ class GrpcTransport:
         self.dialer.dial(lambda: GrpcClientConnection(self), self._made, self._not_made)
 
     def _made(self, connection: GrpcClientConnection) -> None:
+        if connection.problem:
+            self._fail_waiting(Failure.GARBLED, connection.problem)
+            return
         if connection.is_lost:
             self._not_made(f"{self.endpoint} closed the connection at once")
             return

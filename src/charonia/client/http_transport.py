@@ -114,6 +114,9 @@ class HttpClientConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(0)  # so that `pause_writing` reports all unsent bytes
         self._owner.dialer.opened(self, transport)
 
+    async def ready(self) -> None:
+        """Do nothing: a server of HTTP/1.1 does not speak first."""
+
     def start(self, exchange: ClientExchange) -> None:
         """Send a request on this idle connection."""
         self._exchange = exchange
@@ -239,6 +242,7 @@ class HttpClientConnection(asyncio.Protocol):
             answer.failure = Failure.STATUS
             answer.code = CODES.get(head.status, Code.UNKNOWN)
             answer.message = error_message(body, head.status)
+            answer.is_unexecuted = head.is_unexecuted
         return answer
 
 

@@ -14,6 +14,7 @@ from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 from charonia.platform.tasks.runner import TaskRunner
+from charonia.platform.trials.trials import Trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Platform:
         uploads: Files that are being sent.
         workloads: Makes what targets run.
         deployments: The deployments.
+        trials: Versions that are tried.
         provider: Of single sign-on, None for none.
         cluster: The target `kubernetes`, None for none.
     """
@@ -39,6 +41,7 @@ class Platform:
     uploads: UploadFolder
     workloads: Workloads
     deployments: Deployments
+    trials: Trials
     provider: Provider | None = None
     cluster: KubernetesTarget | None = None
 

@@ -37,6 +37,7 @@ from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
 from charonia.server.listening import GRACE_S, check_address
+from charonia.server.load_reports import EngineLoad
 from charonia.server.machine.cores import policy_cores, usable_cores
 from charonia.server.machine.gauges import MachineSampler, process_usage
 from charonia.server.machine.gpus import GpuSampler, Nvml, visible_gpus
@@ -368,6 +369,11 @@ class InferenceServer:
             folders=folders,
             count_tokens=count_tokens,
             traffic=self._lifecycle.table.traffic,
+            load=EngineLoad(
+                options.metrics.load,
+                lambda: [version.runner for version in self._lifecycle.table.loaded()],
+                self._backends.metrics,
+            ),
         )
 
     async def _collect(self) -> None:

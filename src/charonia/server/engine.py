@@ -5,7 +5,7 @@ from functools import partial
 
 from charonia.config.model import ModelConfig
 from charonia.core.calls import ANSWERED, Reply, Ticket
-from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.core.errors import ServingError, invalid, turned_away, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
@@ -109,7 +109,7 @@ class ModelEngine:
             self.find(request.model_name, request.model_version)
             if self._is_exiting and request.caller is None:  # requests in flight may call other models
                 message = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                raise with_request_id(unavailable(message), request)
+                raise with_request_id(turned_away(message), request)
         except ServingError as error:
             reply(error, True)
             return ANSWERED

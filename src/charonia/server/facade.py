@@ -23,6 +23,7 @@ from charonia.server.access.rules import Gate
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import Tracing
 from charonia.wire.log_settings import LogOptions
+from charonia.wire.orca import Load
 from charonia.wire.tensors import Lend
 
 NO_LOG_CONTROL = "changing log settings is not offered by this server: its log is that of the program it runs in"
@@ -88,6 +89,22 @@ EnsureLoaded = Callable[[str, str], Awaitable[None] | None]
 """Returns an awaitable that ends when a model, given by name and version, is loaded; None where it is loaded."""
 
 
+class LoadReports(Protocol):
+    """The load of the server, in the process of a front end."""
+
+    def want(self) -> None:
+        """A request wants a report with its response."""
+        ...
+
+    def latest(self) -> Load:
+        """Return the latest report, at once."""
+        ...
+
+    async def report(self) -> Load:
+        """Return a new report. Raises ServingError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """The services of a front end beside the engine; a service that is None is not offered.
@@ -113,6 +130,7 @@ class Services:
         traffic: How requests without a version are split.
         lend: Lends memory for the bodies of requests with large tensors, from which the engine reads them.
         has_openai: Whether OpenAI's API is served over HTTP.
+        load: Reports of the server's load.
     """
 
     regions: RegionRegistry | None = None
@@ -134,6 +152,7 @@ class Services:
     traffic: TrafficControl | None = None
     lend: Lend | None = None
     has_openai: bool = True
+    load: LoadReports | None = None
 
     @property
     def tracer(self) -> Tracing | None:

@@ -18,6 +18,7 @@ from charonia.server.rate_limiter.options import RateLimitOptions
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.tracing.options import TraceOptions
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
+from charonia.wire.orca import LOAD_METRICS
 
 PORT_MAX = 65535
 CPU_CORES_MAX = 4096
@@ -183,6 +184,7 @@ class MetricsOptions:
         summary_latencies: Whether to report latencies as summaries.
         summary_quantiles: Quantiles of summaries, from 0 to 1.
         gpu: Whether to include figures of GPUs, if there are any.
+        load: Names of the metrics in reports of the server's load.
     """
 
     enabled: bool = True
@@ -196,6 +198,7 @@ class MetricsOptions:
     summary_latencies: bool = False
     summary_quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
     gpu: bool = True
+    load: tuple[str, ...] = LOAD_METRICS
 
 
 @dataclass(frozen=True, slots=True)

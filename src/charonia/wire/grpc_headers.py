@@ -7,6 +7,8 @@ from collections.abc import Set
 
 from charonia.wire.grpc_framing import ENCODINGS
 from charonia.wire.grpc_status import RpcError, Status, percent_encoded
+from charonia.wire.http_status import UNEXECUTED
+from charonia.wire.orca import FORMAT_HEADER
 
 Header = tuple[bytes, bytes]
 Headers = tuple[Header, ...]
@@ -63,10 +65,11 @@ class CallHead:
         encoding: Encoding of the request's compressed messages.
         accepts: Encodings that the caller accepts.
         wants_grpc_errors: Whether an error ends an inference stream with its status (`triton_grpc_error: true`).
+        load_format: Format of the report of the server's load that the caller wants; b"" for none.
         headers: All of them, in order.
     """
 
-    __slots__ = ("accepts", "encoding", "headers", "path", "timeout_ns", "wants_grpc_errors")
+    __slots__ = ("accepts", "encoding", "headers", "load_format", "path", "timeout_ns", "wants_grpc_errors")
 
     def __init__(self) -> None:
         self.path = b""
@@ -74,6 +77,7 @@ class CallHead:
         self.encoding = b"identity"
         self.accepts: tuple[bytes, ...] = ()
         self.wants_grpc_errors = False
+        self.load_format = b""
         self.headers: Headers = ()
 
     def header(self, name: bytes) -> bytes | None:
@@ -117,6 +121,8 @@ def parse_head(headers: Headers, size_max: int, singular: Set[bytes] = NONE_SING
             head.accepts = tuple(part.strip() for part in value.split(b","))
         elif name == b"triton_grpc_error":
             head.wants_grpc_errors = value == b"true"
+        elif name == FORMAT_HEADER:
+            head.load_format = value
     if method != b"POST":
         raise NotGrpcError(405, (b"allow", b"POST"))
     if content_type != b"application/grpc" and not content_type.startswith(_CONTENT_TYPES):
@@ -150,7 +156,8 @@ def parse_timeout(value: bytes) -> int:
 
 def error_trailers(error: RpcError) -> Headers:
     """Return the trailers of a call that fails after its response has begun."""
-    return ((b"grpc-status", b"%d" % error.status), (b"grpc-message", percent_encoded(error.message)))
+    trailers = ((b"grpc-status", b"%d" % error.status), (b"grpc-message", percent_encoded(error.message)))
+    return (*trailers, UNEXECUTED) if error.is_unexecuted else trailers
 
 
 def error_head(error: RpcError) -> Headers:

@@ -78,9 +78,9 @@ _TABLE = (
         Scope.READ,
         (
             *("/v2/models/stats", f"{_MODEL}/stats", f"{_MODEL}/sequences", f"{_MODEL}/explain", "/v2/ratelimit"),
-            f"{_MODEL}/traffic",
+            *(f"{_MODEL}/traffic", "/v2/load"),
         ),
-        ("ModelStatistics", "ModelTraffic"),
+        ("ModelStatistics", "ModelTraffic", "StreamCoreMetrics"),
     ),
     _Group(Api.TRACE, Scope.ADMIN, ("/v2/trace/setting", f"{_MODEL}/trace/setting"), ("TraceSetting",)),
     _Group(Api.LOGGING, Scope.ADMIN, ("/v2/logging",), ("LogSettings",)),

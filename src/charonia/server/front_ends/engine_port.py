@@ -48,7 +48,6 @@ T = TypeVar("T")
 CHANGE_S_MAX = 10.0
 """Time in which a front end confirms a change; one that does not is cut off, since it would answer from the past."""
 
-
 COLLECT_S = 1.0
 """Time between two collections of what front ends have counted."""
 
@@ -220,6 +219,8 @@ class EnginePort:
                 await services.count_tokens(arguments[0], TokenUsage(*arguments[1:]))
             case "explain" if services.explain is not None:
                 return await services.explain(*arguments)
+            case "load_report" if services.load is not None:
+                return dict(services.load.latest())
             case "split" if services.traffic is not None:
                 return await services.traffic.show(*arguments)
             case "change_split" if services.traffic is not None:

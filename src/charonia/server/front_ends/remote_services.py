@@ -1,6 +1,8 @@
 """The services beside an engine in another process, as a front end offers them."""
 
+import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, cast
 
@@ -12,10 +14,14 @@ from charonia.server.front_ends.records import plain
 from charonia.server.front_ends.state import EngineState
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.wire.log_settings import LogOptions
+from charonia.wire.orca import Load
 from charonia.wire.shared_memory import CudaRegion, SystemRegion
 from charonia.wire.trace_settings import Change
 
 _log = logging.getLogger(__name__)
+
+LOAD_AGE_S = 0.05
+"""Age of a report of the engine's load from which on a request asks for a new one."""
 
 
 class Asked(Protocol):
@@ -178,6 +184,43 @@ class RemoteTraffic:
         return cast(Document, await self._engine.ask("reset_split", model))
 
 
+class RemoteLoad:
+    """The load of an engine in another process: the latest report, and another one while requests want them.
+
+    A request that wants a report asks the engine for one as it arrives, if none is on its way and the latest is older
+    than `LOAD_AGE_S`; it is there before the response, which comes the same way.
+    """
+
+    def __init__(self, engine: Asked) -> None:
+        self._engine = engine
+        self._latest: Load = {}
+        self._asked_s = 0.0
+        self._asking: asyncio.Task[None] | None = None
+
+    def want(self) -> None:
+        """A request wants a report with its response."""
+        if self._asking is None and time.monotonic() - self._asked_s >= LOAD_AGE_S:
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+
+    def latest(self) -> Load:
+        """Return the latest report."""
+        return self._latest
+
+    async def report(self) -> Load:
+        """Return a new report."""
+        self._latest = cast(Load, await self._engine.ask("load_report"))
+        self._asked_s = time.monotonic()
+        return self._latest
+
+    async def _ask(self) -> None:
+        try:
+            await self.report()
+        except ServingError:  # the engine is gone; the next request asks again
+            self._latest = {}
+        finally:
+            self._asking = None
+
+
 def _dropped(tree: TraceTree) -> None:
     """The front end is done with a trace whose events have been sent."""
 
@@ -225,4 +268,5 @@ def services_of(
         count_tokens=count_tokens,
         traffic=RemoteTraffic(engine) if "split" in offers else None,
         lend=engine.lend,
+        load=RemoteLoad(engine),
     )

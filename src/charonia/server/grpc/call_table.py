@@ -26,6 +26,7 @@ from charonia.wire.grpc_headers import (
     parse_head,
 )
 from charonia.wire.grpc_status import REFUSED, RpcError, Status
+from charonia.wire.orca import load_trailers
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ class CallTable:
         except NotGrpcError as error:
             self._refuse(stream_id, headers, end, error.headers, error.status)
             return
+        if head.load_format and self.service.services.load is not None:
+            self.service.services.load.want()
         call: GrpcCall
         if method.run is None:
             assert method.converse is not None
@@ -214,7 +217,8 @@ class CallTable:
     def respond(self, call: GrpcCall, body: list[Buffer]) -> None:
         """Send a whole response and remove the call."""
         self.sends += 1
-        self._http2.respond(call.stream_id, RESPONSE_HEAD[call.encoding], body, OK_TRAILERS)
+        trailers = self._with_load(call, OK_TRAILERS) if call.head.load_format else OK_TRAILERS
+        self._http2.respond(call.stream_id, RESPONSE_HEAD[call.encoding], body, trailers)
         self._remove(call)
 
     def reject(self, call: GrpcCall, error: RpcError) -> None:
@@ -243,9 +247,14 @@ class CallTable:
         self.sends += 1
         if not call.is_begun:
             self._http2.send_head(call.stream_id, RESPONSE_HEAD[b"identity"])
-        self._http2.send_trailers(call.stream_id, OK_TRAILERS)
+        trailers = self._with_load(call, OK_TRAILERS) if call.head.load_format else OK_TRAILERS
+        self._http2.send_trailers(call.stream_id, trailers)
         self._back_pressure.stream_ended(call.stream_id)
         self._remove(call)
+
+    def _with_load(self, call: GrpcCall, trailers: Headers) -> Headers:
+        load = self.service.services.load
+        return (*trailers, *load_trailers(load.latest(), call.head.load_format)) if load is not None else trailers
 
     def fault(self, call: GrpcCall) -> None:
         """Log the current exception, a bug of the server, and fail the call."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 from charonia.core.errors import ServingError, unsupported
 from charonia.server.facade import NO_LOG_CONTROL, Engine, Services, TrafficControl, known_model
 from charonia.server.grpc.calls import Run, Service, UnaryCall
+from charonia.server.grpc.load_stream import LoadStream
 from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING
@@ -97,6 +98,7 @@ def method_table() -> dict[bytes, Method]:
     _add(
         table, "grpc.health.v1.Health", Method("Watch", run=_refusing("Watch is not offered by this server: use Check"))
     )
+    _add(table, "xds.service.orca.v3.OpenRcaService", Method("StreamCoreMetrics", converse=LoadStream))
     for service in _REFLECTION:
         _add(table, service, Method("ServerReflectionInfo", converse=ReflectionStream))
     return table

@@ -19,6 +19,7 @@ from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire import log_settings, trace_settings, v2_control
 from charonia.wire.json_text import dump, parse_object
+from charonia.wire.orca import load_document
 from charonia.wire.shared_memory import (
     decode_cuda_register,
     decode_system_register,
@@ -58,6 +59,7 @@ class StatusHandlers:
             Route("/v2/health/ready", {b"GET": self._ready}),
             Route("/v2/models/stats", {b"GET": self._statistics}),
             Route("/v2/ratelimit", {b"GET": self._rate_limits}),
+            Route("/v2/load", {b"GET": self._load}),
         ]
         for base in (_MODEL, _MODEL + "/versions/{version}"):
             table += [
@@ -108,6 +110,16 @@ class StatusHandlers:
         if self._services.explain is None:
             raise not_found("models are not explained here")
         self._document(exchange, self._services.explain(*target))
+
+    def _load(self, exchange: Exchange, target: RouteTarget) -> None:
+        load = self._services.load
+        if load is None:
+            raise not_found("the load of this server is not reported here")
+
+        async def document() -> Document:
+            return load_document(await load.report())
+
+        self._document(exchange, document())
 
     def _rate_limits(self, exchange: Exchange, target: RouteTarget) -> None:
         if self._services.rate_limits is None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from charonia.core.calls import Outcome, Ticket
@@ -11,7 +11,7 @@ from charonia.core.usage import TokenUsage
 from charonia.server.http.parser import Request
 from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import ACCEPTED, decompress
-from charonia.wire.http_status import REASONS, STATUS
+from charonia.wire.http_status import REASONS, STATUS, UNEXECUTED
 from charonia.wire.json_text import encode_error
 from charonia.wire.openai_errors import OPENAI_STATUS, PATHS, encode_openai_error
 
@@ -34,6 +34,7 @@ _FURTHER_LINES = {
     501: b"Accept-Encoding: %b\r\n" % ACCEPTED.encode(),
     503: b"Retry-After: %d\r\n" % RETRY_AFTER_S,
 }
+_UNEXECUTED = b"%b: %b\r\n" % UNEXECUTED
 _STATUS_LINES = {
     status: b"HTTP/1.1 %d %b\r\n%b" % (status, reason.encode(), _FURTHER_LINES.get(status, b""))
     for status, reason in REASONS.items()
@@ -73,6 +74,7 @@ class Exchange:
         connection: The `Connection` header line of the response, b"" for none.
         headers: Further header lines of whatever response it gets, each with its line end.
         keep_alive: Whether the connection stays open afterwards.
+        load_line: Returns the header line with the server's load; None where the request wants none.
         response: Parts of the complete response, None until it is ready; of a streamed response, the rest.
         is_open: Whether the client still waits for the response, or the rest of it.
         has_begun: Whether the response is streamed and its header is written.
@@ -105,6 +107,7 @@ class Exchange:
         "is_open",
         "is_over",
         "keep_alive",
+        "load_line",
         "model",
         "outcome",
         "received_ns",
@@ -125,6 +128,7 @@ class Exchange:
         self.connection = b""
         self.headers = b""
         self.keep_alive = True
+        self.load_line: Callable[[], bytes] | None = None
         self.has_begun = False
         self.is_open = True
         self.is_over = False
@@ -169,6 +173,8 @@ class Exchange:
         """
         if not self.is_open or self.has_begun:
             return
+        if self.load_line is not None:
+            extra += self.load_line()
         if self.request.method == b"HEAD" and status != 200:
             body = []
         length = 0
@@ -192,6 +198,8 @@ class Exchange:
 
     def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
         """Begin a streamed response: call `send` for each piece, then `end`. Arguments as in `respond`."""
+        if self.load_line is not None:
+            extra += self.load_line()
         framing = b"Transfer-Encoding: chunked\r\n"
         if not self.request.knows_chunks:
             framing = b""
@@ -240,7 +248,7 @@ class Exchange:
         self.outcome = error
         table = OPENAI_STATUS if self.request.url.startswith(PATHS) else STATUS
         status = status or table[error.code]
-        self.respond(status, [self.error_body(error, status)])
+        self.respond(status, [self.error_body(error, status)], extra=_UNEXECUTED if error.is_unexecuted else b"")
 
     def error_body(self, error: ServingError, status: int) -> bytes:
         """Return the body of an error response with this status."""

@@ -36,6 +36,10 @@ SWEEP_S = 1.0
 
 METRICS_TYPE = b"text/plain; charset=utf-8"
 
+NOTICE_S = 0.1
+"""Time at shutdown in which connections without a request stay open: a request that is on its way is told that it did
+not run, where it would find a closed connection and not know."""
+
 
 class HttpEndpoint:
     """A listening socket, its connections and a route table.
@@ -120,7 +124,8 @@ class HttpEndpoint:
         """Accept no more connections, and no more requests on open ones."""
         self.leave_sockets()
         for connection in list(self._connections):
-            connection.wind_down()
+            if connection.uses() is None:
+                connection.wind_down()
 
     async def hand_on(self, timeout_s: float) -> None:
         """Leave the listening sockets to others, and serve the connections. See `listening.hand_on`."""
@@ -146,6 +151,8 @@ class HttpEndpoint:
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
         self.stop_accepting()
+        if self._connections:
+            await asyncio.sleep(min(NOTICE_S, timeout_s))
         return await drain(self._connections, timeout_s)
 
     async def close(self) -> None:
@@ -246,6 +253,7 @@ class HttpFrontend(HttpEndpoint):
         self.is_traced = services.tracer is not None
         self.keeps_names = services.http_headers is not None
         self.lend = services.lend
+        self._router.load = services.load
 
 
 def _ready_versions(engine: Engine, model: str) -> Sequence[str]:

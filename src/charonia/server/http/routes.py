@@ -7,17 +7,19 @@ authorization.
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from charonia.core.errors import ServingError, internal, invalid, not_found, unavailable
+from charonia.core.errors import ServingError, internal, invalid, not_found, turned_away
 from charonia.server.access.operations import CHANGES, operation_of_route
 from charonia.server.access.rules import Gate, Operation, Refusal
-from charonia.server.facade import EnsureLoaded
+from charonia.server.facade import EnsureLoaded, LoadReports
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.large_body import JSON_SIZE
 from charonia.server.http.parser import Request
 from charonia.wire.http_status import REFUSED
+from charonia.wire.orca import FORMAT_HEADER, load_header_line
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +87,11 @@ def _no_hint(path: str) -> str:
 
 
 class Router:
-    """Answers exchanges by a table of routes."""
+    """Answers exchanges by a table of routes.
+
+    Attributes:
+        load: Reports of the server's load, for requests that ask for one.
+    """
 
     def __init__(
         self,
@@ -109,6 +115,7 @@ class Router:
         self._versions = versions
         self._gate = gate
         self._is_exiting = is_exiting
+        self.load: LoadReports | None = None
         self._routes = [
             (
                 path.strip("/").split("/"),
@@ -125,7 +132,7 @@ class Router:
         request = exchange.request
         try:
             if self._is_exiting():
-                raise unavailable("the server is shutting down")
+                raise turned_away("the server is shutting down")
             handlers, operation, target, change = self._matches.get(request.url) or self._match(request.url)
             handler = handlers.get(request.method)
             if handler is None:
@@ -138,6 +145,9 @@ class Router:
                 if refusal is not None:
                     exchange.fail(invalid(refusal.message), REFUSED[refusal.kind])
                     return
+            if self.load is not None and FORMAT_HEADER in request.headers:
+                self.load.want()
+                exchange.load_line = partial(_load_line, self.load, request.headers[FORMAT_HEADER])
             handler(exchange, target)
         except ServingError as error:
             exchange.fail(error)
@@ -254,3 +264,7 @@ def _target(pattern: Sequence[str], segments: Sequence[str]) -> RouteTarget | No
         elif expected == "{version}":
             version = segment
     return RouteTarget(model, version)
+
+
+def _load_line(load: LoadReports, form: bytes) -> bytes:
+    return load_header_line(load.latest(), form)

@@ -161,6 +161,9 @@ class KubernetesTarget:
         if seen.state is RolloutState.ABSENT:
             return Observed()
         is_there = sight.workload is not None
+        pods = (
+            sight.living() if seen.state is RolloutState.UNDER_WAY else sight.new_pods()
+        )  # others are on their way out
         record = sight.record(seen.serving)
         name = object_name(deployment)
         is_failed = _PHASES[seen.state] is RevisionPhase.FAILED
@@ -174,7 +177,7 @@ class KubernetesTarget:
             grpc=self._addresses.grpc(name) if is_there else "",
             metrics=self._addresses.metrics(name) if is_there else "",
             key=record.key if record is not None else "",
-            replicas=tuple(self._replica(pod) for pod in sight.living()) if is_there else (),
+            replicas=tuple(map(self._replica, pods)) if is_there else (),
             wanted_replicas=int(sight.workload["spec"].get("replicas", 1)) if sight.workload is not None else 0,
             scaled_by="" if record is None or record.has_fixed_replicas() else AUTOSCALER,
         )

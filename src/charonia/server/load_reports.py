@@ -1,0 +1,106 @@
+"""The load of this server, as balancers want to know it: queue, instances, and the cache of language models.
+
+A report is made when one is wanted, and serves for `AGE_NS`: a request that asks for none costs nothing, and those that
+do share one.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from charonia.server.execution.runner import ModelRunner, free_instances, instances_of
+from charonia.server.execution.version_runner import Runner
+from charonia.server.metrics.custom import CustomFamily, CustomMetrics
+from charonia.server.response_cache.runner import CachedRunner
+from charonia.wire.orca import BUSY, IN_FLIGHT, INSTANCES, KV_CACHE, QUEUE_DEPTH, TOKENS_MAX, UTILIZATION, Load
+
+AGE_NS = 10_000_000
+"""Time for which a report serves, in nanoseconds."""
+
+_KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+_KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
+_BLOCK = "kv_cache_block_type"
+
+
+class EngineLoad:
+    """The load of the engine in this process.
+
+    Args:
+        chosen: Names of the metrics in a report, in order: those of `LOAD_METRICS`, and custom ones of models, whose
+            values are added up.
+        runners: Returns the runners of all versions.
+        custom: Metrics that models define.
+        now_ns: Returns the time.
+    """
+
+    def __init__(
+        self,
+        chosen: Iterable[str],
+        runners: Callable[[], Iterable[Runner]],
+        custom: CustomMetrics,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._chosen = tuple(chosen)
+        self._runners = runners
+        self._custom = custom
+        self._now_ns = now_ns
+        self._made_ns = 0
+        self._latest: Load = {}
+
+    def want(self) -> None:
+        """Do nothing: a report is made at once."""
+
+    def latest(self) -> Load:
+        """Return a report that is not older than `AGE_NS`."""
+        now_ns = self._now_ns()
+        if not self._made_ns or now_ns - self._made_ns >= AGE_NS:
+            self._latest = self._make()
+            self._made_ns = now_ns
+        return self._latest
+
+    async def report(self) -> Load:
+        """Return the same."""
+        return self.latest()
+
+    def _make(self) -> Load:
+        values = load_of(self._runners())
+        families = {family.name: family for family in self._custom.families()}
+        values.update(_cache_of(families))
+        for name in self._chosen:
+            if name not in values and name in families:
+                values[name] = sum(metric.value for metric in families[name].metrics.values())
+        return {name: float(values[name]) for name in self._chosen if name in values}
+
+
+def load_of(runners: Iterable[Runner]) -> dict[str, float]:
+    """Return what runners have to do. Ensembles have no queue; a request that one of its steps works on counts twice.
+
+    The utilization is that of the model whose instances are busiest.
+    """
+    queued = in_flight = instances = busy = 0
+    highest = 0.0
+    for runner in runners:
+        queued += runner.pending or 0
+        in_flight += runner.in_flight
+        inner = runner.inner if isinstance(runner, CachedRunner) else runner
+        if isinstance(inner, ModelRunner):
+            count = len(instances_of(inner))
+            working = count - len(free_instances(inner))
+            instances += count
+            busy += working
+            highest = max(highest, working / count if count else 0.0)
+    return {UTILIZATION: highest, QUEUE_DEPTH: queued, IN_FLIGHT: in_flight, INSTANCES: instances, BUSY: busy}
+
+
+def _cache_of(families: Mapping[str, CustomFamily]) -> Iterator[tuple[str, float]]:
+    """Return the share of the fullest cache of a language model, and the tokens that all have room for."""
+    shares = [m.value for name in _KV_USAGE if name in families for m in families[name].metrics.values()]
+    blocks: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+    for metric in families[_KV_BLOCKS].metrics.values() if _KV_BLOCKS in families else ():
+        model = tuple(label for label in metric.labels if label[0] != _BLOCK)
+        blocks.setdefault(model, {})[dict(metric.labels).get(_BLOCK, "")] = metric.value
+    whole = [each for each in blocks.values() if {"used", "max", "tokens_per"} <= each.keys()]
+    shares += [each["used"] / each["max"] if each["max"] else 0.0 for each in whole]
+    if shares:
+        yield KV_CACHE, max(shares)
+    if whole:
+        yield TOKENS_MAX, sum(each["max"] * each["tokens_per"] for each in whole)
