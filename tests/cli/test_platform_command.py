@@ -9,7 +9,7 @@ from charonia.cli import platform
 from charonia.cli.main import main
 from charonia.cli.platform import LINE, with_environment
 from charonia.core.errors import ServingError
-from charonia.platform.settings import Oidc, PlatformSettings
+from charonia.platform.settings import KubernetesSettings, Oidc, PlatformSettings
 
 
 def problems(*arguments: str) -> str:
@@ -63,11 +63,50 @@ def test_the_options_are_the_settings(tmp_path: Path) -> None:
         (["--port=65536"], "--port: expected an integer from 0 to 65535"),
         (["--oidc-issuer=https://id.example.org"], "--oidc-issuer: expected --oidc-client-id as well"),
         (["--oidc-issuer=http://id.example.org", "--oidc-client-id=x"], "--oidc-issuer: expected https://..."),
+        (["--kubernetes-image=charonia"], "--kubernetes: expected a kubeconfig or 'in-cluster' with the options"),
+        (["--kubernetes=in-cluster", "--kubernetes-owner=a b"], "--kubernetes-owner: expected up to 63 letters"),
+        (["--kubernetes=in-cluster", "--kubernetes-proxy=here:1"], "--kubernetes-proxy: expected http://HOST:PORT"),
+        (["--kubernetes-images=torch"], "--kubernetes-images: expected ENVIRONMENT=IMAGE, got 'torch'"),
         (["--oidc-secret-file=/nowhere"], "--oidc-secret-file: expected a file with the secret"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(arguments: list[str], expected: str) -> None:
     assert problems(*arguments).startswith(expected)
+
+
+def test_a_cluster() -> None:
+    settings = LINE.parse(
+        [
+            "--kubernetes=~/.kube/config",
+            "--kubernetes-context=prod",
+            "--kubernetes-namespace=models",
+            "--kubernetes-owner=team-a",
+            "--kubernetes-image=charonia:1",
+            "--kubernetes-images=torch=charonia:torch,tf=charonia:tf",
+            "--kubernetes-images=llm=charonia:llm",
+            "--kubernetes-values=values.yaml",
+            "--kubernetes-chart=chart",
+            "--kubernetes-store-secret=store",
+            "--kubernetes-claim=claim",
+            "--kubernetes-proxy=http://127.0.0.1:8001",
+            "--helm=/opt/helm",
+        ]
+    )
+
+    assert settings.kubernetes == KubernetesSettings(
+        config="~/.kube/config",
+        context="prod",
+        namespace="models",
+        owner="team-a",
+        image="charonia:1",
+        images=(("torch", "charonia:torch"), ("tf", "charonia:tf"), ("llm", "charonia:llm")),
+        values="values.yaml",
+        chart="chart",
+        store_secret="store",
+        claim="claim",
+        proxy="http://127.0.0.1:8001",
+        helm="/opt/helm",
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])

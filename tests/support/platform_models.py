@@ -20,6 +20,7 @@ def add_version(
     state: str = "ready",
     runs_code: bool = False,
     project: str = "default",
+    artifacts: str = "",
 ) -> int:
     """Add a version of a model and return its number.
 
@@ -31,8 +32,9 @@ def add_version(
         state: State of the version.
         runs_code: Whether it holds code.
         project: Its project, which is made if there is none.
+        artifacts: Address of the store, "" for a folder in the data folder.
     """
-    store = open_artifacts("", data)
+    store = open_artifacts(artifacts, data)
     manifest = {path: store.add([content], what=path) for path, content in files.items()}
     with database.transaction() as session:
         found = session.scalar(select(ProjectRow).where(ProjectRow.name == project))

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from charonia.cli import logs
-from charonia.cli.command_line import CommandLine, Option, carry_out
+from charonia.cli.command_line import CommandLine, Option, carry_out, joined
 from charonia.cli.values import filled, integer, names, path
 from charonia.core.errors import unsupported
 from charonia.install_hint import extra_hint
@@ -37,6 +37,14 @@ def _ports(text: str) -> tuple[int, int]:
     if match is None:
         raise ValueError(f"expected FIRST-LAST, got '{text}'")
     return int(match[1]), int(match[2])
+
+
+def _images(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    for environment, _, image in pairs:
+        if not environment or not image:
+            raise ValueError(f"expected ENVIRONMENT=IMAGE, got '{text}'")
+    return tuple((environment, image) for environment, _, image in pairs)
 
 
 def _secret(text: str) -> str:
@@ -86,6 +94,69 @@ Keep models, environments and deployments, with pages, an API and the commands `
                 *("--store-hosts", "store_hosts", names, "HOSTS"),
                 "Hosts outside the internet that deployers may add models from, with commas between; * for all",
             ),
+        ),
+        "Kubernetes": (
+            Option(
+                "--kubernetes",
+                "kubernetes.config",
+                filled,
+                "KUBECONFIG|in-cluster",
+                "Let deployments run in a cluster, too: the target kubernetes",
+            ),
+            Option("--kubernetes-context", "kubernetes.context", filled, "NAME", "Context of the kubeconfig"),
+            Option(
+                "--kubernetes-namespace",
+                "kubernetes.namespace",
+                filled,
+                "NAME",
+                "Namespace of the deployments; that of the context, or of the platform's pod, by default",
+            ),
+            Option(
+                "--kubernetes-owner",
+                "kubernetes.owner",
+                filled,
+                "NAME",
+                "Name of this platform in the namespace; one that is kept in the data folder by default",
+            ),
+            Option("--kubernetes-image", "kubernetes.image", filled, "IMAGE", "Image of servers"),
+            Option(
+                "--kubernetes-images",
+                "kubernetes.images",
+                _images,
+                "ENVIRONMENT=IMAGE,...",
+                "Images that have what environments ask for; else packages are installed when a pod starts",
+                collect=joined,
+            ),
+            Option(
+                "--kubernetes-values",
+                "kubernetes.values",
+                filled,
+                "PATH",
+                "Further values of the chart, for all deployments",
+            ),
+            Option("--kubernetes-chart", "kubernetes.chart", filled, "PATH", "Another folder of the chart"),
+            Option(
+                "--kubernetes-store-secret",
+                "kubernetes.store_secret",
+                filled,
+                "NAME",
+                "Secret with the variables that open the store of --artifacts",
+            ),
+            Option(
+                "--kubernetes-claim",
+                "kubernetes.claim",
+                filled,
+                "NAME",
+                "PersistentVolumeClaim that the folder of --artifacts is the root of",
+            ),
+            Option(
+                "--kubernetes-proxy",
+                "kubernetes.proxy",
+                filled,
+                "URL",
+                "Address of a `kubectl proxy`, for a platform outside of the cluster",
+            ),
+            Option("--helm", "kubernetes.helm", filled, "PATH", "The program that renders the chart"),
         ),
         "Single sign-on": (
             Option("--oidc-issuer", "oidc.issuer", filled, "URL", "Address of an OpenID Connect provider"),

@@ -28,6 +28,8 @@ from charonia.platform.people.headers import SecurityHeaders
 from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
+from charonia.platform.targets.api import DeploymentTarget
+from charonia.platform.targets.kubernetes.opened import open_kubernetes
 from charonia.platform.targets.local import LocalTarget
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
@@ -43,7 +45,8 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     """Return the application; it migrates the database, and begins its work when it starts.
 
     Raises:
-        ServingError: INVALID_ARG for invalid settings; UNAVAILABLE when the database cannot be reached.
+        ServingError: INVALID_ARG for invalid settings; UNAVAILABLE when the database cannot be reached; UNSUPPORTED for
+            a cluster without the extra `kubernetes`.
     """
     platform = make_platform(settings)
 
@@ -55,6 +58,8 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         platform.trials.close()
         platform.deployments.close()
         platform.tasks.close()
+        if platform.cluster is not None:
+            platform.cluster.close()
         platform.database.close()
 
     app = AnsweringApp(
@@ -85,7 +90,10 @@ def make_platform(settings: PlatformSettings) -> Platform:
     artifacts, uploads = open_artifacts(settings.artifacts, data), UploadFolder(data / "uploads")
     workloads = Workloads(data, artifacts)
     local = LocalTarget(data / "deployments", settings.ports)
-    targets = {local.name: local}
+    targets: dict[str, DeploymentTarget] = {local.name: local}
+    cluster = open_kubernetes(settings.kubernetes, artifacts, data) if settings.kubernetes.config else None
+    if cluster is not None:
+        targets[cluster.name] = cluster
     handlers = {
         catalog.KIND: catalog.handler(database, data / "environments"),
         measurements.PERF: measurements.perf_handler(targets, database),
@@ -104,4 +112,5 @@ def make_platform(settings: PlatformSettings) -> Platform:
         Deployments(database, targets, workloads),
         Trials(database, workloads, data / "trials"),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
+        cluster,
     )

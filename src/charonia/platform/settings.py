@@ -1,6 +1,7 @@
 """What `charonia platform` is told."""
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +12,8 @@ HOST = "127.0.0.1"
 PORT = 8080
 FIRST_PORT = 9000
 LAST_PORT = 9999
+
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,44 @@ class Oidc:
     admins: tuple[str, ...] = ()
 
 
+IN_CLUSTER = "in-cluster"
+"""In place of a kubeconfig: the platform is a pod of the cluster, and calls it with its service account."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """A cluster where deployments run.
+
+    Attributes:
+        config: Path of a kubeconfig, or `IN_CLUSTER`; "" for no cluster.
+        context: Context of the kubeconfig, "" for its current one.
+        namespace: Namespace of all objects, "" for that of the context, or of the platform's pod.
+        owner: Name of this platform among all that use the namespace, "" for one that is kept in the data folder.
+        image: Image of servers, "" for that of the chart.
+        images: Images by environment, in place of packages that are installed when a pod starts.
+        values: File of further values of the chart, for all deployments.
+        chart: Folder of the chart, "" for the one that comes with Charonia.
+        helm: The program that renders it.
+        store_secret: Secret with the environment variables that open the artifact store, "" where the service account
+            of the pods opens it.
+        claim: PersistentVolumeClaim with the artifact store, where that is a folder; "" for an object store.
+        proxy: Address of a `kubectl proxy`, where the platform reaches servers through it; "" within the cluster.
+    """
+
+    config: str = ""
+    context: str = ""
+    namespace: str = ""
+    owner: str = ""
+    image: str = ""
+    images: tuple[tuple[str, str], ...] = ()
+    values: str = ""
+    chart: str = ""
+    helm: str = "helm"
+    store_secret: str = ""
+    claim: str = ""
+    proxy: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class PlatformSettings:
     """Settings of a platform.
@@ -44,6 +85,7 @@ class PlatformSettings:
         ports: First and last port for deployments on this machine; each takes two, and two for each of its servers.
         store_hosts: Hosts outside the internet that versions may be read from; "*" for all.
         oidc: Single sign-on.
+        kubernetes: The cluster of the target `kubernetes`.
     """
 
     data: Path
@@ -55,6 +97,7 @@ class PlatformSettings:
     ports: tuple[int, int] = (FIRST_PORT, LAST_PORT)
     store_hosts: tuple[str, ...] = ()
     oidc: Oidc = Oidc()
+    kubernetes: KubernetesSettings = KubernetesSettings()
 
     def __post_init__(self) -> None:
         """Check them.
@@ -82,6 +125,7 @@ class PlatformSettings:
         issuer = urlsplit(self.oidc.issuer)
         if self.oidc.issuer and issuer.scheme != "https" and not _is_loopback(issuer.hostname or ""):
             problems.append(f"--oidc-issuer: expected https://..., got '{self.oidc.issuer}'")
+        problems += _kubernetes_problems(self.kubernetes)
         if problems:
             raise invalid("\n".join(problems))
 
@@ -109,3 +153,15 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _kubernetes_problems(settings: KubernetesSettings) -> list[str]:
+    if not settings.config:
+        given = settings != KubernetesSettings()
+        return ["--kubernetes: expected a kubeconfig or 'in-cluster' with the options of the cluster"] if given else []
+    problems = []
+    if settings.owner and not _LABEL.fullmatch(settings.owner):
+        problems.append(f"--kubernetes-owner: expected up to 63 letters, digits and -, got '{settings.owner}'")
+    if settings.proxy and urlsplit(settings.proxy).scheme not in ("http", "https"):
+        problems.append(f"--kubernetes-proxy: expected http://HOST:PORT, got '{settings.proxy}'")
+    return problems

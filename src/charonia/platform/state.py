@@ -12,6 +12,7 @@ from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
+from charonia.platform.targets.kubernetes.target import KubernetesTarget
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials.trials import Trials
 
@@ -30,6 +31,7 @@ class Platform:
         deployments: The deployments.
         trials: Versions that are tried.
         provider: Of single sign-on, None for none.
+        cluster: The target `kubernetes`, None for none.
     """
 
     settings: PlatformSettings
@@ -41,6 +43,7 @@ class Platform:
     deployments: Deployments
     trials: Trials
     provider: Provider | None = None
+    cluster: KubernetesTarget | None = None
 
 
 def _platform(request: Request) -> Platform:

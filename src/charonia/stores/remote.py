@@ -134,10 +134,10 @@ class ObjectStore:
         except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
             raise invalid(f"{title} '{address.uri}' cannot be used: {_reason(error)}") from None
 
-    def files(self) -> Iterator[RemoteFile]:
-        """Yield every file below the repository's path. See `RemoteStore.files`."""
+    def files(self, below: str = "") -> Iterator[RemoteFile]:
+        """Yield every file below the repository's path, or one in it. See `RemoteStore.files`."""
         try:
-            for page in self._obstore.list(self._store, prefix=self._prefix or None):
+            for page in self._obstore.list(self._store, prefix=self._prefix + below or None):
                 for meta in page:
                     path = str(meta["path"])
                     if not path.startswith(self._prefix):
@@ -177,8 +177,8 @@ class ObjectStore:
             self._fail("cannot be read", error)
         return RemoteFile(path, int(meta["size"]), meta.get("e_tag") or "")
 
-    def put(self, path: str, source: Path) -> None:
-        """Write a file from one of this machine: all of it or nothing.
+    def put(self, path: str, source: Path | bytes) -> None:
+        """Write a file from one of this machine, or from memory: all of it or nothing.
 
         Raises:
             ServingError: UNAVAILABLE when the store cannot be written.
@@ -187,6 +187,17 @@ class ObjectStore:
             self._obstore.put(self._store, self._prefix + path, source, chunk_size=CHUNK_BYTES * 2)
         except (self._errors.BaseError, OSError) as error:
             self._fail(f"'{path}' cannot be written", error)
+
+    def copy(self, source: str, target: str) -> None:
+        """Let the store copy a file.
+
+        Raises:
+            ServingError: UNAVAILABLE when it cannot.
+        """
+        try:
+            self._obstore.copy(self._store, self._prefix + source, self._prefix + target)
+        except (self._errors.BaseError, OSError) as error:
+            self._fail(f"'{source}' cannot be copied", error)
 
     def delete(self, paths: Sequence[str]) -> None:
         """Remove files; those that are not there count as removed.

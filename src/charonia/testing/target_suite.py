@@ -26,6 +26,7 @@ class TargetCase:
         broken: Returns one that can never be ready.
         slow: Returns one that takes longer to be ready than the whole test.
         wait: Lets time pass until a condition holds, and returns whether it does.
+        scale: Lets a deployment have so many servers. Where something else than the platform decides, it does that.
     """
 
     make: Callable[[], DeploymentTarget]
@@ -33,6 +34,9 @@ class TargetCase:
     broken: Callable[[int], Workload]
     slow: Callable[[int], Workload]
     wait: Callable[[Callable[[], bool]], bool]
+    scale: Callable[[DeploymentTarget, str, int], object] = lambda target, deployment, replicas: target.scale(
+        deployment, replicas
+    )
 
     def apply(self, target: DeploymentTarget, workload: Workload) -> None:
         """Apply a workload, again until the target is done with what was before."""
@@ -50,7 +54,7 @@ class TargetCase:
         """Wait until a revision serves and is ready, with so many servers."""
 
         def is_serving() -> bool:
-            target.scale(deployment, replicas)
+            self.scale(target, deployment, replicas)
             seen = target.observe(deployment)
             return (
                 seen.serving == revision
@@ -180,7 +184,7 @@ class TargetSuite:
         target_case.apply(target, broken)
 
         def has_failed() -> bool:
-            target.scale(name, 3)
+            target_case.scale(target, name, 3)
             return target.observe(name).phase is RevisionPhase.FAILED
 
         assert target_case.wait(has_failed), target.observe(name)

@@ -47,6 +47,14 @@ def test_what_is_not_ready_in_time_is_given_up_and_the_one_before_stays() -> Non
     assert found.outcomes == {2: "it is not ready after 60 s"}
 
 
+def test_what_is_not_ready_in_time_says_what_it_was_at() -> None:
+    seen = Observed(applying=1, phase=STARTING, doing="it waits for a node")
+
+    found = decide(WantedState(revision=1, begun_s=NOW - 61, ready_within_s=60), seen, NOW)
+
+    assert found.outcomes == {1: "it is not ready after 60 s: it waits for a node"}
+
+
 def test_what_fails_leaves_the_one_before_and_says_why() -> None:
     seen = Observed(serving=1, applying=2, phase=FAILED, reason="no such file", replicas=WELL)
 

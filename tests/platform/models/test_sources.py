@@ -203,7 +203,7 @@ def test_a_platform_with_its_files_in_an_object_store(
     from charonia.platform.artifacts.store import open_artifacts
 
     remote = open_artifacts(f"s3://127.0.0.1:{s3.port}/bucket/artifacts", tmp_path / "cache")
-    platform.artifacts._remote = remote._remote
+    platform.artifacts.remote = remote.remote
     version = add_files(admin, "a", {"a.onnx": b"weights"})
     platform.artifacts.local.remove(version["files"][0]["sha256"])
 

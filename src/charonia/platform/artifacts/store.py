@@ -19,6 +19,9 @@ UNUSED_S_MAX = 7 * 24 * 3600.0
 SWEEP_S = 24 * 3600.0
 """Age of temporary files that nobody writes any more."""
 
+BLOBS = "sha256/"
+"""Where an object store has the files: what lies beside is not collected."""
+
 DELETED_TOGETHER = 500
 """Files that are removed from an object store with one call."""
 
@@ -40,7 +43,7 @@ class ArtifactStore:
 
     def __init__(self, local: BlobFolder, remote: ObjectStore | None = None) -> None:
         self.local = local
-        self._remote = remote
+        self.remote = remote
         self._change = threading.Condition()
         self._adding = 0
         self._is_collecting = False
@@ -78,13 +81,15 @@ class ArtifactStore:
                 damaged.
         """
         if not self.local.has(blob.sha256):
-            if self._remote is None:
+            if self.remote is None:
                 raise internal(f"the file '{self.local.path(blob.sha256)}' of the store is missing")
-            pieces = self._remote.read(RemoteFile(_key(blob), blob.size, ""), 0, blob.size) if blob.size else iter(())
+            pieces = (
+                self.remote.read(RemoteFile(remote_key(blob), blob.size, ""), 0, blob.size) if blob.size else iter(())
+            )
             got = self.local.add(map(bytes, pieces), what=f"blob {blob.sha256[:12]}")
             if got != blob:
                 self.local.remove(got.sha256)
-                raise internal(f"'{self._remote.uri}/{_key(blob)}' has been damaged: its content has another hash")
+                raise internal(f"'{self.remote.uri}/{remote_key(blob)}' has been damaged: its content has another hash")
         return self.local.path(blob.sha256)
 
     def materialise(
@@ -151,23 +156,23 @@ class ArtifactStore:
         self.local.sweep(SWEEP_S)
         before = time.time() - UNUSED_S_MAX
         for sha256, state in list(self.local.all()):
-            is_spare = self._remote is not None and state.st_nlink == 1 and state.st_ctime < before
+            is_spare = self.remote is not None and state.st_nlink == 1 and state.st_ctime < before
             if sha256 not in used or is_spare:
                 self.local.remove(sha256)
             if sha256 not in used:
                 count, removed_bytes = count + 1, removed_bytes + state.st_size
-        if self._remote is not None:
-            gone = [file for file in self._remote.files() if file.path.rpartition("/")[2] not in used]
+        if self.remote is not None:
+            gone = [file for file in self.remote.files(BLOBS) if file.path.rpartition("/")[2] not in used]
             for start in range(0, len(gone), DELETED_TOGETHER):
-                self._remote.delete([file.path for file in gone[start : start + DELETED_TOGETHER]])
+                self.remote.delete([file.path for file in gone[start : start + DELETED_TOGETHER]])
             count, removed_bytes = len(gone), sum(file.size for file in gone)
         return count, removed_bytes
 
     def _sent(self, blob: Blob) -> Blob:
-        if self._remote is not None:
-            found = self._remote.find(_key(blob))
+        if self.remote is not None:
+            found = self.remote.find(remote_key(blob))
             if found is None or found.size != blob.size:
-                self._remote.put(_key(blob), self.local.path(blob.sha256))
+                self.remote.put(remote_key(blob), self.local.path(blob.sha256))
         return blob
 
 
@@ -187,5 +192,6 @@ def open_artifacts(where: str, data: Path) -> ArtifactStore:
     return ArtifactStore(BlobFolder(Path(where).expanduser() if where else data / "artifacts"))
 
 
-def _key(blob: Blob) -> str:
-    return f"sha256/{blob.sha256[:2]}/{blob.sha256}"
+def remote_key(blob: Blob) -> str:
+    """Return where content lies in an object store."""
+    return f"{BLOBS}{blob.sha256[:2]}/{blob.sha256}"

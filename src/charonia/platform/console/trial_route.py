@@ -73,7 +73,7 @@ async def _pass(request: Request, path: str, find: Callable[[], tuple[str, str]]
             return _too_large()
     headers = {name: value for name in _PASSED if (value := request.headers.get(name))}
     if key:
-        headers["Authorization"] = f"Bearer {key}"
+        headers["X-Api-Key"] = key  # a proxy takes `Authorization` for itself
     call = urllib.request.Request(
         f"{address}/{quote(path)}",
         body if request.method == HTTPMethod.POST else None,

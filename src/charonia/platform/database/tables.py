@@ -46,7 +46,7 @@ class ModelRow(PlatformTable):
     description: Mapped[str] = mapped_column(Text, default="")
     tags: Mapped[list[Any]] = mapped_column(default=list)
     links: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """Addresses by label."""
+    """ServiceAddresses by label."""
     last_number: Mapped[int] = mapped_column(default=0)
     """Number of the version that was added last; no number is given twice."""
 

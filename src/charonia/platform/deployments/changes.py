@@ -166,7 +166,10 @@ class DeploymentChanges:
             NotPermittedError, ServingError: As `plan`.
         """
         if spec.target not in self._targets:
-            raise invalid(f"target: expected one of {', '.join(self._targets)}, got '{spec.target}'")
+            raise invalid(
+                f"target: expected one of {', '.join(self._targets)}, got '{spec.target}'",
+                hint="`charonia platform --kubernetes` gives it a cluster" if spec.target == "kubernetes" else "",
+            )
         with self._database.reading() as session:
             found = projects.find(session, who, project, role)
             named = self._workloads.named(session, found.id, spec)

@@ -132,7 +132,8 @@ def _waits(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
     begun_s = wanted.begun_s or now_s
     waiting = replace(wanted, begun_s=begun_s, ready_s=0.0)
     if now_s - begun_s > wanted.ready_within_s:
-        return _failed(Step.ABANDON, waiting, seen, f"it is not ready after {wanted.ready_within_s:g} s", now_s)
+        late = f"it is not ready after {wanted.ready_within_s:g} s" + (f": {seen.doing}" if seen.doing else "")
+        return _failed(Step.ABANDON, waiting, seen, late, now_s)
     return NextStep(Step.NONE, _working(seen), seen.doing, waiting)
 
 

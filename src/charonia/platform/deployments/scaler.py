@@ -37,6 +37,8 @@ class Scaler:
         if bounds.least == bounds.most:
             target.scale(key, bounds.least)
             return ""
+        if seen.scaled_by:
+            return f"{seen.wanted_replicas} of {bounds.least} to {bounds.most} servers; {seen.scaled_by} decides"
         with self._lock:
             rule = self._rules.get(deployment_id)
             if rule is None or rule.bounds != bounds:

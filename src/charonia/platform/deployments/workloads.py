@@ -22,6 +22,7 @@ from charonia.platform.database.tables import (
 )
 from charonia.platform.deployments.configuration import configured
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.models.code import may_make_code
 from charonia.platform.targets.api import PlacedModel, Workload
 
@@ -41,6 +42,7 @@ class Named:
         python: The interpreter of its environment, None for the platform's own.
         keys: Lines of the file of API keys.
         runs_code: Whether a version holds code that runs when it is loaded.
+        packages: What its environment asks for, as pip takes it.
     """
 
     spec: DeploymentSpec
@@ -48,6 +50,7 @@ class Named:
     python: Path | None
     keys: tuple[str, ...]
     runs_code: bool
+    packages: tuple[str, ...] = ()
 
 
 class Workloads:
@@ -71,7 +74,7 @@ class Workloads:
         problems: list[str] = []
         rows = _models(session, project_id, spec)
         models = [_versions(model, rows.get(model.name), problems) for model in spec.models]
-        python = self._python(session, project_id, spec.environment, problems)
+        environment = _environment(session, project_id, spec.environment, problems)
         if problems:
             raise invalid("\n".join(problems))
         spec = replace(spec, models=tuple(model for model, _ in models))
@@ -80,7 +83,9 @@ class Workloads:
             for model, versions in models
         )
         keys = self.key_lines(session, project_id, spec.name) if spec.keys else ()
-        return Named(spec, tuple(models), python, keys, runs_code)
+        python = self._data / "environments" / environment.digest / "bin" / "python" if environment else None
+        packages = read_requirements(environment.requirements).lines if environment else ()
+        return Named(spec, tuple(models), python, keys, runs_code, packages)
 
     def key_lines(self, session: Session, project_id: int, name: str) -> tuple[str, ...]:
         """Return the lines of the file of API keys of a deployment's servers."""
@@ -106,6 +111,7 @@ class Workloads:
             models=tuple(self._placed(model, versions) for model, versions in named.models),
             python=named.python,
             keys=named.keys,
+            packages=named.packages,
         )
 
     def place(self, named: Named) -> None:
@@ -139,6 +145,7 @@ class Workloads:
             config=changed,
             size=sum(version.size for version in versions.values()),
             digests={number: version.digest for number, version in versions.items()},
+            files={number: from_json(version.files) for number, version in versions.items()},
         )
 
     def _folder(self, version: VersionRow) -> Path:
@@ -161,17 +168,18 @@ class Workloads:
         finally:
             shutil.rmtree(made, ignore_errors=True)
 
-    def _python(self, session: Session, project_id: int, name: str, problems: list[str]) -> Path | None:
-        if not name:
-            return None
-        row = session.scalar(
-            select(EnvironmentRow).where(EnvironmentRow.project_id == project_id, EnvironmentRow.name == name)
-        )
-        if row is None:
-            problems.append(f"environment: there is none called '{name}'")
-        elif row.state != "ready":
-            problems.append(f"environment: '{name}' is {row.state}, expected one that is ready")
-        return self._data / "environments" / row.digest / "bin" / "python" if row is not None else None
+
+def _environment(session: Session, project_id: int, name: str, problems: list[str]) -> EnvironmentRow | None:
+    if not name:
+        return None
+    row = session.scalar(
+        select(EnvironmentRow).where(EnvironmentRow.project_id == project_id, EnvironmentRow.name == name)
+    )
+    if row is None:
+        problems.append(f"environment: there is none called '{name}'")
+    elif row.state != "ready":
+        problems.append(f"environment: '{name}' is {row.state}, expected one that is ready")
+    return row
 
 
 def _models(session: Session, project_id: int, spec: DeploymentSpec) -> Mapping[str, Mapping[int, VersionRow]]:

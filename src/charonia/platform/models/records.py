@@ -192,7 +192,7 @@ class ModelRecord:
         owner: Who cares for it.
         description: What it is.
         tags: Words to find it by.
-        links: Addresses by label.
+        links: ServiceAddresses by label.
         created: Seconds since the epoch.
         versions: Its versions, the newest first.
         deployments: Names of the deployments that have it.

@@ -58,7 +58,7 @@ class ModelDetails:
         owner: Who cares for it.
         description: What it is.
         tags: Words to find it by.
-        links: Addresses by label.
+        links: ServiceAddresses by label.
     """
 
     owner: str | None = None

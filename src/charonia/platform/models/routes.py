@@ -44,7 +44,7 @@ class DetailsBody(_Body):
     owner: str | None = Field(None, max_length=128)
     description: str | None = Field(None, max_length=NOTES_CHARS_MAX)
     tags: list[str] | None = None
-    links: dict[str, str] | None = Field(None, description="Addresses by label.")
+    links: dict[str, str] | None = Field(None, description="ServiceAddresses by label.")
 
     def details(self) -> registry.ModelDetails:
         """Return it as a record."""

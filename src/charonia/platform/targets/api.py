@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
+from charonia.platform.artifacts.manifest import Manifest
 from charonia.platform.deployments.spec import DeploymentSpec
 
 
@@ -23,6 +24,7 @@ class PlacedModel:
         config: Its configuration, with what the deployment changes: the text of a config.pbtxt.
         size: Bytes of all files.
         digests: Hash of the content by number of the version.
+        files: What the store of models' files has of each version, by path within the model's folder.
     """
 
     name: str
@@ -30,6 +32,7 @@ class PlacedModel:
     config: str
     size: int
     digests: Mapping[int, str]
+    files: Mapping[int, Manifest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Workload:
         models: The models.
         python: The interpreter of its environment, None for the platform's own.
         keys: Lines of the file of API keys of its servers; none for servers without keys.
+        packages: What its environment asks for, as pip takes it, where that is built elsewhere.
     """
 
     deployment: str
@@ -51,6 +55,7 @@ class Workload:
     models: tuple[PlacedModel, ...]
     python: Path | None = None
     keys: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
 
 class RevisionPhase(Enum):
@@ -103,6 +108,7 @@ class Observed:
         key: An API key with which the platform asks its servers, "" where none is needed.
         replicas: Its servers.
         wanted_replicas: How many there are to be.
+        scaled_by: Who decides how many there are between the bounds, in words; "" for the platform.
     """
 
     serving: int = 0
@@ -116,6 +122,7 @@ class Observed:
     key: str = field(default="", repr=False)
     replicas: Sequence[Replica] = field(default_factory=tuple)
     wanted_replicas: int = 0
+    scaled_by: str = ""
 
 
 class DeploymentTarget(Protocol):

@@ -32,7 +32,7 @@ def ask(
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{address}{path}", data, {"Content-Type": "application/json"}, method=method)
     if key:
-        request.add_header("Authorization", f"Bearer {key}")
+        request.add_header("X-Api-Key", key)  # a proxy takes `Authorization` for itself
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S_MAX) as response:
             return json.loads(response.read(ANSWER_BYTES_MAX) or b"null")

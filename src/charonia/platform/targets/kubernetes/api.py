@@ -1,0 +1,363 @@
+"""The API server of a cluster, through `kubernetes-asyncio`, which no other module uses. Calls block.
+
+Objects are applied by the server (server-side apply) as our field manager. What somebody else has changed is not taken
+from them: that is an error which says who has changed what.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable, unsupported
+from charonia.install_hint import extra_hint
+from charonia.platform.settings import IN_CLUSTER, KubernetesSettings
+from charonia.platform.targets.kubernetes.marks import MANAGER, ObjectKind, Plain, Reference, reference
+
+CALL_S_MAX = 30.0
+"""Longest time of one request."""
+
+RETRIES_MAX = 4
+"""Retries of a request that the API server is too busy for, or that has not reached it."""
+
+RETRY_S = 0.25
+"""Pause before the first retry; it doubles each time."""
+
+RETRY_S_MAX = 8.0
+"""Longest pause, also where the API server asks for a longer one."""
+
+WATCH_S = 60
+"""A watch is ended by the server after this, and begun again: a dead connection is noticed then at the latest."""
+
+OPENED = "OPENED"
+"""What a watch yields first: it has begun."""
+
+PAGE = 500
+"""Objects of a list that come at a time."""
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+_T = TypeVar("_T")
+_BUSY = (429, 500, 502, 503, 504)
+_GONE = 410
+
+
+class ExpiredError(Exception):
+    """What a watch should go on from is too long ago: a list has to be made again."""
+
+
+class Cluster:
+    """A namespace of a cluster. Any thread may call.
+
+    Args:
+        settings: Where it is.
+
+    Attributes:
+        namespace: The namespace.
+
+    Raises:
+        ServingError: INVALID_ARG where the kubeconfig cannot be used; UNSUPPORTED without the extra.
+    """
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        try:
+            from kubernetes_asyncio import client, config
+        except ImportError:
+            raise unsupported(
+                "the target 'kubernetes' needs kubernetes-asyncio", hint=extra_hint("kubernetes")
+            ) from None
+        import aiohttp  # of kubernetes-asyncio
+
+        self._faults: tuple[type[Exception], ...] = (OSError, asyncio.TimeoutError, aiohttp.ClientError)
+        self._stream_faults = (*self._faults, ValueError)
+        self._client = client
+        self._configuration = client.Configuration()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes", daemon=True)
+        self._thread.start()
+        self._api: Any = None
+        try:
+            self.namespace = settings.namespace or self._load(config, settings) or "default"
+            if settings.namespace:
+                self._load(config, settings)
+        except (config.ConfigException, OSError, ValueError, yaml.YAMLError) as error:
+            self.close()
+            reason = " ".join(str(error).split())
+            raise invalid(f"--kubernetes: '{settings.config}' cannot be used: {reason}") from None
+
+    def close(self) -> None:
+        """End what goes on. The object cannot be used afterwards."""
+        if self._loop.is_closed():
+            return
+        self.run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let work go on until `close`."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do work in the thread that the connection belongs to, and return its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def get(self, wanted: Reference) -> Plain | None:
+        """Return an object, None where there is none.
+
+        Raises:
+            ServingError: UNAVAILABLE when the API server cannot be reached; INVALID_ARG if it refuses.
+        """
+        return self.run(self._get(wanted))
+
+    def list(self, kind: ObjectKind, *, labels: str = "", fields: str = "") -> tuple[Sequence[Plain], str]:
+        """Return the objects of a kind in the namespace, and the version of that list. See `get`."""
+        return self.run(self.listed(kind, labels=labels, fields=fields))
+
+    def nodes(self, kind: ObjectKind) -> Sequence[Plain]:
+        """Return the objects of a kind that is in no namespace. See `get`."""
+        return self.run(self.listed(kind, is_namespaced=False))[0]
+
+    def apply(self, wanted: Plain, *, force: bool = False) -> Plain:
+        """Let an object be so, and return it.
+
+        Args:
+            wanted: What we say about it.
+            force: Take fields from those who have changed them.
+
+        Raises:
+            ServingError: ALREADY_EXISTS if somebody else has changed what we say; INVALID_ARG if it is refused;
+                UNAVAILABLE when the API server cannot be reached.
+        """
+        which = reference(wanted)
+        query = [("fieldManager", MANAGER), ("fieldValidation", "Strict"), *([("force", "true")] if force else [])]
+        path = f"{self._path(which.kind)}/{which.name}"
+        return self.run(self._asked("PATCH", path, query, wanted, f"{which}", "application/apply-patch+yaml"))
+
+    def set_replicas(self, which: Reference, count: int) -> None:
+        """Change the number of replicas of an object, whoever has set it. See `get`."""
+        path, body = f"{self._path(which.kind)}/{which.name}", {"spec": {"replicas": count}}
+        query = [("fieldManager", MANAGER)]
+        self.run(self._asked("PATCH", path, query, body, str(which), "application/merge-patch+json"))
+
+    def delete(self, found: Plain, kind: ObjectKind) -> None:
+        """Begin to remove an object, if it is still the same one; what it has made goes with it. See `get`."""
+        which = Reference(kind, found["metadata"]["name"])
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": found["metadata"]["uid"]},
+        }
+        try:
+            self.run(self._asked("DELETE", f"{self._path(kind)}/{which.name}", [], body, str(which)))
+        except ServingError as error:
+            if error.code not in (Code.NOT_FOUND, Code.ALREADY_EXISTS):  # it has gone, or another one has its name
+                raise
+
+    def log(self, pod: str, container: str, lines: int, *, previous: bool = False) -> str:
+        """Return the last lines that a container has said; "" where there are none yet. See `get`."""
+        query = [("container", container), ("tailLines", str(lines)), ("limitBytes", str(2**20))]
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+        try:
+            return self.run(self._text(path, [*query, *([("previous", "true")] if previous else [])], f"Pod '{pod}'"))
+        except ServingError as error:
+            if error.code in (Code.NOT_FOUND, Code.INVALID_ARG):  # it has not begun, or nothing is kept of it
+                return ""
+            raise
+
+    async def listed(
+        self, kind: ObjectKind, *, labels: str = "", fields: str = "", is_namespaced: bool = True
+    ) -> tuple[Sequence[Plain], str]:
+        """Return what `list` returns, for those in its thread."""
+        query = [("limit", str(PAGE))]
+        query += [("labelSelector", labels)] if labels else []
+        query += [("fieldSelector", fields)] if fields else []
+        path = self._path(kind) if is_namespaced else f"/api/{kind.api}/{kind.plural}"
+        found: list[Plain] = []
+        token = ""
+        while True:
+            page = await self._asked(
+                "GET", path, [*query, *([("continue", token)] if token else [])], None, kind.plural
+            )
+            found += [{**item, "apiVersion": kind.api, "kind": kind.kind} for item in page.get("items") or ()]
+            token = page["metadata"].get("continue", "")
+            if not token:
+                return found, str(page["metadata"].get("resourceVersion", ""))
+
+    async def watched(self, kind: ObjectKind, labels: str, version: str) -> AsyncIterator[tuple[str, Plain]]:
+        """Yield `OPENED`, then what happens after a version of the list, until the server or the connection ends it.
+
+        Raises:
+            ExpiredError: The version is too long ago.
+            ServingError: UNAVAILABLE when it cannot be watched; INVALID_ARG if it is refused.
+        """
+        query = [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("labelSelector", labels),
+            ("resourceVersion", version),
+            ("timeoutSeconds", str(WATCH_S)),
+        ]
+        response = await self._open("GET", self._path(kind), query, None, limit_s=WATCH_S + CALL_S_MAX)
+        try:
+            if response.status == _GONE:
+                raise ExpiredError
+            if response.status != 200:
+                raise refusal(response.status, await response.read(), kind.plural)
+            yield OPENED, {}
+            async for line in response.content:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    if event["object"].get("code") == _GONE:
+                        raise ExpiredError
+                    raise refusal(int(event["object"].get("code", 500)), json.dumps(event["object"]), kind.plural)
+                yield event["type"], event["object"]
+        except self._stream_faults as error:
+            raise self._away(error) from None
+        finally:
+            response.close()
+
+    async def _get(self, wanted: Reference) -> Plain | None:
+        path = f"{self._path(wanted.kind)}/{wanted.name}"
+        try:
+            return await self._asked("GET", path, [], None, str(wanted))
+        except ServingError as error:
+            if error.code is Code.NOT_FOUND:
+                return None
+            raise
+
+    async def _text(self, path: str, query: Sequence[tuple[str, str]], what: str) -> str:
+        return (await self._answer("GET", path, query, None, what)).decode(errors="replace")
+
+    async def _asked(
+        self, method: str, path: str, query: Sequence[tuple[str, str]], body: object, what: str, kind: str = ""
+    ) -> Plain:
+        answer = await self._answer(method, path, query, body, what, kind)
+        found: Plain = json.loads(answer)
+        return found
+
+    async def _answer(
+        self, method: str, path: str, query: Sequence[tuple[str, str]], body: object, what: str, kind: str = ""
+    ) -> bytes:
+        """Ask until there is an answer that counts. Every request may be repeated: see `apply` and `delete`."""
+        pause_s = RETRY_S
+        for attempt in range(RETRIES_MAX + 1):
+            try:
+                response = await self._open(method, path, query, body, kind)
+                answer: bytes = await response.read()
+            except ServingError:
+                if attempt == RETRIES_MAX:
+                    raise
+            except self._faults as error:
+                if attempt == RETRIES_MAX:
+                    raise self._away(error) from None
+            else:
+                if response.status < 300:
+                    return answer
+                if response.status not in _BUSY or attempt == RETRIES_MAX:
+                    raise refusal(response.status, answer, what)
+                asked_s = response.headers.get("Retry-After", "")
+                pause_s = max(pause_s, float(asked_s) if asked_s.isdecimal() else 0.0)
+            await asyncio.sleep(min(pause_s, RETRY_S_MAX))
+            pause_s *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]],
+        body: object,
+        kind: str = "",
+        *,
+        limit_s: float = CALL_S_MAX,
+    ) -> Any:
+        """Send a request and return the response, whose body has not been read."""
+        if self._api is None:
+            self._api = self._client.ApiClient(self._configuration)
+        headers = {"Accept": "application/json", "User-Agent": MANAGER}
+        headers |= {"Content-Type": kind or "application/json"} if body is not None else {}
+        try:
+            await self._api.update_params_for_auth(headers, [], ["BearerToken"])
+            return await self._api.request(
+                method,
+                f"{self._configuration.host}{path}",
+                query_params=list(query),
+                headers=headers,
+                body=body,
+                _preload_content=False,
+                _request_timeout=limit_s,
+            )
+        except self._faults as error:
+            raise self._away(error) from None
+
+    async def _end(self) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        if self._api is not None:
+            await self._api.close()
+
+    def _path(self, kind: ObjectKind) -> str:
+        root = f"/apis/{kind.api}" if kind.group else f"/api/{kind.api}"
+        return f"{root}/namespaces/{self.namespace}/{kind.plural}"
+
+    def _load(self, config: Any, settings: KubernetesSettings) -> str:
+        """Read where the cluster is, and return the namespace that is meant there."""
+        if settings.config == IN_CLUSTER:
+            config.load_incluster_config(client_configuration=self._configuration)
+            return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
+        loading = config.load_kube_config(
+            config_file=str(Path(settings.config).expanduser()),
+            context=settings.context or None,
+            client_configuration=self._configuration,
+            persist_config=False,
+        )
+        loader = self.run(loading)
+        found: Mapping[str, Any] = loader.current_context.get("context", {})
+        return str(found.get("namespace", ""))
+
+    def _away(self, error: Exception) -> ServingError:
+        reason = str(error) or type(error).__name__
+        return unavailable(f"the API server at {self._configuration.host} cannot be reached: {reason}")
+
+
+def refusal(status: int, answer: bytes | str, what: str) -> ServingError:
+    """Return the error that an answer of the API server means.
+
+    Args:
+        status: Its HTTP status.
+        answer: Its body: a `Status` of Kubernetes.
+        what: The object that was asked for.
+    """
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        found = {}
+    said = str(found.get("message", "")) or f"it answers {status}"
+    causes = [each for each in (found.get("details") or {}).get("causes") or () if each.get("reason")]
+    conflicts = [each for each in causes if each["reason"] == "FieldManagerConflict"]
+    if conflicts:
+        fields = "; ".join(f"{each['field']} ({each['message']})" for each in conflicts)
+        return ServingError(
+            Code.ALREADY_EXISTS,
+            f"{what} was changed by somebody else: {fields}",
+            hint="undo that change, or delete the object: the platform makes it again",
+        )
+    if status == 404:
+        return not_found(f"{what}: {said}", hint="is the namespace there, and is what the cluster lacks installed?")
+    if status == 401:
+        return unavailable(f"{what}: the cluster does not know who asks: {said}", hint="sign in again")
+    if status == 403:
+        return invalid(f"{what}: {said}", hint="docs/platform_kubernetes.md has the Role that the platform needs")
+    if status == 409:
+        return ServingError(Code.ALREADY_EXISTS, f"{what}: {said}")
+    if status in _BUSY:
+        return unavailable(f"{what}: the API server is not able to answer now: {said}")
+    return invalid(f"{what}: Kubernetes refuses it: {said}")

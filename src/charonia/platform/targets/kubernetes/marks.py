@@ -1,0 +1,185 @@
+"""Names, labels and annotations of what the platform has in a cluster, and how objects are named there. Pure."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.core.errors import invalid
+
+MANAGER = "charonia-platform"
+"""Field manager of what the platform applies."""
+
+OWNER = "charonia.dev/platform"
+"""Label of all that a platform has made: which platform. Objects without it are never touched."""
+
+OBJECT = "charonia.dev/deployment"
+"""Label: name of the objects of a deployment."""
+
+RECORD = "charonia.dev/record"
+"""Label of the Secrets that say what a revision consists of."""
+
+TITLE = "charonia.dev/title"
+"""Annotation: "PROJECT/NAME"."""
+
+REVISION = "charonia.dev/revision"
+"""Annotation: the revision that an object is of."""
+
+SERVING = "charonia.dev/serving"
+"""Annotation of a workload: the revision that served when this one was applied, then this one."""
+
+FAILURE = "charonia.dev/failure"
+"""Annotation of a record: why its revision has failed."""
+
+TEMPLATE = "charonia.dev/template"
+"""Annotation of pods: the revision that has changed how they are."""
+
+HOOK = "helm.sh/hook"
+
+NAME_CHARS_MAX = 40
+"""Of the readable part of a name: with what Kubernetes adds for pods it stays below 63."""
+
+_DIGEST_CHARS = 8
+
+Plain = Mapping[str, Any]
+"""An object of Kubernetes as JSON has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKind:
+    """A kind of objects.
+
+    Attributes:
+        api: Its API: "v1", "apps/v1".
+        kind: Its name.
+        plural: As addresses have it.
+    """
+
+    api: str
+    kind: str
+    plural: str
+
+    @property
+    def group(self) -> str:
+        """The API group, "" for the core."""
+        return self.api.rpartition("/")[0]
+
+
+DEPLOYMENT = ObjectKind("apps/v1", "Deployment", "deployments")
+POD = ObjectKind("v1", "Pod", "pods")
+SECRET = ObjectKind("v1", "Secret", "secrets")
+EVENT = ObjectKind("v1", "Event", "events")
+NODE = ObjectKind("v1", "Node", "nodes")
+QUOTA = ObjectKind("v1", "ResourceQuota", "resourcequotas")
+
+APPLIED = (
+    ObjectKind("v1", "ServiceAccount", "serviceaccounts"),
+    SECRET,
+    ObjectKind("v1", "ConfigMap", "configmaps"),
+    ObjectKind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    ObjectKind("v1", "Service", "services"),
+    ObjectKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    ObjectKind("networking.k8s.io/v1", "Ingress", "ingresses"),
+    ObjectKind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),
+    ObjectKind("gateway.networking.k8s.io/v1", "GRPCRoute", "grpcroutes"),
+    ObjectKind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    ObjectKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
+    ObjectKind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules"),
+    ObjectKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
+    ObjectKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects"),
+    DEPLOYMENT,
+)
+"""What the chart consists of, in the order in which it is applied: the workload is last, so all is there when it is."""
+
+_SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+_KINDS = {(kind.api, kind.kind): kind for kind in APPLIED}
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Which object is meant: its kind, and its name in the namespace of the platform."""
+
+    kind: ObjectKind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.kind} '{self.name}'"
+
+
+def object_name(deployment: str) -> str:
+    """Return the name of the objects of a deployment "PROJECT/NAME": readable, and its own."""
+    readable = re.sub(r"[^a-z0-9]+", "-", deployment.rpartition("/")[2])[:NAME_CHARS_MAX].strip("-")
+    digest = hashlib.sha256(deployment.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"c-{readable}-{digest}"  # a Service's name begins with a letter
+
+
+def record_name(name: str, revision: int) -> str:
+    """Return the name of the record of a revision."""
+    return f"{name}-rev-{revision}"
+
+
+def keys_name(name: str) -> str:
+    """Return the name of the Secret with the API keys of a deployment."""
+    return f"{name}-keys"
+
+
+def reference(found: Plain) -> Reference:
+    """Return which object this is.
+
+    Raises:
+        ServingError: INVALID_ARG for a kind that the chart does not have.
+    """
+    kind = _KINDS.get((found["apiVersion"], found["kind"]))
+    if kind is None:
+        raise invalid(
+            f"chart: expected objects of {', '.join(each.kind for each in APPLIED)}, "
+            f"got {found['kind']} of {found['apiVersion']}",
+            hint="leave out what makes it in the file of values",
+        )
+    return Reference(kind, found["metadata"]["name"])
+
+
+def in_order(objects: Sequence[Plain]) -> list[Plain]:
+    """Return objects as they are applied, without tests and other hooks of Helm."""
+    kept = [each for each in objects if HOOK not in (each["metadata"].get("annotations") or {})]
+    return sorted(kept, key=lambda each: APPLIED.index(reference(each).kind))
+
+
+def is_ended_by_stop(kind: ObjectKind) -> bool:
+    """Return whether objects of a kind go when a deployment is stopped; its Service and its Secrets stay."""
+    return kind == DEPLOYMENT or kind.kind in _SCALERS
+
+
+def labels(found: Plain) -> Plain:
+    """Return the labels of an object."""
+    return found["metadata"].get("labels") or {}
+
+
+def annotations(found: Plain) -> Plain:
+    """Return the annotations of an object."""
+    return found["metadata"].get("annotations") or {}
+
+
+def number_of(found: Plain, annotation: str) -> int:
+    """Return the number in an annotation, 0 where there is none."""
+    text = str(annotations(found).get(annotation, "0"))
+    return int(text) if text.isdecimal() else 0
+
+
+def is_workload(found: Plain) -> bool:
+    """Return whether the pods of an object are the servers of a deployment."""
+    return (found["apiVersion"], found["kind"]) == (DEPLOYMENT.api, DEPLOYMENT.kind)
+
+
+def with_marks(found: Plain, own_labels: Mapping[str, str], notes: Mapping[str, str]) -> dict[str, Any]:
+    """Return an object, or the template of pods, with further labels and annotations."""
+    metadata = found.get("metadata") or {}
+    return {
+        **found,
+        "metadata": {
+            **metadata,
+            "labels": {**(metadata.get("labels") or {}), **own_labels},
+            "annotations": {**(metadata.get("annotations") or {}), **notes},
+        },
+    }

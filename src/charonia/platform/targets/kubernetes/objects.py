@@ -1,0 +1,97 @@
+"""What is done to the objects of the chart before they are applied. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from charonia.platform.targets.kubernetes.marks import (
+    MANAGER,
+    OBJECT,
+    OWNER,
+    REVISION,
+    SERVING,
+    TEMPLATE,
+    TITLE,
+    Plain,
+    in_order,
+    object_name,
+    with_marks,
+)
+from charonia.platform.targets.kubernetes.rollout import template_mark
+
+SCALER = "kube-controller-manager"
+"""Field manager of autoscalers."""
+
+_MANAGED_BY = "app.kubernetes.io/managed-by"
+
+
+def prepared(
+    rendered: Sequence[Plain], owner: str, deployment: str, revision: int, before: Sequence[Plain]
+) -> list[dict[str, Any]]:
+    """Return the objects of a revision, in order, with labels and annotations.
+
+    Args:
+        rendered: What the chart has made.
+        owner: Which platform this is.
+        deployment: "PROJECT/NAME".
+        revision: Its number.
+        before: The objects of the revision that serves; none where nothing does. Pods are begun anew only if they
+            have to be different.
+    """
+    own = {OWNER: owner, OBJECT: object_name(deployment)}
+    notes = {TITLE: deployment, REVISION: str(revision)}
+    objects = [with_marks(each, own | {_MANAGED_BY: MANAGER}, notes) for each in in_order(rendered)]
+    workload = objects[-1]
+    template = with_marks(workload["spec"]["template"], own, {TEMPLATE: ""})
+    mark = str(revision)
+    if before and template == with_marks(before[-1]["spec"]["template"], {}, {TEMPLATE: ""}):
+        mark = template_mark(before[-1])
+    workload["spec"] = {**workload["spec"], "template": with_marks(template, {}, {TEMPLATE: mark})}
+    return objects
+
+
+def same(one: Sequence[Plain], other: Sequence[Plain]) -> bool:
+    """Return whether the objects of two revisions differ in the number of the revision only."""
+    return _bare(one) == _bare(other)
+
+
+def with_replicas(wanted: Plain, present: Plain | None, least: int) -> Plain:
+    """Return a workload whose number of replicas is left to its autoscaler.
+
+    A field that we have set once, and say nothing about any more, falls back to 1: as long as nobody else has taken it,
+    we repeat it as it is.
+
+    Args:
+        wanted: The workload; where it says how many replicas there are, nothing is done.
+        present: What there is of it, None where there is nothing.
+        least: Replicas at least.
+    """
+    if "replicas" in wanted["spec"]:
+        return wanted
+    if present is not None and not _owns_replicas(present, MANAGER):
+        return wanted
+    count = least if present is None else max(int(present["spec"].get("replicas", 1)), least)
+    return {**wanted, "spec": {**wanted["spec"], "replicas": count}}
+
+
+def takes_replicas(wanted: Plain, present: Plain | None) -> bool:
+    """Return whether a workload has a number of replicas again that was an autoscaler's: it is taken from it."""
+    if present is None or wanted["spec"].get("replicas") in (None, present["spec"].get("replicas")):
+        return False
+    return _owns_replicas(present, SCALER)
+
+
+def serving_note(revision: int) -> Mapping[str, str]:
+    """Return the annotation of a workload that says which revision serves."""
+    return {SERVING: str(revision)}
+
+
+def _owns_replicas(present: Plain, manager: str) -> bool:
+    return any(
+        entry.get("manager") == manager and "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        for entry in present["metadata"].get("managedFields") or ()
+    )
+
+
+def _bare(objects: Sequence[Plain]) -> list[str]:
+    return [json.dumps(with_marks(each, {}, {REVISION: "", SERVING: ""}), sort_keys=True) for each in objects]

@@ -1,0 +1,220 @@
+"""Where pods find the models of revisions: the platform's artifact store, which they open themselves.
+
+A repository is a folder `repositories/PROJECT/NAME/HASH` there. The hash stands for all of its content but how traffic
+is split: that is changed in place, because it is changed in servers that run, too.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from charonia.platform.artifacts.faults import disk_faults
+from charonia.platform.artifacts.manifest import Blob, served_path
+from charonia.platform.artifacts.store import ArtifactStore, remote_key
+from charonia.platform.targets.api import Workload
+from charonia.platform.targets.live_traffic import without_traffic
+from charonia.platform.targets.model_folder import make_model_folder
+
+FOLDER = "repositories"
+
+COPY_BYTES_MAX = 5 * 2**30
+"""Largest file that S3 copies by itself; others are sent from here."""
+
+DELETED_TOGETHER = 500
+"""Files that are removed with one call."""
+
+_CONFIG = "config.pbtxt"
+_DIGEST_CHARS = 16
+
+
+class ModelRepositories(Protocol):
+    """Where pods find the models of revisions."""
+
+    def problem(self) -> str:
+        """Return why pods cannot read it, "" if they can."""
+        ...
+
+    def address(self, workload: Workload) -> str:
+        """Return the repository of a workload for its servers."""
+        ...
+
+    def publish(self, workload: Workload) -> None:
+        """Put the files of all models there, but not their configurations. What is there already is left.
+
+        Raises:
+            ServingError: UNAVAILABLE when it cannot be written.
+        """
+        ...
+
+    def configure(self, address: str, configs: Mapping[str, str]) -> None:
+        """Put the configurations of models into a repository. Raises as `publish`."""
+        ...
+
+    def forget(self, deployment: str, kept: Collection[str]) -> None:
+        """Remove all repositories of a deployment but these. Raises as `publish`."""
+        ...
+
+
+class NoRepositories:
+    """Says what is missing: the artifact store is a folder of the platform's machine.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def problem(self) -> str:
+        """Return what is missing."""
+        return (
+            f"artifact store: pods cannot read the folder '{self._folder}' of this machine: expected an object store "
+            "(--artifacts s3://..., gs://... or as://...), or a volume that they mount, too (--kubernetes-claim)"
+        )
+
+    def address(self, workload: Workload) -> str:
+        """Return the name that a repository would have."""
+        return repository_folder(workload)
+
+    def publish(self, workload: Workload) -> None:
+        """Nothing is ever published."""
+
+    def configure(self, address: str, configs: Mapping[str, str]) -> None:
+        """See `publish`."""
+
+    def forget(self, deployment: str, kept: Collection[str]) -> None:
+        """See `publish`."""
+
+
+class StoreRepositories:
+    """Repositories in an object store.
+
+    Args:
+        store: The artifact store, which is one.
+    """
+
+    def __init__(self, store: ArtifactStore) -> None:
+        assert store.remote is not None
+        self._store = store
+        self._remote = store.remote
+
+    def problem(self) -> str:
+        """Return "". See `ModelRepositories`."""
+        return ""
+
+    def address(self, workload: Workload) -> str:
+        """Return the address of a repository. See `ModelRepositories`."""
+        return f"{self._remote.uri}/{repository_folder(workload)}"
+
+    def publish(self, workload: Workload) -> None:
+        """Let the store copy the files of all models. See `ModelRepositories`."""
+        folder = repository_folder(workload)
+        present = {file.path: file.size for file in self._remote.files(f"{folder}/")}
+        for path, blob in repository_files(workload).items():
+            if present.get(f"{folder}/{path}") == (0 if blob is None else blob.size):
+                continue
+            if blob is None:
+                self._remote.put(f"{folder}/{path}", b"")
+            elif blob.size > COPY_BYTES_MAX:
+                self._remote.put(f"{folder}/{path}", self._store.fetch(blob))
+            else:
+                self._remote.copy(remote_key(blob), f"{folder}/{path}")
+
+    def configure(self, address: str, configs: Mapping[str, str]) -> None:
+        """Write configurations. See `ModelRepositories`."""
+        folder = address.removeprefix(f"{self._remote.uri}/")
+        for model, text in configs.items():
+            self._remote.put(f"{folder}/{model}/{_CONFIG}", text.encode())
+
+    def forget(self, deployment: str, kept: Collection[str]) -> None:
+        """Remove repositories. See `ModelRepositories`."""
+        folder = f"{FOLDER}/{deployment}/"
+        inside = tuple(address.removeprefix(f"{self._remote.uri}/") + "/" for address in kept)
+        gone = [file.path for file in self._remote.files(folder) if not file.path.startswith(inside or "/")]
+        for start in range(0, len(gone), DELETED_TOGETHER):
+            self._remote.delete(gone[start : start + DELETED_TOGETHER])
+
+
+class ClaimRepositories:
+    """Repositories in the folder of the artifact store, on a volume that pods mount.
+
+    Args:
+        folder: The folder: the root of the volume.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def problem(self) -> str:
+        """Return "". See `ModelRepositories`."""
+        return ""
+
+    def address(self, workload: Workload) -> str:
+        """Return the path of a repository in the volume. See `ModelRepositories`."""
+        return repository_folder(workload)
+
+    def publish(self, workload: Workload) -> None:
+        """Make hard links to the files of all models. See `ModelRepositories`."""
+        folder = self._folder / repository_folder(workload)
+        for model in workload.models:
+            config = folder / model.name / _CONFIG
+            before = config.read_text(encoding="utf-8") if config.exists() else None
+            with disk_faults(f"files of '{model.name}'", folder):
+                make_model_folder(folder, model)
+                if before is not None:
+                    config.write_text(before, encoding="utf-8")
+
+    def configure(self, address: str, configs: Mapping[str, str]) -> None:
+        """Write configurations. See `ModelRepositories`."""
+        for model, text in configs.items():
+            folder = self._folder / address / model
+            with disk_faults(f"configuration of '{model}'", folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f".{_CONFIG}.new").write_text(text, encoding="utf-8")
+                (folder / f".{_CONFIG}.new").replace(folder / _CONFIG)
+
+    def forget(self, deployment: str, kept: Collection[str]) -> None:
+        """Remove repositories. See `ModelRepositories`."""
+        root = self._folder / FOLDER / deployment
+        for path in root.iterdir() if root.is_dir() else ():
+            if f"{FOLDER}/{deployment}/{path.name}" not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+        if not kept:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def open_repositories(store: ArtifactStore, claim: str) -> ModelRepositories:
+    """Return where pods find models.
+
+    Args:
+        store: The artifact store.
+        claim: The PersistentVolumeClaim that it is on, "" for none.
+    """
+    if claim:
+        return ClaimRepositories(store.local.folder)
+    return NoRepositories(store.local.folder) if store.remote is None else StoreRepositories(store)
+
+
+def repository_folder(workload: Workload) -> str:
+    """Return the folder of a workload's repository in the store: equal ones have the same content, but for traffic."""
+    content = [
+        [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
+        for model in sorted(workload.models, key=lambda model: model.name)
+    ]
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{FOLDER}/{workload.deployment}/{digest}"
+
+
+def repository_files(workload: Workload) -> dict[str, Blob | None]:
+    """Return the files of a repository by their path in it, without configurations; None for an empty one."""
+    found: dict[str, Blob | None] = {}
+    for model in workload.models:
+        for number, files in sorted(model.files.items()):
+            paths = {f"{model.name}/{served_path(path, number)}": blob for path, blob in files.items()}
+            found |= {path: blob for path, blob in paths.items() if path != f"{model.name}/{_CONFIG}"}
+            if not any(path.startswith(f"{model.name}/{number}/") for path in paths):
+                found[f"{model.name}/{number}/.keep"] = None  # stores have no empty folders
+    return found

@@ -1,0 +1,348 @@
+"""The target `kubernetes`: the objects of the Helm chart for each deployment, in a namespace of a cluster.
+
+What is there is kept in the cluster: a record of each revision (`records.py`), and annotations that say which one
+serves. So a platform that starts again finds it, and goes on where the one before was cut off: each step may be
+repeated. The pods of a new revision take the place of those before one by one; if they cannot be ready, what served is
+applied again.
+"""
+
+import contextlib
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from charonia.core.errors import Code, ServingError, invalid, unavailable
+from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload
+from charonia.platform.targets.kubernetes.api import Cluster
+from charonia.platform.targets.kubernetes.fit import asked_in_vain, node_misfits, pod_need, quota_misfits
+from charonia.platform.targets.kubernetes.marks import (
+    NODE,
+    QUOTA,
+    SECRET,
+    ObjectKind,
+    Plain,
+    Reference,
+    is_ended_by_stop,
+    keys_name,
+    object_name,
+    record_name,
+)
+from charonia.platform.targets.kubernetes.objects import prepared, same
+from charonia.platform.targets.kubernetes.own_objects import OwnObjects
+from charonia.platform.targets.kubernetes.pods import PodReasons
+from charonia.platform.targets.kubernetes.reasons import has_started, is_ready, restarts
+from charonia.platform.targets.kubernetes.records import RevisionRecord
+from charonia.platform.targets.kubernetes.repositories import ModelRepositories
+from charonia.platform.targets.kubernetes.rollout import Rollout, RolloutState, Sight, rollout
+from charonia.platform.targets.kubernetes.service_addresses import ServiceAddresses
+from charonia.platform.targets.live_traffic import change_traffic, traffic_of
+
+LOG_PODS_MAX = 10
+"""Most servers whose logs are shown together."""
+
+AUTOSCALER = "the autoscaler of the cluster"
+
+_KEY_BYTES = 32
+_PHASES = {
+    RolloutState.ABSENT: RevisionPhase.ABSENT,
+    RolloutState.ENDING: RevisionPhase.ENDING,
+    RolloutState.FAILED: RevisionPhase.FAILED,
+    RolloutState.BROKEN: RevisionPhase.FAILED,
+    RolloutState.UNDER_WAY: RevisionPhase.STARTING,
+    RolloutState.DONE: RevisionPhase.READY,
+    RolloutState.STEADY: RevisionPhase.READY,
+}
+
+
+Renderer = Callable[[Workload, str], Sequence[Plain]]
+"""Makes the objects of a workload: from it, and the address of its repository."""
+
+
+class KubernetesTarget:
+    """Deployments in a namespace of a cluster. See `DeploymentTarget`.
+
+    Args:
+        cluster: The namespace.
+        owner: Name of this platform among all that use the namespace.
+        render: Makes objects.
+        repositories: Where pods find models.
+        addresses: How servers are reached.
+        chart_problem: Returns why no objects can be made, "" if they can.
+    """
+
+    name = "kubernetes"
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        owner: str,
+        render: Renderer,
+        repositories: ModelRepositories,
+        addresses: ServiceAddresses,
+        chart_problem: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._chart_problem = chart_problem
+        self._cluster = cluster
+        self._objects = OwnObjects(cluster, owner)
+        self._render = render
+        self._repositories = repositories
+        self._addresses = addresses
+        self._reasons = PodReasons(cluster)
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def close(self) -> None:
+        """Stop looking; what runs goes on."""
+        self._cluster.close()
+
+    def problems(self, workload: Workload) -> Sequence[str]:
+        """Return why a workload does not fit. See `DeploymentTarget`."""
+        need, is_new = pod_need(workload), self._objects.look(workload.deployment).workload is None
+        replicas = workload.spec.replicas_min if is_new else 1  # one more at a time
+        return [
+            *filter(None, [self._repositories.problem(), self._chart_problem()]),
+            *asked_in_vain(workload),
+            *node_misfits(need, self._readable(NODE)),
+            *quota_misfits(need, replicas, self._readable(QUOTA)),
+        ]
+
+    def apply(self, workload: Workload) -> None:
+        """Begin to bring a workload about. See `DeploymentTarget`."""
+        name, number = workload.deployment, workload.revision
+        with self._locks[name]:
+            sight = self._objects.look(name, is_live=True)
+            seen = rollout(sight, self._reasons.reason)
+            if seen.state in (RolloutState.DONE, RolloutState.BROKEN):
+                self._conclude(name, sight, seen)
+                sight = self._objects.look(name, is_live=True)
+                seen = rollout(sight, self._reasons.reason)
+            if seen.state is RolloutState.ENDING:
+                raise unavailable(f"the servers of '{name}' end", hint="wait until they have ended")
+            if seen.state is RolloutState.UNDER_WAY and seen.applying != number:
+                raise unavailable(f"revision {seen.applying} of '{name}' is not over yet: {seen.said}")
+            if number in (seen.serving, seen.applying if seen.state is RolloutState.UNDER_WAY else 0):
+                return
+            before = sight.record(seen.serving)
+            record = self._prepare(workload, sight, before)
+            if before is not None and same(record.objects, before.objects):
+                self._change_traffic(record, before)
+                serving = number
+            else:
+                self._repositories.configure(record.repository, record.configs)
+                serving = seen.serving
+            self._objects.put(record, serving, workload.keys)
+
+    def scale(self, deployment: str, replicas: int) -> str:
+        """Do nothing: a fixed number is part of the revision, and else the cluster decides. See `DeploymentTarget`."""
+        return ""
+
+    def abandon(self, deployment: str) -> None:
+        """Give up what is being brought about. See `DeploymentTarget`."""
+        with self._locks[deployment]:
+            sight = self._objects.look(deployment, is_live=True)
+            seen = rollout(sight, self._reasons.reason)
+            if seen.state in (RolloutState.UNDER_WAY, RolloutState.BROKEN):
+                self._restore(deployment, sight, seen)
+
+    def observe(self, deployment: str) -> Observed:
+        """Return what is there now. See `DeploymentTarget`."""
+        sight = self._objects.look(deployment)
+        seen = rollout(sight, self._reasons.reason)
+        lock = self._locks[deployment]
+        if seen.state in (RolloutState.DONE, RolloutState.BROKEN) and lock.acquire(blocking=False):
+            try:
+                sight = self._objects.look(deployment, is_live=True)
+                seen = rollout(sight, self._reasons.reason)
+                self._conclude(deployment, sight, seen)
+                sight = self._objects.look(deployment)
+            finally:
+                lock.release()
+        if seen.state is RolloutState.ABSENT:
+            return Observed()
+        is_there = sight.workload is not None
+        pods = (
+            sight.living() if seen.state is RolloutState.UNDER_WAY else sight.new_pods()
+        )  # others are on their way out
+        record = sight.record(seen.serving)
+        name = object_name(deployment)
+        is_failed = _PHASES[seen.state] is RevisionPhase.FAILED
+        return Observed(
+            serving=seen.serving,
+            applying=seen.applying,
+            phase=_PHASES[seen.state],
+            doing="" if is_failed else seen.said,
+            reason=seen.said if is_failed else "",
+            http=self._addresses.http(name) if is_there else "",
+            grpc=self._addresses.grpc(name) if is_there else "",
+            metrics=self._addresses.metrics(name) if is_there else "",
+            key=record.key if record is not None else "",
+            replicas=tuple(map(self._replica, pods)) if is_there else (),
+            wanted_replicas=int(sight.workload["spec"].get("replicas", 1)) if sight.workload is not None else 0,
+            scaled_by="" if record is None or record.has_fixed_replicas() else AUTOSCALER,
+        )
+
+    def stop(self, deployment: str) -> None:
+        """Begin to end a deployment. See `DeploymentTarget`."""
+        with self._locks[deployment]:
+            sight = self._objects.look(deployment, is_live=True)
+            for record in sight.records:
+                for which in sorted(record.references(), key=str):
+                    if is_ended_by_stop(which.kind):
+                        self._objects.delete(which)
+                if record.failure:
+                    self._objects.apply_record(replace(record, failure=""))
+            self._objects.look(deployment, is_live=True)
+
+    def remove(self, deployment: str) -> None:
+        """Remove what is left of a deployment. See `DeploymentTarget`."""
+        with self._locks[deployment]:
+            sight = self._objects.look(deployment, is_live=True)
+            if sight.workload is not None:
+                raise unavailable(f"the servers of '{deployment}' still run")
+            if not sight.records:
+                return
+            self._repositories.forget(deployment, ())
+            for which in {which for record in sight.records for which in record.references()}:
+                self._objects.delete(which)
+            self._objects.delete(Reference(SECRET, keys_name(object_name(deployment))))
+            for record in sight.records:
+                self._objects.delete(_record_of(deployment, record.revision))
+            self._objects.look(deployment, is_live=True)
+
+    def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
+        """Let these be the API keys. See `DeploymentTarget`."""
+        with self._locks[deployment]:
+            records = self._objects.look(deployment, is_live=True).records
+            key = next((record.key for record in records if record.key), "")
+            if key:
+                self._objects.apply_keys(deployment, key, keys)
+
+    def deployments(self) -> Sequence[str]:
+        """Return the names of all deployments. See `DeploymentTarget`."""
+        return self._objects.deployments()
+
+    def log(self, deployment: str, lines: int) -> str:
+        """Return the last lines of the logs. See `DeploymentTarget`."""
+        pods = self._objects.look(deployment).living()[-LOG_PODS_MAX:]
+        texts = []
+        for pod in pods:
+            name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
+            text = self._cluster.log(name, container, lines)
+            if not is_ready(pod) and restarts(pod):
+                text = self._cluster.log(name, container, lines, previous=True) + text
+            texts.append(f"==> {name} <==\n{text}" if len(pods) > 1 else text)
+        return "\n".join(texts)
+
+    def _readable(self, kind: ObjectKind) -> Sequence[Plain]:
+        """Return the nodes, or the quotas of the namespace; none where the platform may not read them.
+
+        Raises:
+            ServingError: UNAVAILABLE when the API server cannot be reached.
+        """
+        try:
+            return self._cluster.nodes(kind) if kind == NODE else self._cluster.list(kind)[0]
+        except ServingError as error:
+            if error.code is Code.UNAVAILABLE:
+                raise
+            return ()
+
+    def _prepare(self, workload: Workload, sight: Sight, before: RevisionRecord | None) -> RevisionRecord:
+        """Return the record of a revision, whose models are where its servers find them."""
+        if problem := self._repositories.problem():
+            raise invalid(problem)
+        address = self._repositories.address(workload)
+        rendered = self._render(workload, address)
+        present = before.objects if before is not None else ()
+        objects = prepared(rendered, self._objects.owner, workload.deployment, workload.revision, present)
+        self._repositories.publish(workload)
+        key = next((record.key for record in sight.records if record.key), "") or secrets.token_urlsafe(_KEY_BYTES)
+        return RevisionRecord(
+            deployment=workload.deployment,
+            revision=workload.revision,
+            objects=objects,
+            repository=address,
+            configs={model.name: model.config for model in workload.models},
+            key=key if workload.spec.keys else "",
+            replicas_min=workload.spec.replicas_min,
+        )
+
+    def _conclude(self, deployment: str, sight: Sight, seen: Rollout) -> None:
+        """Write down in the cluster what has become of a revision. It is done again if it is cut off."""
+        if seen.state is RolloutState.BROKEN:
+            self._restore(deployment, sight, seen, failure=seen.said)
+        record = sight.record(seen.serving)
+        if seen.state is RolloutState.DONE and record is not None:
+            self._tidy(deployment, sight, record)
+            self._objects.apply_objects(replace(record, objects=[record.workload()]), record.revision)
+
+    def _restore(self, deployment: str, sight: Sight, seen: Rollout, failure: str = "") -> None:
+        """Apply what served before, in place of what is given up or has failed; end that where nothing served."""
+        given_up, before = sight.record(seen.applying), sight.record(seen.serving)
+        if given_up is not None and failure:
+            self._objects.apply_record(replace(given_up, failure=failure))
+        if before is not None:
+            if given_up is not None and given_up.repository == before.repository:
+                self._repositories.configure(before.repository, before.configs)
+            self._objects.apply_objects(before, before.revision)
+        elif given_up is not None:
+            for which in sorted(given_up.references(), key=str):
+                if is_ended_by_stop(which.kind):
+                    self._objects.delete(which)
+        if before is not None:
+            self._tidy(deployment, sight, before, failed=seen.applying if failure else 0)
+        self._objects.look(deployment, is_live=True)
+
+    def _tidy(self, deployment: str, sight: Sight, kept: RevisionRecord, failed: int = 0) -> None:
+        """Remove what other revisions had and this one has not, and their records but that of one that has failed."""
+        others = [record for record in sight.records if record.revision != kept.revision]
+        for which in {which for record in others for which in record.references()} - kept.references():
+            self._objects.delete(which)
+        self._repositories.forget(deployment, [kept.repository])
+        for record in others:
+            if record.revision != failed:
+                self._objects.delete(_record_of(deployment, record.revision))
+
+    def _change_traffic(self, record: RevisionRecord, before: RevisionRecord) -> None:
+        """Change how traffic is split in all servers that run, and what those read that start later.
+
+        Raises:
+            ServingError: UNAVAILABLE if a server does not answer: it is tried again.
+        """
+        changed = [name for name, text in record.configs.items() if text != before.configs.get(name)]
+        told: dict[str, str] = {}
+        try:
+            for _ in range(2):  # those that started meanwhile may have read what was
+                for pod in self._objects.look(record.deployment, is_live=True).new_pods():
+                    if pod["metadata"]["uid"] not in told:
+                        address = told[pod["metadata"]["uid"]] = self._addresses.pod_http(pod)
+                        self._tell(address, before.key, record.configs, changed)
+                self._repositories.configure(record.repository, record.configs)
+        except ServingError:
+            self._repositories.configure(before.repository, before.configs)
+            for address in told.values():
+                with contextlib.suppress(ServingError):  # it is told again when the revision is tried again
+                    self._tell(address, before.key, before.configs, changed)
+            raise
+
+    def _tell(self, address: str, key: str, configs: Mapping[str, str], models: Sequence[str]) -> None:
+        for name in models:
+            change_traffic(address, key, name, traffic_of(configs[name]))
+
+    def _replica(self, pod: Plain) -> Replica:
+        is_well, reason = is_ready(pod), self._reasons.reason(pod)
+        if not is_well and not reason and has_started(pod):
+            reason = "it answers, but not all of its models are ready"
+        return Replica(
+            name=pod["metadata"]["name"],
+            is_ready=is_well,
+            restarts=restarts(pod),
+            reason=reason,
+            doing="" if is_well or reason else "it starts",
+            http=self._addresses.pod_http(pod),
+            metrics=self._addresses.pod_metrics(pod),
+        )
+
+
+def _record_of(deployment: str, revision: int) -> Reference:
+    return Reference(SECRET, record_name(object_name(deployment), revision))
