@@ -168,7 +168,9 @@ class DeploymentChanges:
         if spec.target not in self._targets:
             raise invalid(
                 f"target: expected one of {', '.join(self._targets)}, got '{spec.target}'",
-                hint="`charonia platform --kubernetes` gives it a cluster" if spec.target == "kubernetes" else "",
+                hint="`charonia platform --kubernetes` gives it a cluster"
+                if spec.target in ("kubernetes", "kserve")
+                else "",
             )
         with self._database.reading() as session:
             found = projects.find(session, who, project, role)
