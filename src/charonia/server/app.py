@@ -13,6 +13,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.core.usage import TokenUsage
+from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
 from charonia.server.engine import ModelEngine
@@ -150,6 +151,7 @@ class InferenceServer:
         front_ends: FrontEnds | None = None,
         neighbours: Neighbours | None = None,
         left_out: Collection[str] = (),
+        calls: Callable[[Models], Models] | None = None,
     ) -> None:
         """Create the parts; nothing is loaded or opened yet. To be called on the event loop.
 
@@ -159,6 +161,7 @@ class InferenceServer:
             front_ends: What takes requests; None for endpoints of this process.
             neighbours: The other processes of the server, None where there are none.
             left_out: Models that are not loaded at start, because `front_ends` know how.
+            calls: Wraps the models that Python models may call.
         """
         self._options = options
         self._log = log
@@ -201,7 +204,7 @@ class InferenceServer:
             strict_readiness=options.strict_readiness,
         )
         self._demand = self._on_demand(models) if models.control_mode is ControlMode.AUTO else None
-        self._backends.models = self.engine
+        self._backends.models = calls(self.engine) if calls is not None else self.engine
         self._backends.host_cores = policy_cores(options.host_policies)
         self.front_ends: FrontEnds = front_ends if front_ends is not None else Endpoints(options)
         self.metrics: MetricsFrontend | None = None
