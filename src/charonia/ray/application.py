@@ -35,6 +35,7 @@ def app(options: AppOptions | None = None, /, **given: Any) -> Application:
                 "min_replicas": options.min_replicas,
                 "max_replicas": options.max_replicas,
                 "target_ongoing_requests": options.target_ongoing_requests,
+                **options.autoscaling,
             }
         }
     deploy = serve.deployment(

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from charonia.core.errors import ServingError
@@ -93,23 +94,17 @@ async def answer_stream(
     def consumed(size: int) -> None:
         loop.call_soon_threadsafe(taken, size)
 
-    async def receive(message: bytes) -> None:
-        call[0].receive(message, end=False)
-
-    async def end() -> None:
-        call[0].end()
-
     async def feed() -> None:
         nonlocal untaken_bytes
         try:
             async for message in messages:
                 untaken_bytes += PREFIX_BYTES + len(message)
-                server.submit(lambda _, message=message: receive(message))  # type: ignore[misc]
+                server.call_soon(partial(_receive, call[0], message))
                 while untaken_bytes > UNTAKEN_BYTES_MAX:
                     has_room.clear()
                     await has_room.wait()
         finally:
-            server.submit(lambda _: end())
+            server.call_soon(lambda _: call[0].end())
 
     def start(parts: InferenceServer, send: Callable[[bytes | _Last], None]) -> DetachedCall:
         assert parts.grpc is not None
@@ -136,6 +131,10 @@ async def answer_stream(
             task.cancel()
 
 
+def _receive(call: DetachedCall, message: bytes, parts: InferenceServer) -> None:
+    call.receive(message, end=False)
+
+
 def _is_last(item: bytes | _Last) -> bool:
     return isinstance(item, _Last)
 
@@ -148,27 +147,32 @@ async def _answers(
 ) -> AsyncGenerator[_Item, None]:
     """Start something on the server's loop, and yield what it sends until the last item; abandon it if left before."""
     loop = asyncio.get_running_loop()
-    arrived: asyncio.Queue[_Item] = asyncio.Queue()
+    arrived: asyncio.Queue[_Item | Exception] = asyncio.Queue()
     begun: list[_Begun] = []
 
-    def send(item: _Item) -> None:
+    def send(item: _Item | Exception) -> None:
         loop.call_soon_threadsafe(arrived.put_nowait, item)
 
-    async def run(parts: InferenceServer) -> None:
-        begun.append(start(parts, send))
+    def run(parts: InferenceServer) -> None:
+        try:
+            begun.append(start(parts, send))
+        except Exception as error:  # a bug: the caller would wait forever
+            send(error)
 
-    async def leave(parts: InferenceServer) -> None:
+    def leave(parts: InferenceServer) -> None:
         for each in begun:
             abandon(each)
 
     is_over = False
     try:
-        await asyncio.wrap_future(server.submit(run))
+        server.call_soon(run)
         while not is_over:
             item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
             is_over = is_last(item)
             yield item
     finally:
         if not is_over:
             with suppress(ServingError):
-                server.submit(leave)
+                server.call_soon(leave)

@@ -1,6 +1,7 @@
 """The options of an application, from Python, from `serve run` or from a file of `serve deploy`."""
 
 import shlex
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -22,6 +23,7 @@ class AppOptions(BaseModel):
         min_replicas: Smallest number of replicas.
         max_replicas: Largest number of replicas; the same as `min_replicas` for a fixed number.
         target_ongoing_requests: Requests in flight for each replica that Ray aims at between these bounds.
+        autoscaling: Further fields of Ray's `autoscaling_config`, such as `upscale_delay_s` and `downscale_delay_s`.
         max_ongoing_requests: Most requests in flight in a replica; further ones wait in Ray's proxy. Batches are
             made of requests in flight, so this is to be at least twice the largest batch of all instances together.
         drain_s: Seconds that the requests in flight of a replica have when it is stopped.
@@ -41,6 +43,7 @@ class AppOptions(BaseModel):
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(0, ge=0)
     target_ongoing_requests: float = Field(32.0, gt=0)
+    autoscaling: dict[str, Any] = {}
     max_ongoing_requests: int = Field(256, ge=1)
     drain_s: float = Field(30.0, gt=0)
     address: str = Field(LOOPBACK, min_length=1)
@@ -62,6 +65,8 @@ class AppOptions(BaseModel):
             raise ValueError(
                 f"max_replicas: expected at least min_replicas ({self.min_replicas}), got {self.max_replicas}"
             )
+        if self.autoscaling and self.max_replicas <= self.min_replicas:
+            raise ValueError("autoscaling: expected max_replicas above min_replicas, too; their number is fixed")
         if server.front_ends > 0:
             raise ValueError("--front-ends: a replica is one process (hint: more replicas)")
         if self.models_per_replica and server.models.control_mode not in (ControlMode.AUTO, ControlMode.EXPLICIT):
@@ -81,5 +86,6 @@ class AppOptions(BaseModel):
         """
         arguments = [f"--model-repository={path}" for path in self.repositories]
         arguments += [f"--exit-timeout-secs={round(self.drain_s)}", f"--cpu-cores={max(1, int(self.num_cpus))}"]
+        arguments.append("--busy-poll-us=0")  # it would take the interpreter from Ray's threads
         options, _ = parse([*arguments, *self.options], {})
         return options

@@ -446,6 +446,11 @@ class Server:
         with self._lock:
             return asyncio.run_coroutine_threadsafe(work(self._running()), self._loop)
 
+    def call_soon(self, work: Callable[[InferenceServer], None]) -> None:
+        """Call a function on the server's event loop, without waiting. Raises as `submit`."""
+        with self._lock:
+            self._loop.call_soon_threadsafe(work, self._running())
+
     def _call(
         self, work: Callable[[InferenceServer], Coroutine[object, object, _T]], timeout_s: float | None = None
     ) -> _T:

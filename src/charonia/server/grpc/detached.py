@@ -9,7 +9,7 @@ from charonia.server.grpc.calls import GrpcCall, Service, UnaryCall
 from charonia.server.grpc.methods import Method
 from charonia.server.grpc.streams import StreamCall
 from charonia.wire.grpc_framing import PREFIX_BYTES, Buffer, prefix
-from charonia.wire.grpc_headers import CallHead, Header
+from charonia.wire.grpc_headers import CallHead, Header, check_singular
 from charonia.wire.grpc_status import REFUSED, RpcError
 
 _log = logging.getLogger(__name__)
@@ -63,9 +63,14 @@ class DetachedCall:
             self._call = UnaryCall(self, 0, method.name, head, method.run)
         service.request_count += 1
         gate = service.services.grpc_gate
-        refusal = gate.check(METHODS[method.name], head.header) if gate is not None else None
-        if refusal is not None:
-            self._call.fail(RpcError(REFUSED[refusal.kind], refusal.message))
+        try:
+            if gate is not None:
+                check_singular(head.headers, gate.singular)
+                refusal = gate.check(METHODS[method.name], head.header)
+                if refusal is not None:
+                    raise RpcError(REFUSED[refusal.kind], refusal.message)
+        except RpcError as error:
+            self._call.fail(error)
 
     def receive(self, message: bytes, end: bool = True) -> None:
         """Take a request message; `end` means that it is the last."""

@@ -78,8 +78,11 @@ def begin(http: HttpFrontend, scope: Mapping[str, Any], body: bytes, send: Send)
     exchange = Exchange(AsgiOutlet(send), request)
     limit = http.limits.body_bytes_max
     http.request_count += 1
+    twice = [name for name in http.singular if len({value for key, value in fields if key == name}) > 1]
     if len(body) > limit:
         exchange.fail(invalid(f"request body of {len(body)} bytes is larger than the maximum of {limit} bytes"))
+    elif twice:
+        exchange.fail(invalid(f"the header has more than one '{twice[0].decode('latin-1')}'"))
     else:
         http.handle(exchange)
     return exchange
