@@ -25,6 +25,8 @@ INTERNAL = {
     "cli": {"__version__", "install_hint", "core", "config", "wire", "client", "server", "tools"}
     | {"platform", "stores"},
     "__main__": {"cli.main"},
+    "ray": {"core", "config.model", "install_hint", "cli.serve", "server.app", "server.embedding", "server.options"}
+    | {"server.backends.api", "server.grpc", "server.http", "wire"},
     # The first tower, from the bottom up.
     "server.scheduling": {"core", "config"},
     "server.metrics": {"core", "config", "server.scheduling.api"},

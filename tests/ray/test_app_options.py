@@ -4,12 +4,16 @@ import inspect
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 from ray.serve import Application
+from ray.serve.schema import ServeDeploySchema
 
 import charonia.ray
 from charonia.ray import AppOptions
 from charonia.server.options import ControlMode
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray" / "serve.yaml"
 
 
 def test_options_of_charonia_serve_are_those_of_each_replica() -> None:
@@ -83,6 +87,14 @@ def test_ray_takes_it_for_a_builder_with_typed_arguments() -> None:
 
     assert parameter.annotation is AppOptions
     assert isinstance(charonia.ray.app(AppOptions(repository=str(Path("a")))), Application)
+
+
+def test_the_example_is_a_file_that_ray_takes() -> None:
+    config = ServeDeploySchema.model_validate(yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")))
+
+    (application,) = config.applications
+    assert application.import_path == "charonia.ray:app"
+    assert AppOptions.model_validate(application.args).max_replicas == 8
 
 
 def deployments(app: Application) -> list:  # type: ignore[type-arg]

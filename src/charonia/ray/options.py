@@ -1,6 +1,7 @@
 """The options of an application, from Python, from `serve run` or from a file of `serve deploy`."""
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -86,6 +87,11 @@ class AppOptions(BaseModel):
         """
         arguments = [f"--model-repository={path}" for path in self.repositories]
         arguments += [f"--exit-timeout-secs={round(self.drain_s)}", f"--cpu-cores={max(1, int(self.num_cpus))}"]
-        arguments.append("--busy-poll-us=0")  # it would take the interpreter from Ray's threads
+        arguments.append("--busy-poll-us=0")  # Ray has work for the event loop, too
         options, _ = parse([*arguments, *self.options], {})
-        return options
+        return replace(
+            options,
+            http=replace(options.http, enabled=True, address=self.address, port=0),
+            grpc=replace(options.grpc, enabled=True, address=self.address, port=0),
+            metrics=replace(options.metrics, enabled=True, address="", port=0),
+        )

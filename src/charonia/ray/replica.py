@@ -1,9 +1,9 @@
-"""A replica: a server in a thread of its own, the methods that Ray's proxies call, and what Ray asks of it."""
+"""A replica: a server, the methods that Ray's proxies call, and what Ray asks of it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import ray.util
@@ -20,21 +20,16 @@ from charonia.ray.elsewhere import Failure, ModelsElsewhere, received
 from charonia.ray.grpc_services import METHODS
 from charonia.ray.options import AppOptions
 from charonia.server.app import InferenceServer
-from charonia.server.embedding import InProcessFrontend, Server
+from charonia.server.embedding import InProcessFrontend
 from charonia.server.http.asgi import Message
 from charonia.server.options import WILDCARD_ADDRESSES
 from charonia.wire.grpc_headers import Header
 from charonia.wire.grpc_status import MESSAGE_BYTES_MAX, RpcError, rpc_error
+from charonia.wire.http_status import STATUS
 from charonia.wire.json_text import encode_error
 
 ADDRESSES_PATH = "/addresses"
 """Route with the addresses of all replicas of the application; not there where the server asks for keys."""
-
-HEALTH_TIMEOUT_S = 10.0
-"""Time in which the server's event loop has to answer, or Ray replaces the replica."""
-
-
-_T = TypeVar("_T")
 
 
 class GrpcMessage:
@@ -64,57 +59,47 @@ class _Forwarded(Response):
 class _Held:
     """A model that is loaded for requests with its name in `serve_multiplexed_model_id`; Ray lets go of the oldest."""
 
-    def __init__(self, let_go: Callable[[], None]) -> None:
-        self._let_go: Callable[[], None] | None = let_go
+    def __init__(self, let_go: Callable[[], object]) -> None:
+        self._let_go: Callable[[], object] | None = let_go
 
     def __del__(self) -> None:
-        let_go, self._let_go = self._let_go, None  # Ray calls this, and the interpreter once more
+        let_go, self._let_go = self._let_go, None  # Ray calls this, in a thread, and the interpreter once more
         if let_go is not None:
-            with suppress(ServingError):  # it is not loaded any more, or the server has stopped
-                let_go()
+            let_go()
 
 
 class Replica:
     """What Ray runs. The gRPC methods are added below."""
 
-    def __init__(self, options: AppOptions) -> None:
+    async def __init__(self, options: AppOptions) -> None:  # type: ignore[misc]  # Ray awaits it
         """Load the models. Raises ServingError, which Ray shows as the reason why the deployment fails."""
         server_options = options.server_options()
-        models = server_options.models
         self._options = options
         self._has_keys = bool(server_options.api_keys)
-        self._server = Server(
-            models.repositories,
-            http=True,
-            grpc=True,
-            metrics=True,
-            address=options.address,
-            control_mode=models.control_mode.value,
-            load_models=models.load,
-            options=server_options,
+        self._hold: Callable[[str], Awaitable[_Held]] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._server = InferenceServer(
+            server_options,
             calls=(lambda own: ModelsElsewhere(own, options.elsewhere)) if options.elsewhere else None,
         )
-        self._server.__enter__()
-        self._hold: Callable[[str], Awaitable[_Held]] | None = None
+        try:
+            await self._server.start()
+        except BaseException:
+            await self._server.shutdown()
+            raise
+        assert self._server.http is not None
+        assert self._server.grpc is not None
+        self._http, self._grpc = self._server.http, self._server.grpc
         if options.models_per_replica:
-
-            async def load(model: str) -> _Held:
-                await self._ask(lambda parts: parts.engine.load_model(model))
-                return _Held(lambda: self._server.unload(model))
-
-            self._hold = serve.multiplexed(max_num_models_per_replica=options.models_per_replica)(load)
+            self._hold = serve.multiplexed(max_num_models_per_replica=options.models_per_replica)(self._loader())
 
     async def __del__(self) -> None:
         """Finish the requests in flight on the replica's own ports; those of Ray's proxies are over."""
-        await asyncio.to_thread(self._server.__exit__, None, None, None)
+        await self._server.shutdown()
 
     async def check_health(self) -> None:
-        """Fail if the server's event loop does not answer."""
-
-        async def is_live(parts: InferenceServer) -> bool:
-            return parts.engine.is_live()
-
-        if not await asyncio.wait_for(self._ask(is_live), HEALTH_TIMEOUT_S):
+        """Fail if the server is not live; Ray's own limit of time finds an event loop that hangs."""
+        if not self._server.engine.is_live():
             raise RuntimeError("the server is not live")
 
     async def __call__(self, request: Request) -> Response:
@@ -128,24 +113,20 @@ class Replica:
         try:
             await self._hold_model()
         except ServingError as error:
-            return Response(encode_error(error), 400, media_type="application/json")
-        return _Forwarded(answer_http(self._server, scope, body))
+            return Response(encode_error(error), STATUS[error.code], media_type="application/json")
+        return _Forwarded(answer_http(self._http, scope, body))
 
     async def infer(self, request: InferRequest, left_ns: int) -> InferResponse | Failure:
         """Run a request of a model in another application."""
-
-        async def run(parts: InferenceServer) -> InferResponse:
-            return await InProcessFrontend(parts.engine).infer(received(request, left_ns))
-
         try:
-            return await self._ask(run)
+            return await InProcessFrontend(self._server.engine).infer(received(request, left_ns))
         except ServingError as error:
             return error.code.value, error.message, error.hint
 
     async def model_ready(self, name: str, version: str) -> bool:
         """Whether a model is ready, for one in another application."""
         try:
-            return await self._ask(lambda parts: parts.engine.model_ready(name, version))
+            return await self._server.engine.model_ready(name, version)
         except ServingError:
             return False
 
@@ -154,16 +135,32 @@ class Replica:
         bound = self._options.address
         host = str(ray.util.get_node_ip_address()) if bound in WILDCARD_ADDRESSES else bound  # type: ignore[no-untyped-call]
         host = f"[{host}]" if ":" in host else host
+        assert self._server.metrics is not None
         return ReplicaAddress(
             replica=serve.get_replica_context().replica_id.unique_id,
-            http=f"{host}:{self._server.http_port}",
-            grpc=f"{host}:{self._server.grpc_port}",
-            metrics=f"{host}:{self._server.metrics_port}",
+            http=f"{host}:{self._http.port}",
+            grpc=f"{host}:{self._grpc.port}",
+            metrics=f"{host}:{self._server.metrics.port}",
         )
 
-    async def _ask(self, work: Callable[[InferenceServer], Coroutine[object, object, _T]]) -> _T:
-        """Run a coroutine on the server's loop."""
-        return await asyncio.wrap_future(self._server.submit(work))
+    def _loader(self) -> Callable[[str], Awaitable[_Held]]:
+        """Return the function with which Ray loads a model by its name."""
+        loop, engine = asyncio.get_running_loop(), self._server.engine
+
+        async def unload(model: str) -> None:
+            with suppress(ServingError):  # it is not loaded any more, or the server is shutting down
+                await engine.unload_model(model)
+
+        def begin_to_unload(model: str) -> None:
+            task = loop.create_task(unload(model))
+            self._leaving.add(task)  # the loop itself holds tasks weakly
+            task.add_done_callback(self._leaving.discard)
+
+        async def load(model: str) -> _Held:
+            await engine.load_model(model)
+            return _Held(lambda: loop.call_soon_threadsafe(begin_to_unload, model))
+
+        return load
 
     async def _hold_model(self) -> None:
         """Load the model that the request names for multiplexing, if it names one."""
@@ -188,7 +185,7 @@ def _unary(name: str) -> Callable[..., Awaitable[GrpcMessage]]:
     async def call(self: Replica, request: bytes, grpc_context: Any) -> GrpcMessage:
         try:
             await self._hold_model()
-            return GrpcMessage(await answer_unary(self._server, METHODS[name], _metadata(grpc_context), request))
+            return GrpcMessage(await answer_unary(self._grpc, METHODS[name], _metadata(grpc_context), request))
         except (RpcError, ServingError) as error:
             _set_status(grpc_context, error)
             return GrpcMessage(b"")
@@ -201,7 +198,7 @@ def _stream(name: str) -> Callable[..., AsyncGenerator[GrpcMessage, None]]:
         try:
             await self._hold_model()
             async with aclosing(
-                answer_stream(self._server, METHODS[name], _metadata(grpc_context), requests)
+                answer_stream(self._grpc, METHODS[name], _metadata(grpc_context), requests)
             ) as messages:
                 async for message in messages:
                     yield GrpcMessage(message)

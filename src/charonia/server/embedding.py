@@ -23,7 +23,6 @@ from charonia.core.request import InferRequest, ParameterValue, RequestedOutput,
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
 from charonia.server.app import InferenceServer, new_event_loop
-from charonia.server.backends.api import Models
 from charonia.server.facade import Engine
 from charonia.server.options import ControlMode, ServerOptions
 from charonia.server.single_response import SingleResponse
@@ -209,14 +208,11 @@ class Server:
 
     Args:
         repositories: Folder or folders that hold model folders.
-        http: Also serve HTTP, on a free port (`http_url`).
-        grpc: Also serve gRPC, on a free port (`grpc_url`).
-        metrics: Also serve the metrics page, on a free port (`metrics_port`).
-        address: Address to listen on.
+        http: Also serve HTTP, on a free port of the loopback interface (`http_url`).
+        grpc: Also serve gRPC, on a free port of the loopback interface (`grpc_url`).
         control_mode: "none" loads everything, "explicit" loads the models of `load_models` and of calls to `load`.
         load_models: Models to load at startup in explicit mode.
         options: Every other setting; the arguments above replace its fields.
-        calls: Wraps the models that Python models may call, so that they reach others, too.
     """
 
     def __init__(
@@ -225,12 +221,9 @@ class Server:
         *,
         http: bool = False,
         grpc: bool = False,
-        metrics: bool = False,
-        address: str = LOOPBACK,
         control_mode: str = "none",
         load_models: Sequence[str] = (),
         options: ServerOptions | None = None,
-        calls: Callable[[Models], Models] | None = None,
     ) -> None:
         folders = [repositories] if isinstance(repositories, str | Path) else list(repositories)
         base = options or ServerOptions()
@@ -242,11 +235,10 @@ class Server:
                 control_mode=ControlMode(control_mode),
                 load=tuple(load_models),
             ),
-            http=replace(base.http, enabled=http, address=address, port=0),
-            grpc=replace(base.grpc, enabled=grpc, address=address, port=0),
-            metrics=replace(base.metrics, enabled=metrics, address="", port=0),
+            http=replace(base.http, enabled=http, address=LOOPBACK, port=0),
+            grpc=replace(base.grpc, enabled=grpc, address=LOOPBACK, port=0),
+            metrics=replace(base.metrics, enabled=False),
         )
-        self._calls = calls
         self._lock = threading.Lock()  # around `_parts`, and handing work to the loop while they are there
         self._parts: InferenceServer | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -293,19 +285,13 @@ class Server:
         return grpc.port if grpc is not None else 0
 
     @property
-    def metrics_port(self) -> int:
-        """Port of the metrics page; 0 where it is off."""
-        metrics = self._running().metrics
-        return metrics.port if metrics is not None else 0
-
-    @property
     def http_url(self) -> str:
-        """Address of the HTTP front end as clients on this machine take it, `127.0.0.1:port`; "" where it is off."""
+        """Address of the HTTP front end as clients take it, `127.0.0.1:port`; "" where it is off."""
         return f"{LOOPBACK}:{port}" if (port := self.http_port) else ""
 
     @property
     def grpc_url(self) -> str:
-        """Address of the gRPC front end as clients on this machine take it, `127.0.0.1:port`; "" where it is off."""
+        """Address of the gRPC front end as clients take it, `127.0.0.1:port`; "" where it is off."""
         return f"{LOOPBACK}:{port}" if (port := self.grpc_port) else ""
 
     def infer(
@@ -421,7 +407,7 @@ class Server:
         """Serve until this task is cancelled."""
         async with AsyncExitStack() as cleanup:
             try:
-                parts = InferenceServer(self._options, calls=self._calls)
+                parts = InferenceServer(self._options)
                 cleanup.push_async_callback(parts.shutdown)
                 await parts.start()
             except Exception as error:
@@ -437,24 +423,11 @@ class Server:
             )
         return self._parts
 
-    def submit(self, work: Callable[[InferenceServer], Coroutine[object, object, _T]]) -> "Future[_T]":
-        """Run a coroutine on the server's event loop.
-
-        Raises:
-            ServingError: UNAVAILABLE when the server is not running.
-        """
-        with self._lock:
-            return asyncio.run_coroutine_threadsafe(work(self._running()), self._loop)
-
-    def call_soon(self, work: Callable[[InferenceServer], None]) -> None:
-        """Call a function on the server's event loop, without waiting. Raises as `submit`."""
-        with self._lock:
-            self._loop.call_soon_threadsafe(work, self._running())
-
     def _call(
         self, work: Callable[[InferenceServer], Coroutine[object, object, _T]], timeout_s: float | None = None
     ) -> _T:
-        future = self.submit(work)
+        with self._lock:
+            future = asyncio.run_coroutine_threadsafe(work(self._running()), self._loop)
         try:
             return future.result(timeout_s)
         except CancelledError:
