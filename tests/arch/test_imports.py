@@ -26,7 +26,7 @@ INTERNAL = {
     | {"platform", "stores"},
     "__main__": {"cli.main"},
     "ray": {"core", "config.model", "install_hint", "cli.serve", "server.app", "server.embedding", "server.options"}
-    | {"server.backends.api", "server.grpc", "server.http", "wire"},
+    | {"server.backends.api", "server.grpc", "server.http", "server.machine.memory", "wire"},
     # The first tower, from the bottom up.
     "server.scheduling": {"core", "config"},
     "server.metrics": {"core", "config", "server.scheduling.api"},

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import ray
 from ray import serve
@@ -37,17 +38,16 @@ def free_port() -> int:
 @contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
     """Run a cluster; `folder` has a short name, because sockets lie in it."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ports = [free_port(), free_port()]
-    ray.init(
-        num_cpus=CPUS,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        _temp_dir=str(folder),
-    )
+    with patch.dict(os.environ, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0"):
+        ray.init(
+            num_cpus=CPUS,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(folder),
+        )
     try:
         serve.start(
             http_options={"host": "127.0.0.1", "port": ports[0]},
@@ -56,7 +56,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         yield Cluster(*(f"127.0.0.1:{port}" for port in ports))
     finally:
         serve.shutdown()
-        ray.shutdown()
+        ray.shutdown()  # type: ignore[no-untyped-call]
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

@@ -7,7 +7,7 @@ from ray import serve
 from ray.serve import Application
 
 from charonia.ray.options import AppOptions
-from charonia.ray.replica import Replica
+from charonia.ray.replica import RayReplica
 
 HEALTH_PERIOD_S = 5.0
 """Time between two health checks of a replica."""
@@ -47,7 +47,7 @@ def app(options: AppOptions | None = None, /, **given: Any) -> Application:
         health_check_period_s=HEALTH_PERIOD_S,
         **scaling,
     )
-    application: Application = deploy(Replica).bind(options)
+    application: Application = deploy(RayReplica).bind(options)
     return application
 
 

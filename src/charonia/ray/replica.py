@@ -22,6 +22,7 @@ from charonia.ray.options import AppOptions
 from charonia.server.app import InferenceServer
 from charonia.server.embedding import InProcessFrontend
 from charonia.server.http.asgi import Message
+from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
 from charonia.server.options import WILDCARD_ADDRESSES
 from charonia.wire.grpc_headers import Header
 from charonia.wire.grpc_status import MESSAGE_BYTES_MAX, RpcError, rpc_error
@@ -30,6 +31,10 @@ from charonia.wire.json_text import encode_error
 
 ADDRESSES_PATH = "/addresses"
 """Route with the addresses of all replicas of the application; not there where the server asks for keys."""
+
+
+ANSWER_TURNS = 3
+"""Turns of the event loop that an answer waits for others: Ray's thread, which passes them on, wakes less often then."""
 
 
 class GrpcMessage:
@@ -52,6 +57,8 @@ class _Forwarded(Response):
     async def __call__(self, scope: Any, receive: Any, send: Callable[[Message], Awaitable[None]]) -> None:
         async with aclosing(self._messages) as all_messages:
             async for messages in all_messages:
+                for _ in range(ANSWER_TURNS):
+                    await asyncio.sleep(0)
                 for message in messages:
                     await send(message)
 
@@ -68,7 +75,7 @@ class _Held:
             let_go()
 
 
-class Replica:
+class RayReplica:
     """What Ray runs. The gRPC methods are added below."""
 
     async def __init__(self, options: AppOptions) -> None:  # type: ignore[misc]  # Ray awaits it
@@ -78,10 +85,9 @@ class Replica:
         self._has_keys = bool(server_options.api_keys)
         self._hold: Callable[[str], Awaitable[_Held]] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-        self._server = InferenceServer(
-            server_options,
-            calls=(lambda own: ModelsElsewhere(own, options.elsewhere)) if options.elsewhere else None,
-        )
+        self._server = InferenceServer(server_options)
+        if options.elsewhere:
+            self._server.wrap_calls(lambda own: ModelsElsewhere(own, options.elsewhere))
         try:
             await self._server.start()
         except BaseException:
@@ -90,11 +96,14 @@ class Replica:
         assert self._server.http is not None
         assert self._server.grpc is not None
         self._http, self._grpc = self._server.http, self._server.grpc
+        collect_less_often()
+        self._giving_back = asyncio.create_task(give_back_idle_memory())
         if options.models_per_replica:
             self._hold = serve.multiplexed(max_num_models_per_replica=options.models_per_replica)(self._loader())
 
     async def __del__(self) -> None:
         """Finish the requests in flight on the replica's own ports; those of Ray's proxies are over."""
+        self._giving_back.cancel()
         await self._server.shutdown()
 
     async def check_health(self) -> None:
@@ -182,7 +191,7 @@ def _set_status(context: Any, error: RpcError | ServingError) -> None:
 
 
 def _unary(name: str) -> Callable[..., Awaitable[GrpcMessage]]:
-    async def call(self: Replica, request: bytes, grpc_context: Any) -> GrpcMessage:
+    async def call(self: RayReplica, request: bytes, grpc_context: Any) -> GrpcMessage:
         try:
             await self._hold_model()
             return GrpcMessage(await answer_unary(self._grpc, METHODS[name], _metadata(grpc_context), request))
@@ -194,7 +203,7 @@ def _unary(name: str) -> Callable[..., Awaitable[GrpcMessage]]:
 
 
 def _stream(name: str) -> Callable[..., AsyncGenerator[GrpcMessage, None]]:
-    async def call(self: Replica, requests: Any, grpc_context: Any) -> AsyncGenerator[GrpcMessage, None]:
+    async def call(self: RayReplica, requests: Any, grpc_context: Any) -> AsyncGenerator[GrpcMessage, None]:
         try:
             await self._hold_model()
             async with aclosing(
@@ -212,4 +221,4 @@ def _stream(name: str) -> Callable[..., AsyncGenerator[GrpcMessage, None]]:
 for _name, _method in METHODS.items():
     _call = _unary(_name) if _method.run is not None else _stream(_name)
     _call.__name__ = _name
-    setattr(Replica, _name, _call)
+    setattr(RayReplica, _name, _call)

@@ -151,7 +151,6 @@ class InferenceServer:
         front_ends: FrontEnds | None = None,
         neighbours: Neighbours | None = None,
         left_out: Collection[str] = (),
-        calls: Callable[[Models], Models] | None = None,
     ) -> None:
         """Create the parts; nothing is loaded or opened yet. To be called on the event loop.
 
@@ -161,7 +160,6 @@ class InferenceServer:
             front_ends: What takes requests; None for endpoints of this process.
             neighbours: The other processes of the server, None where there are none.
             left_out: Models that are not loaded at start, because `front_ends` know how.
-            calls: Wraps the models that Python models may call.
         """
         self._options = options
         self._log = log
@@ -204,7 +202,7 @@ class InferenceServer:
             strict_readiness=options.strict_readiness,
         )
         self._demand = self._on_demand(models) if models.control_mode is ControlMode.AUTO else None
-        self._backends.models = calls(self.engine) if calls is not None else self.engine
+        self._backends.models = self.engine
         self._backends.host_cores = policy_cores(options.host_policies)
         self.front_ends: FrontEnds = front_ends if front_ends is not None else Endpoints(options)
         self.metrics: MetricsFrontend | None = None
@@ -215,6 +213,10 @@ class InferenceServer:
         self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where, words)
         self._scaler = self._make_scaler(loaded)
         self._background: list[asyncio.Task[None]] = []
+
+    def wrap_calls(self, wrap: Callable[[Models], Models]) -> None:
+        """Let Python models call what `wrap` makes of the models, which may be more of them. Before `start`."""
+        self._backends.models = wrap(self.engine)
 
     async def start(self) -> None:
         """Load the models, then open the endpoints; whether those can be opened is known before.
@@ -254,9 +256,14 @@ class InferenceServer:
     async def shutdown(self) -> bool:
         """Turn not ready, finish the requests in flight, unload everything, close the endpoints when clients are done.
 
+        With an exit delay, clients are asked to leave first, while requests are still taken.
+
         Returns:
             Whether everything in flight was answered, and the answers taken, within `exit_timeout_secs`.
         """
+        if self._options.exit_delay_secs and isinstance(self.front_ends, Endpoints):  # those in processes have done so
+            self.engine.begin_exit(refuses=False)
+            await self.front_ends.let_go(self._options.exit_delay_secs)
         end_s = time.monotonic() + self._options.exit_timeout_secs
         self.engine.begin_exit()
         if self._demand is not None:
