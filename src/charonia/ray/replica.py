@@ -32,9 +32,8 @@ from charonia.wire.json_text import encode_error
 ADDRESSES_PATH = "/addresses"
 """Route with the addresses of all replicas of the application; not there where the server asks for keys."""
 
-
 ANSWER_TURNS = 3
-"""Turns of the event loop that an answer waits for others: Ray's thread, which passes them on, wakes less often then."""
+"""Turns of the event loop that an answer waits for others: Ray's thread, which passes them on, then wakes less often."""
 
 
 class GrpcMessage:
