@@ -40,7 +40,7 @@ TORCH ?= torch==2.13.0
 # make platform-demo DEMO_ARGS=--once ends after the story.
 DEMO_ARGS ?=
 
-.PHONY: demo platform-demo test-fast test check packages release mutants clean
+.PHONY: demo platform-demo test-fast test check packages release mutants image clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
@@ -74,8 +74,18 @@ release: check test
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
+# The container image, built and run without a container engine: apt install buildah uidmap mmdebstrap bubblewrap.
+# IMAGE_ARGS='--variant llm' builds another variant.
+IMAGE_TREE := $(CURDIR)/.image
+IMAGE_ARGS ?=
+image: $(READY)
+	test ! -d $(IMAGE_TREE) || chmod -R u+w $(IMAGE_TREE)
+	rm -rf $(IMAGE_TREE)
+	deploy/image/build.sh --base debian --tree $(IMAGE_TREE) $(IMAGE_ARGS)
+	CHARONIA_IMAGE_TREE=$(IMAGE_TREE) $(BIN)/pytest tests/deploy/test_image_served.py
+
 clean:
-	rm -rf .venv .venv-demo .venv-platform-demo .pytest_cache demo-repository platform-demo dist
+	rm -rf .image .kubernetes-tools .venv .venv-demo .venv-platform-demo .pytest_cache demo-repository platform-demo dist
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml

@@ -35,7 +35,8 @@ PAGES = (
     *("deployments", "deployments/new?model=digits", "deployments/digits", "deployments/digits/change"),
     *("deployments/digits/try", "deployments/digits/traffic", "deployments/digits/revisions"),
     *("deployments/digits/revisions/1", "deployments/digits/explain", "deployments/digits/log"),
-    *("models", "models/digits", "models/greeter", "models/add", "models/add?from=store"),
+    *("models", "models/digits", "models/greeter", "models/words", "models/add", "models/add?from=store"),
+    *("models/digits/versions/2/try", "models/words/versions/1/try", "models/add?from=mlflow"),
     *("environments", "environments/new", "jobs", "jobs/1", "audit", "people"),
 )
 DOCS = (
@@ -46,6 +47,13 @@ DOCS = (
 )
 """Page, width, theme, and name of the picture."""
 
+FAILS = """class TritonPythonModel:
+    def initialize(self, args):
+        raise RuntimeError("there is no dictionary")
+
+    def execute(self, requests):
+        return []
+"""
 GREETER = """import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -117,6 +125,7 @@ def fill(running: RunningPlatform, models: Path) -> str:
     add(running, models, "digits", {"1/model.onnx": mlp((64, 96, 10))}, notes="a third smaller, as accurate")
     add(running, models, "add_sub", {"1/model.onnx": add_sub()})
     add(running, models, "greeter", {"1/model.py": GREETER.encode(), "config.pbtxt": GREETER_CONFIG.encode()})
+    add(running, models, "words", {"1/model.py": FAILS.encode(), "config.pbtxt": GREETER_CONFIG.encode()})
     about = {"owner": "Ada Lovelace", "description": "Handwritten digits of 8 by 8 pixels", "tags": ["vision", "demo"]}
     ask(running, "PATCH", "models/digits", about)
     for model in ("digits", "greeter"):
@@ -126,6 +135,11 @@ def fill(running: RunningPlatform, models: Path) -> str:
     both = {"name": "digits", "versions": [1, 2], "traffic": {"weights": {"1": 80, "2": 20}}}
     ask(running, "PUT", "deployments/digits", {"name": "digits", "models": [both]})
     address = wait(running, "digits", 2)
+    shadow = {"weights": {"1": 80, "2": 20}, "shadow": {"2": {"share": 0.5}}}
+    ask(running, "POST", "deployments/digits/traffic", {"model": "digits", **shadow})
+    wait(running, "digits", 3)
+    for model, version in (("digits", 2), ("words", 1)):
+        running.platform.trials.start(OWNER, "default", model, version)
     plan = {"version": 2, "steps": [10, 50, 100], "step_seconds": 75, "samples_min": 100, "p99_ratio_max": None}
     ask(running, "POST", "deployments/digits/traffic", {"model": "digits", "canary": plan})
     return address

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.support.fake_engine import FakeEngine
 
-from charonia.cli import apply, deploy, environments, models, platform, rollout
+from charonia.cli import apply, deploy, environments, models, people, platform, rollout
 from charonia.cli.command_line import CommandLine
 from charonia.cli.convert import LINE as CONVERT
 from charonia.cli.main import COMMANDS
@@ -22,7 +22,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "bench").glob("
 
 PLATFORM: list[CommandLine[Any]] = [
     *(platform.LINE, deploy.LINE, apply.LINE),
-    *(each.line for room in (models, environments, rollout) for each in room.SUBCOMMANDS.values()),
+    *(each.line for room in (models, environments, people, rollout) for each in room.SUBCOMMANDS.values()),
 ]
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

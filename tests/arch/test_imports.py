@@ -139,6 +139,7 @@ INTERNAL = {
     "platform.deployments": {"core", "config", "stores", "platform.artifacts", "platform.models", "platform.targets"}
     | {"platform.environments"},
     "platform.jobs": {"core", "config", "platform.deployments", "platform.targets"},
+    "platform.trials": {"core", "die_with_parent", "platform.deployments", "platform.targets"},
     "platform.console": {"__version__", "core", "config", "platform"},
     "platform": {"__version__", "core", "config", "die_with_parent", "platform", "stores", "install_hint"},
 }

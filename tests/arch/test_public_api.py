@@ -20,8 +20,10 @@ PUBLIC = [
 ]
 CLIENT = [
     "AsyncClient",
+    "Balancing",
     "Client",
     "ClientError",
+    "EndpointStatus",
     "Failure",
     "InferResult",
     "SequencePart",
@@ -31,6 +33,7 @@ CLIENT = [
 ]
 CLIENT_METHODS = [
     "close",
+    "endpoints",
     "infer",
     "load_model",
     "model_config",

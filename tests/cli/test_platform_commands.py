@@ -1,5 +1,6 @@
 """The commands of a platform's users, against its API."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.support.models import add_sub
 from tests.support.platform_models import add_version
 from tests.support.served_platform import ServedPlatform, served_platform
 
-from charonia.cli import platform_access
+from charonia.cli import people, platform_access
 from charonia.cli.deploy import DeployOptions, changed_spec
 from charonia.cli.main import main
 from charonia.cli.models import default_name, files_of
@@ -410,7 +411,7 @@ def test_options_change_what_they_name_and_leave_the_rest() -> None:
         "name": "reader",
         "models": [
             {"name": "a", "versions": [1], "config": {"x": 1}},
-            {"name": "b", "versions": [1, 2], "traffic": {"weights": {"1": 1}}, "batching": {"max_batch_size": 4}},
+            {"name": "b", "versions": [1, 2], "batching": {"max_batch_size": 4}},
         ],
         "device": {"cpu_cores": 4},
         "keys": True,
@@ -427,7 +428,7 @@ def test_options_change_what_they_name_and_leave_the_rest() -> None:
         "keys": True,
         "environment": "pytorch",
     }
-    assert before["models"][1]["traffic"] == {"weights": {"1": 1}}
+    assert before["models"][1]["versions"] == [1, 2]
     assert changed_spec(None, "new", "c", 0, DeployOptions()) == {
         "name": "new",
         "models": [{"name": "c", "versions": "latest"}],
@@ -439,3 +440,100 @@ def test_options_change_what_they_name_and_leave_the_rest() -> None:
 )
 def test_sizes_are_short(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+SPLIT: dict[str, Any] = {
+    "weights": {"1": 80, "2": 20},
+    "sticky": "key",
+    "shadow": {"2": {"share": 0.1}},
+}
+
+
+def test_a_version_comes_beside_those_that_share_the_requests() -> None:
+    before = {"models": [{"name": "a", "versions": [1, 2], "traffic": SPLIT}]}
+
+    (model,) = changed_spec(before, "a", "a", 3, DeployOptions())["models"]
+
+    assert (model["versions"], model["traffic"]) == ([1, 2, 3], SPLIT)
+
+
+def test_traffic_names_the_versions_that_share_the_requests() -> None:
+    before = {"models": [{"name": "a", "versions": [1, 2], "traffic": SPLIT}]}
+
+    (model,) = changed_spec(before, "a", "a", 0, DeployOptions(traffic={"2": 90.0, "3": 10.0}))["models"]
+    (alone,) = changed_spec(before, "a", "a", 0, DeployOptions(traffic={"3": 100.0}))["models"]
+
+    assert model["versions"] == [2, 3]
+    assert model["traffic"] == {**SPLIT, "weights": {"2": 90.0, "3": 10.0}}
+    assert (alone["versions"], alone["traffic"]) == ([3], {"weights": {"3": 100.0}, "sticky": "key"})
+
+
+def test_deploying_leaves_the_weights_and_traffic_changes_them(run: Any, echo: ServedPlatform) -> None:
+    run("deploy", "echo/1", "--traffic=1=100")
+    status, beside, _ = run("deploy", "echo")
+    split = run("deploy", "echo/2", "--traffic=1=75,2=25")
+    wrong = run("deploy", "echo", "--traffic=one=1")
+
+    spec = PlatformClient(echo.url, echo.key).call("GET", path_of("projects", "default", "deployments", "echo"))["spec"]
+    assert status == 0
+    assert "versions 1, 2" in beside
+    assert split[0] == 0
+    assert spec["models"][0]["versions"] == [1, 2]
+    assert spec["models"][0]["traffic"]["weights"] == {"1": 75, "2": 25}
+    assert wrong[0] == 2
+    assert "expected VERSION=NUMBER" in wrong[2]
+
+
+def test_keys_are_made_listed_and_revoked(run: Any, served: ServedPlatform) -> None:
+    made = run("people", "add-key", "ci", "--role=deployer", "--code", "--days=7")
+    listed = run("people", "keys")
+    revoked = run("people", "revoke-key", "ci")
+
+    assert made[0] == 0
+    assert made[1].startswith("charonia_")
+    assert "deployer with code in default" in listed[1]
+    assert (revoked[0], "ci " in run("people", "keys")[1]) == (0, False)
+    with pytest.raises(ServingError, match="unknown or has expired"):
+        PlatformClient(served.url, made[1].strip()).call("GET", path_of("me"))
+
+
+def test_users_are_added_get_roles_and_links_and_are_removed(run: Any, served: ServedPlatform) -> None:
+    added = run("people", "add-user", "Ada", "--email=ada@example.org")
+    role = run("people", "role", "ada@example.org", "--role=deployer")
+    everywhere = run("people", "role", "Ada", "--role=viewer", "--everywhere")
+    link = run("people", "link", "Ada")
+    listed = run("people", "users")
+    nobody = run("people", "role", "Bob", "--role=viewer")
+    removed = run("people", "remove-user", "Ada")
+
+    assert f"{served.url}" in added[1] or "/login/link?token=" in added[1]
+    assert role[1] == "Ada: deployer in default\n"
+    assert everywhere[1] == "Ada: deployer in default, viewer in all projects\n"
+    assert "/login/link?token=" in link[1]
+    assert "ada@example.org" in listed[1]
+    assert (nobody[0], "there is no user 'Bob'" in nobody[2]) == (1, True)
+    assert (removed[0], "Ada" in run("people", "users")[1]) == (0, False)
+
+
+def test_several_of_a_name_are_told_apart_by_their_numbers(run: Any) -> None:
+    for _ in range(2):
+        run("people", "add-user", "Ada")
+
+    status, _, error = run("people", "remove-user", "Ada")
+
+    assert status == 1
+    assert "several users are called 'Ada'" in error
+
+
+def test_the_audit_log_is_shown_the_newest_first(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(people, "PAGE", 2)
+    for name in ("one", "two", "three"):
+        run("people", "add-key", name)
+
+    lines = run("people", "audit", "--everywhere", "--entries=3")[1].splitlines()
+    entries = [json.loads(line) for line in run("people", "audit", "--everywhere", "--json")[1].splitlines()]
+
+    assert [line.split("key.create")[1].split()[0] for line in lines[2:]] == ["three", "two", "one"]
+    assert [entry["subject"] for entry in entries[:3]] == ["three", "two", "one"]
+    assert run("people", "add-key")[0] == 2
+    assert run("people", "add-key", "x", "--role=king")[0] == 2

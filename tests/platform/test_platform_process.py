@@ -67,6 +67,15 @@ def test_the_data_folder_is_for_its_owner(tmp_path: Path) -> None:
         assert record == {"pid": platform.process.pid, "url": platform.url}
 
 
+def test_commands_of_this_machine_reach_it_when_others_do_too(tmp_path: Path) -> None:
+    with PlatformProcess(tmp_path, "--host=0.0.0.0", "--public-url=http://127.0.0.1:1") as platform:
+        record = json.loads((platform.data / "running.json").read_text())
+        assert platform.link.startswith("http://127.0.0.1:1/")
+        assert record["url"].startswith("http://127.0.0.1:")
+        with Client(base_url=record["url"], headers={"Authorization": f"Bearer {platform.key}"}) as client:
+            assert client.get("/api/v1/me").status_code == 200
+
+
 def refusal(settings: PlatformSettings) -> ServingError:
     with pytest.raises(ServingError) as raised:
         serve(settings)

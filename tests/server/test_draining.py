@@ -182,6 +182,21 @@ def test_who_hands_on_waits_for_connections_that_are_being_accepted() -> None:
     play(scenario)
 
 
+def test_who_lets_clients_go_stays_for_those_that_come_late() -> None:
+    async def scenario() -> None:
+        connections: set[Client] = set()
+        loop = asyncio.get_running_loop()
+        Client(connections, untaken=0)
+        loop.call_later(3 * QUIET_S, Client, connections, 0)
+
+        await hand_on(connections, lambda _: 0, QUIET_S, 5 * QUIET_S, least_s=5 * QUIET_S)
+
+        assert loop.time() == pytest.approx(5 * QUIET_S, abs=0.1)
+        assert not connections
+
+    play(scenario)
+
+
 class HalfTransport(asyncio.WriteTransport):
     def __init__(self, sock: socket.socket | None, waiting: int) -> None:
         super().__init__({"socket": sock})

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -42,10 +43,10 @@ class RunningPlatform:
 
 
 @contextmanager
-def running_platform(data: Path) -> Iterator[RunningPlatform]:
-    """Start a platform; at the end, all of its deployments are removed."""
+def running_platform(data: Path, **more: Any) -> Iterator[RunningPlatform]:
+    """Start a platform with more settings; at the end, all of its deployments are removed."""
     first = _free_ports(PORTS + 1)
-    settings = PlatformSettings(data, port=first, ports=(first + 1, first + PORTS))
+    settings = PlatformSettings(data, port=first, ports=(first + 1, first + PORTS), **more)
     app = make_app(settings)
     server = uvicorn.Server(uvicorn.Config(app, host=settings.host, port=first, log_level="warning", ws="none"))
     thread = threading.Thread(target=server.run, name="platform")

@@ -5,7 +5,7 @@ Exit status: 0 it serves, 1 it does not or was refused, 2 for invalid arguments.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.models import AddModel, add_version
 from charonia.cli.platform_access import ACCESS, THIS_MACHINE, PlatformAccess, connect
 from charonia.cli.rollout import NO_WAIT, show_plan, wait_until_served
-from charonia.cli.values import integer, integers, number
+from charonia.cli.values import by_version, integer, integers, number
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.api_client import PlatformClient, path_of
 
@@ -34,6 +34,7 @@ class DeployOptions:
         instances_max: Bound of instances by load.
         max_batch_size: Largest batch.
         max_queue_delay_us: Longest wait for a fuller batch.
+        traffic: Weights by version: those versions are loaded.
         keys: Whether clients need an API key.
         ready_within_s: A revision that is not ready after this has failed.
         note: What to write about the change.
@@ -53,6 +54,7 @@ class DeployOptions:
     instances_max: int | None = None
     max_batch_size: int | None = None
     max_queue_delay_us: int | None = None
+    traffic: Mapping[str, float] = field(default_factory=dict)
     keys: bool = False
     ready_within_s: float | None = None
     note: str = ""
@@ -68,7 +70,8 @@ usage: charonia deploy [OPTIONS] MODEL|PATH
 
 Deploy a model of the registry, in its latest version that is ready or in MODEL/VERSION; or add a file or folder to the
 registry and deploy that. If there is a deployment of the name, it gets the model and the options given here, and
-keeps the rest; the version before serves until the new one is ready.
+keeps the rest; the version before serves until the new one is ready. Where requests are split by weights, they stay so:
+the version is loaded beside the others, and --traffic gives it requests.
 """,
     groups={
         "Options": (
@@ -85,6 +88,11 @@ keeps the rest; the version before serves until the new one is ready.
             Option(
                 *("--max-queue-delay-us", "max_queue_delay_us", integer(0), "N"),
                 "Longest wait for a fuller batch, in microseconds",
+                default="",
+            ),
+            Option(
+                *("--traffic", "traffic", by_version, "VERSION=N,..."),
+                "Split requests by these weights, among these versions: 1=90,2=10",
                 default="",
             ),
             flag("--keys", "keys", True, "Clients need an API key"),
@@ -119,7 +127,10 @@ def _deploy(given: DeployOptions) -> int:
         "note": given.note,
         "revision": before["revision"] if before else 0,
     }
-    spec = changed_spec(before["spec"] if before else None, name, model, version, given)
+    old = before["spec"] if before else None
+    if not version and _weights(old, model) and not given.traffic:
+        version = _newest(client, project, model)
+    spec = changed_spec(old, name, model, version, given)
     plan = client.call("PUT", place, spec, query=query)
     show_plan(name, plan, is_dry=given.is_dry)
     if given.is_dry:
@@ -149,6 +160,21 @@ def _model(client: PlatformClient, given: DeployOptions) -> tuple[str, int]:
     return name, int(version) if slash else 0
 
 
+def _newest(client: PlatformClient, project: str, model: str) -> int:
+    """Return the newest version of a model that is ready, 0 for none."""
+    versions = client.call("GET", path_of("projects", project, "models", model))["versions"]
+    return max((int(each["number"]) for each in versions if each["state"] == "ready"), default=0)
+
+
+def _weights(spec: Mapping[str, Any] | None, model: str) -> Mapping[str, float]:
+    """Return the weights by which the requests of a model are split, {} for none."""
+    for each in (spec or {}).get("models", ()):
+        if each["name"] == model:
+            found: Mapping[str, float] = each.get("traffic", {}).get("weights") or {}
+            return found
+    return {}
+
+
 def _there(client: PlatformClient, place: str) -> Mapping[str, Any] | None:
     try:
         found: Mapping[str, Any] = client.call("GET", place)
@@ -168,13 +194,29 @@ def changed_spec(
         before: The specification that it has, None if it is new.
         name: Its name.
         model: The model; one that is not among its models is added.
-        version: The version that takes the place of those of before, 0 for the latest.
+        version: The version, 0 for the latest. It takes the place of those of before; where requests are split by
+            weights it comes beside them, without requests.
         given: The options.
     """
     spec: dict[str, Any] = {"models": [], **(before or {}), "name": name}
     entry: dict[str, Any] = next((dict(each) for each in spec["models"] if each["name"] == model), {"name": model})
-    entry["versions"] = [version] if version else "latest"
-    entry.pop("traffic", None)  # it was between the versions of before
+    weights = given.traffic or _weights(before, model)
+    wanted = {version} if version else set[int]()
+    if given.traffic:
+        wanted |= {int(each) for each in given.traffic}
+    elif weights and entry["versions"] != "latest":
+        wanted |= set(entry["versions"])
+    entry["versions"] = sorted(wanted) or "latest"
+    traffic = {
+        "weights": dict(weights),
+        "sticky": entry.get("traffic", {}).get("sticky"),
+        "shadow": {
+            each: shadow for each, shadow in entry.get("traffic", {}).get("shadow", {}).items() if int(each) in wanted
+        },
+    }
+    entry["traffic"] = {key: value for key, value in traffic.items() if value}
+    if not entry["traffic"]:
+        del entry["traffic"]
     _add(entry, "instances", {"min": given.instances, "max": given.instances_max})
     batching = {"max_batch_size": given.max_batch_size, "max_queue_delay_microseconds": given.max_queue_delay_us}
     _add(entry, "batching", batching)

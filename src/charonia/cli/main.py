@@ -22,6 +22,7 @@ COMMANDS = {
     "platform": "Keep models, environments and deployments, with pages and an API.",
     "models": "List and add models in the registry of a platform.",
     "environments": "List and build the Python environments of a platform.",
+    "people": "Keys, users and roles of a platform, and who changed what.",
     "deploy": "Deploy a model, a file or a folder on a platform.",
     "apply": "Let the deployments of a platform be as files say.",
     "rollout": "Follow, undo and end the changes of deployments.",

@@ -288,6 +288,7 @@ def version_text(version: Mapping[str, Any]) -> list[str]:
         ("from", version["source"]),
         ("added", f"{moment(version['created'])} by {version['author']}"),
         ("runs code", "; ".join(report["code"])),
+        ("loads", report["load"]),
         ("needs", ", ".join(each["name"] for each in report["needs"])),
         ("deployed in", ", ".join(version["deployments"])),
         ("notes", version["notes"]),

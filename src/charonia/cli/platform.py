@@ -52,7 +52,7 @@ LINE = CommandLine(
 usage: charonia platform [OPTIONS]
 
 Keep models, environments and deployments, with pages, an API and the commands `charonia models`, `environments`,
-`deploy`, `apply` and `rollout`. It prints a link that signs you in.
+`deploy`, `apply`, `rollout` and `people`. It prints a link that signs you in.
 """,
     groups={
         "Options": (
@@ -81,6 +81,10 @@ Keep models, environments and deployments, with pages, an API and the commands `
                 "FIRST-LAST",
                 "Ports for deployments on this machine; each takes three",
                 default="9000-9999",
+            ),
+            Option(
+                *("--store-hosts", "store_hosts", names, "HOSTS"),
+                "Hosts outside the internet that deployers may add models from, with commas between; * for all",
             ),
         ),
         "Single sign-on": (

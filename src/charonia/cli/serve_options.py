@@ -192,6 +192,7 @@ MODELS = (
 
 SERVER = (
     Option("--id", "id", filled, "NAME", "Server name in the server metadata"),
+    Option("--exit-delay-secs", "exit_delay_secs", integer(0), "SECONDS", "Time to still take requests at shutdown"),
     Option(
         "--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS", "Time for requests to finish at shutdown"
     ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import header
+from charonia.cli.values import by_version, header
 from charonia.client.sync_client import Client
 from charonia.core.errors import invalid
 from charonia.wire.transport import TlsOptions, WireOptions
@@ -54,20 +54,6 @@ def _action(text: str) -> str:
     return text
 
 
-def _by_version(text: str) -> dict[str, float]:
-    """Read e.g. `1=90,2=10`; nothing resets."""
-    found = {}
-    for part in text.split(",") if text else []:
-        version, equals, value = part.partition("=")
-        try:
-            found[version.strip()] = float(value)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise ValueError(f"expected VERSION=NUMBER, separated by commas, got '{part}'")
-    return found
-
-
 def _percentages(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
@@ -97,9 +83,9 @@ ACTION is one of {", ".join(ACTIONS)}.
             flag("--json", "json", True, "Print JSON"),
         ),
         "set": (
-            Option("--weights", "weights", _by_version, "VERSION=N,...", "Weights; empty for none"),
+            Option("--weights", "weights", by_version, "VERSION=N,...", "Weights; empty for none"),
             Option("--sticky", "sticky", str, "RULE", "header:NAME, key, correlation_id; empty for none"),
-            Option("--shadow", "shadow", _by_version, "VERSION=SHARE,...", "Copies; empty for none"),
+            Option("--shadow", "shadow", by_version, "VERSION=SHARE,...", "Copies; empty for none"),
         ),
         "canary": (
             Option("--canary-version", "version", str, "VERSION", "The version that takes over"),

@@ -194,6 +194,20 @@ def pairs(value: object) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def by_version(text: str) -> dict[str, float]:
+    """Read a number for each version, such as `1=90,2=10`; nothing is an empty mapping."""
+    found = {}
+    for part in text.split(",") if text else []:
+        version, equals, value = part.partition("=")
+        try:
+            found[version.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not version.strip().isdecimal():
+            raise ValueError(f"expected VERSION=NUMBER, separated by commas, got '{part}'")
+    return found
+
+
 def _integer(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None

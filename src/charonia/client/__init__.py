@@ -1,6 +1,8 @@
 """A client for servers that speak the KServe v2 protocol, over HTTP and gRPC."""
 
 from charonia.client.async_client import AsyncClient
+from charonia.client.balancing.options import Balancing
+from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError
 from charonia.client.requests import InferResult, SequencePart
 from charonia.client.sync_client import Client
@@ -9,8 +11,10 @@ from charonia.wire.transport import Failure, TlsOptions, WireOptions
 
 __all__ = [
     "AsyncClient",
+    "Balancing",
     "Client",
     "ClientError",
+    "EndpointStatus",
     "Failure",
     "InferResult",
     "SequencePart",

@@ -3,23 +3,22 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+from charonia.client.balancing.call import Routing
+from charonia.client.balancing.options import DEFAULT, Balancing
+from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError, error_of, failed
-from charonia.client.grpc_transport import GrpcTransport
-from charonia.client.http_transport import HttpTransport
 from charonia.client.requests import Ask, InferResult, Inputs, MetadataCache, Outputs, SequencePart, needs_metadata
+from charonia.client.servers import Servers, read
 from charonia.client.traffic import AsyncTraffic
-from charonia.core.errors import Code, ServingError
+from charonia.core.errors import Code
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
-from charonia.wire.endpoint import parse_url
-from charonia.wire.grpc_dialect import GrpcDialect
-from charonia.wire.http_dialect import HttpDialect
-from charonia.wire.query import Dialect, Json, Query, SharedMemoryRegion, T, TraceChange
-from charonia.wire.transport import Answer, Failure, Handle, OnAnswer, WireOptions
+from charonia.wire.query import Json, SharedMemoryRegion, TraceChange
+from charonia.wire.transport import Answer, Failure, WireOptions
 
 TIMEOUT_S = 60.0
 """Default timeout of a request, in seconds."""
@@ -31,8 +30,6 @@ UNREAD_RESPONSES_MAX = 4096
 """Limit of buffered responses of a stream; beyond it the request is cancelled, as there is no back-pressure."""
 
 _DEFAULT_OPTIONS = WireOptions()
-_NO = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE, Code.INVALID_ARG))
-"""Errors that mean "not ready"."""
 
 
 class _Answers:
@@ -61,33 +58,35 @@ class _Answers:
 
 
 class AsyncClient:
-    """A client of one server, for asyncio. Use it as an asynchronous context manager.
+    """A client of one server, or of several alike, for asyncio. Use it as an asynchronous context manager.
 
     Every method raises `ClientError`, which is a `ServingError`, when the server refuses, does not respond in time,
-    cannot be reached, or disconnects. Only requests that never reached the server are retried.
+    cannot be reached, or disconnects. Only requests that no model has seen are retried.
 
     Args:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
+            Several servers: a list, or one text with commas; or `dns+grpc://NAME:PORT`, where each address of the name
+            is a server.
         timeout_s: Default timeout of a request, in seconds.
         options: Headers, TLS, compression, limits.
+        balancing: How requests are balanced among several servers.
 
     Attributes:
         traffic: How requests without a version are split among the versions of models.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, options: WireOptions = _DEFAULT_OPTIONS) -> None:
-        self._timeout_s = timeout_s
-        endpoint = parse_url(url)
-        self._transport: HttpTransport | GrpcTransport
-        self._dialect: Dialect[Any]  # of the same protocol as the transport
-        if endpoint.protocol == "grpc":
-            self._transport = GrpcTransport(endpoint, options)
-            self._dialect = GrpcDialect(self._transport.encoder)
-        else:
-            self._transport = HttpTransport(endpoint, options)
-            self._dialect = HttpDialect(self._transport.encoder)
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        options: WireOptions = _DEFAULT_OPTIONS,
+        balancing: Balancing = DEFAULT,
+    ) -> None:
+        self._servers = servers = Servers(url, timeout_s, options, balancing)
+        self._dialect = servers.dialect
         self._metadata = MetadataCache()
-        self.traffic = AsyncTraffic(self._dialect, self._ask)
+        self.traffic = AsyncTraffic(self._dialect, servers.ask, servers.change)
 
     async def __aenter__(self) -> Self:
         """Do nothing: connections are opened on demand."""
@@ -101,39 +100,43 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close all connections; requests in flight fail."""
-        await self._transport.close()
+        await self._servers.close()
+
+    def endpoints(self) -> list[EndpointStatus]:
+        """Return what is known of each of several servers; nothing for a client of one."""
+        return self._servers.endpoints()
 
     async def server_live(self) -> bool:
         """Whether the server responds."""
-        return await self._is(self._dialect.live())
+        return await self._servers.holds(self._dialect.live())
 
     async def server_ready(self) -> bool:
         """Whether the server accepts inference requests."""
-        return await self._is(self._dialect.ready())
+        return await self._servers.holds(self._dialect.ready())
 
     async def model_ready(self, model: str, version: str = "") -> bool:
         """Whether a model accepts inference requests; also False if the model does not exist."""
-        return await self._is(self._dialect.model_ready(model, version))
+        return await self._servers.holds(self._dialect.model_ready(model, version))
 
     async def server_metadata(self) -> ServerMetadata:
         """Return the server's name, version and extensions."""
-        return await self._ask(self._dialect.server_metadata())
+        return await self._servers.ask(self._dialect.server_metadata())
 
     async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
         """Return a model's versions and tensors."""
-        return await self._ask(self._dialect.model_metadata(model, version))
+        return await self._servers.ask(self._dialect.model_metadata(model, version))
 
     async def model_config(self, model: str, version: str = "") -> Json:
         """Return a model's configuration as a JSON object."""
-        return await self._ask(self._dialect.model_config(model, version))
+        return await self._servers.ask(self._dialect.model_config(model, version))
 
     async def statistics(self, model: str = "", version: str = "") -> list[Json]:
         """Return the server's statistics, a JSON object for each model and version."""
-        return await self._ask(self._dialect.statistics(model, version))
+        return await self._servers.ask(self._dialect.statistics(model, version))
 
     async def repository_index(self, *, ready: bool = False) -> list[ModelIndexEntry]:
         """Return the models of the repositories, or only those that are ready."""
-        return await self._ask(self._dialect.index(ready))
+        return await self._servers.ask(self._dialect.index(ready))
 
     async def load_model(
         self,
@@ -152,29 +155,29 @@ class AsyncClient:
             timeout_s: Longest time to wait, in seconds.
         """
         text = config if isinstance(config, str) else json.dumps(config)
-        await self._ask(self._dialect.load(model, text, files or {}), timeout_s)
+        await self._servers.change(self._dialect.load(model, text, files or {}), timeout_s)
 
     async def unload_model(
         self, model: str, *, unload_dependents: bool = False, timeout_s: float = LOAD_TIMEOUT_S
     ) -> None:
         """Unload a model, and optionally the models of an ensemble."""
-        await self._ask(self._dialect.unload(model, unload_dependents), timeout_s)
+        await self._servers.change(self._dialect.unload(model, unload_dependents), timeout_s)
 
     async def register_shared_memory(self, region: SharedMemoryRegion) -> None:
         """Register a region of system shared memory."""
-        await self._ask(self._dialect.register(region))
+        await self._servers.change(self._dialect.register(region))
 
     async def unregister_shared_memory(self, name: str = "") -> None:
         """Unregister a region of system shared memory, or all regions of all clients if no name is given."""
-        await self._ask(self._dialect.unregister(name))
+        await self._servers.change(self._dialect.unregister(name))
 
     async def shared_memory_regions(self, name: str = "") -> list[SharedMemoryRegion]:
         """Return the registered regions of system shared memory, or the one of this name."""
-        return await self._ask(self._dialect.regions(name))
+        return await self._servers.ask(self._dialect.regions(name))
 
     async def trace_settings(self, model: str = "") -> Json:
         """Return the trace settings of a model or of the server: strings, for `trace_level` a list of strings."""
-        return await self._ask(self._dialect.trace_settings(model, {}))
+        return await self._servers.ask(self._dialect.trace_settings(model, {}))
 
     async def update_trace_settings(self, change: TraceChange, model: str = "") -> Json:
         """Change trace settings of a model or of the server, and return all settings then in effect.
@@ -184,7 +187,7 @@ class AsyncClient:
                 "trace_count" and "log_frequency"; None resets a setting to that of the server or its command line.
             model: Model name, "" for the server.
         """
-        return await self._ask(self._dialect.trace_settings(model, change))
+        return await self._servers.change(self._dialect.trace_settings(model, change))
 
     async def infer(
         self,
@@ -217,9 +220,13 @@ class AsyncClient:
             ServingError: INVALID_ARG or NOT_FOUND for inputs that cannot be sent.
         """
         ask = Ask(model, inputs, outputs, version, request_id, parameters, sequence)
-        query = self._dialect.infer(ask.request(await self._metadata_for(ask)))
+        request = ask.request(await self._metadata_for(ask))
+        queue_timeout_us = 0 if request.timeout_us else self._servers.queue_timeout_us(timeout_s)
+        request.timeout_us = request.timeout_us or queue_timeout_us
+        routing = _routing(ask, passes_timeout=bool(queue_timeout_us))
+        query = self._dialect.infer(request)
         try:
-            return InferResult(await self._ask(query, timeout_s))
+            return InferResult(await self._servers.ask(query, timeout_s, routing))
         except ClientError as error:
             if error.code is Code.INVALID_ARG:
                 self._metadata.forget(ask)
@@ -249,13 +256,13 @@ class AsyncClient:
         ask = Ask(model, inputs, outputs, version, request_id, parameters, sequence)
         query = self._dialect.stream(ask.request(await self._metadata_for(ask)))
         answers = _Answers()
-        handle = self._send(query, answers.put, timeout_s)
+        handle = self._servers.send(query, answers.put, timeout_s, _routing(ask, is_stream=True))
         try:
             while not (answer := await answers.next()).is_empty:
                 error = error_of(answer)
                 if error is not None:
                     raise error
-                yield InferResult(_read(query, answer))
+                yield InferResult(read(query, answer))
         finally:
             handle.cancel()
 
@@ -268,40 +275,9 @@ class AsyncClient:
             self._metadata.put(ask, known)
         return known
 
-    def _send(self, query: Query[Any, T], on_answer: OnAnswer, timeout_s: float | None) -> Handle:
-        return self._transport.send(
-            query.request, on_answer, self._timeout_s if timeout_s is None else timeout_s, keep_body=True
-        )
 
-    async def _ask(self, query: Query[Any, T], timeout_s: float | None = None) -> T:
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def take(answer: Answer) -> None:
-            if not future.done():  # cancelled, and the task that waits for it has not run yet
-                future.set_result(answer)
-
-        handle = self._send(query, take, timeout_s)
-        try:
-            answer = await future
-        except asyncio.CancelledError:
-            handle.cancel()
-            raise
-        error = error_of(answer)
-        if error is not None:
-            raise error
-        return _read(query, answer)
-
-    async def _is(self, query: Query[Any, bool]) -> bool:
-        try:
-            return await self._ask(query)
-        except ServingError as error:
-            if error.code in _NO:
-                return False
-            raise
-
-
-def _read(query: Query[Any, T], answer: Answer) -> T:
-    try:
-        return query.read(answer)
-    except ServingError as error:
-        raise ClientError(error.code, error.message, Failure.GARBLED, answer.status) from error
+def _routing(ask: Ask, *, is_stream: bool = False, passes_timeout: bool = False) -> Routing:
+    part = ask.sequence
+    if part is None:
+        return Routing(ask.model, is_stream=is_stream, passes_timeout=passes_timeout)
+    return Routing(ask.model, part.id, part.start, part.end, is_stream, passes_timeout)

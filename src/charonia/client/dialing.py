@@ -189,7 +189,13 @@ class Dialer:
         message = ""
         try:
             async with asyncio.timeout(self._timeout_s):
-                _, connection = await self._loop.create_connection(make, endpoint.host, endpoint.port, ssl=self._tls)
+                _, connection = await self._loop.create_connection(
+                    make,
+                    endpoint.host,
+                    endpoint.port,
+                    ssl=self._tls,
+                    server_hostname=(endpoint.name or endpoint.host) if self._tls is not None else None,
+                )
         except (OSError, ssl.SSLError, UnicodeError) as error:  # TimeoutError is an OSError
             message = _reason(endpoint, error)
         finally:

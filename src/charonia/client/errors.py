@@ -16,12 +16,16 @@ CODES = {
 }
 """Code of every failure that the server did not report itself."""
 
+_UNSENT = (Failure.REFUSED, Failure.EXHAUSTED)
+
 
 def failed(answer: Answer, failure: Failure, message: str) -> Answer:
     """Turn an answer into a failure that the server did not report itself, and return it."""
     answer.failure = failure
     answer.code = CODES[failure]
     answer.message = message
+    # Without a time of sending, the server has at most a part of the request.
+    answer.is_unexecuted = failure in _UNSENT or (failure is Failure.RESET and not answer.send_end_ns)
     answer.final = True
     answer.done_ns = time.monotonic_ns()
     return answer

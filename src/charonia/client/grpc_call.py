@@ -12,6 +12,7 @@ from charonia.wire.grpc_codec import CODES, GrpcRequest, decode_status_message, 
 from charonia.wire.grpc_framing import ENCODINGS, PREFIX_BYTES, Buffer, MessageReader
 from charonia.wire.grpc_headers import OK_TRAILERS, Headers
 from charonia.wire.grpc_status import RpcError, Status
+from charonia.wire.http_status import UNEXECUTED
 from charonia.wire.transport import Answer, Failure, OnAnswer, WireOptions
 
 _STATUS_DIGITS_MAX = 4
@@ -179,7 +180,7 @@ class GrpcCall:
             status = int(digits)
             text = fields.get(b"grpc-message", b"")
         if status:
-            self._refused(status, decode_status_message(text))
+            self._refused(status, decode_status_message(text), is_unexecuted=UNEXECUTED in headers)
             return
         is_stream = self.request.is_stream
         if self._reader is not None or (not is_stream and self._messages != 1):
@@ -234,7 +235,7 @@ class GrpcCall:
             answer.body = message
         self._on_answer(answer)
 
-    def _refused(self, status: int, message: str) -> None:
+    def _refused(self, status: int, message: str, is_unexecuted: bool) -> None:
         if status == Status.DEADLINE_EXCEEDED and self.deadline_s:
             self.fail(Failure.TIMEOUT, f"{self._owner.endpoint} did not respond in time: {message}")
             return
@@ -243,6 +244,7 @@ class GrpcCall:
         answer.done_ns = _now_ns()
         answer.failure = Failure.STATUS
         answer.status = status
+        answer.is_unexecuted = is_unexecuted
         answer.code = CODES.get(status, Code.UNKNOWN)
         answer.message = message or f"gRPC status {status}"
         self._finish(answer)

@@ -239,6 +239,7 @@ class HttpClientConnection(asyncio.Protocol):
             answer.failure = Failure.STATUS
             answer.code = CODES.get(head.status, Code.UNKNOWN)
             answer.message = error_message(body, head.status)
+            answer.is_unexecuted = head.is_unexecuted
         return answer
 
 

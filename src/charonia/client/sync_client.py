@@ -3,13 +3,15 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from charonia.client.async_client import LOAD_TIMEOUT_S, TIMEOUT_S, AsyncClient
+from charonia.client.balancing.options import DEFAULT, Balancing
+from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError
 from charonia.client.requests import InferResult, Inputs, Outputs, SequencePart
 from charonia.client.traffic import SyncTraffic
@@ -24,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class Client:
-    """A client of one server, for any number of threads.
+    """A client of one server, or of several alike, for any number of threads.
 
     Use it as a context manager::
 
@@ -34,17 +36,26 @@ class Client:
     Methods, arguments and errors are those of `AsyncClient`.
 
     Args:
-        url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
+        url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS;
+            several servers as for `AsyncClient`.
         timeout_s: Default timeout of a request, in seconds.
         options: Headers, TLS, compression, limits.
+        balancing: How requests are balanced among several servers.
 
     Attributes:
         traffic: How requests without a version are split among the versions of models.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, options: WireOptions = _DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        options: WireOptions = _DEFAULT_OPTIONS,
+        balancing: Balancing = DEFAULT,
+    ) -> None:
         async def make() -> AsyncClient:
-            return AsyncClient(url, timeout_s=timeout_s, options=options)
+            return AsyncClient(url, timeout_s=timeout_s, options=options, balancing=balancing)
 
         # Guards `_is_closed` and the hand-over of work to the running loop; the garbage collector may close iterators.
         self._lock = threading.RLock()
@@ -167,6 +178,14 @@ class Client:
                 timeout_s=timeout_s,
             )
         )
+
+    def endpoints(self) -> list[EndpointStatus]:
+        """Return what is known of each of several servers; see `AsyncClient.endpoints`."""
+
+        async def look() -> list[EndpointStatus]:
+            return self._client.endpoints()
+
+        return self._run(look())
 
     def stream_infer(
         self,

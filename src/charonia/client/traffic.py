@@ -22,12 +22,14 @@ class AsyncTraffic:
 
     Args:
         dialect: Makes queries.
-        ask: Sends them.
+        ask: Sends those that change nothing.
+        change: Sends the others.
     """
 
-    def __init__(self, dialect: Dialect[Any], ask: Asks) -> None:
+    def __init__(self, dialect: Dialect[Any], ask: Asks, change: Asks) -> None:
         self._dialect = dialect
         self._ask = ask
+        self._change = change
 
     async def get(self, model: str) -> Json:
         """Return the settings, with the figures of each version, the canary plan and the history."""
@@ -37,11 +39,11 @@ class AsyncTraffic:
         """Change the settings: any of `weights`, `sticky`, `shadow`, and `canary` or `action`."""
         if not change:
             raise invalid("traffic: expected a change, got none", hint="reset() goes back to the configuration")
-        return await self._ask(self._dialect.traffic(model, change))
+        return await self._change(self._dialect.traffic(model, change))
 
     async def reset(self, model: str) -> Json:
         """Forget what requests have changed."""
-        return await self._ask(self._dialect.reset_traffic(model))
+        return await self._change(self._dialect.reset_traffic(model))
 
 
 class SyncTraffic:

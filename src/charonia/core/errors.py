@@ -27,13 +27,15 @@ class ServingError(Exception):
         code: The kind of problem.
         message: One sentence: the thing, what was expected, what was received.
         hint: What to do about it, or "" if the message is enough.
+        is_unexecuted: Whether no model has seen the request for certain, so that another server may be asked.
     """
 
-    def __init__(self, code: Code, message: str, *, hint: str = "") -> None:
+    def __init__(self, code: Code, message: str, *, hint: str = "", is_unexecuted: bool = False) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.hint = hint
+        self.is_unexecuted = is_unexecuted
 
     def __str__(self) -> str:
         return f"{self.message} (hint: {self.hint})" if self.hint else self.message
@@ -55,6 +57,11 @@ def not_found(message: str, *, hint: str = "") -> ServingError:
 def unavailable(message: str, *, hint: str = "") -> ServingError:
     """Return an UNAVAILABLE error: a valid request at the wrong time."""
     return ServingError(Code.UNAVAILABLE, message, hint=hint)
+
+
+def turned_away(message: str, *, hint: str = "") -> ServingError:
+    """Return an UNAVAILABLE error for a request that no model has seen: another server may be asked."""
+    return ServingError(Code.UNAVAILABLE, message, hint=hint, is_unexecuted=True)
 
 
 def unsupported(message: str, *, hint: str = "") -> ServingError:

@@ -20,6 +20,7 @@ from charonia.platform.jobs import jobs as measurements
 from charonia.platform.jobs import routes as jobs
 from charonia.platform.models import routes as models
 from charonia.platform.models.arrival import VersionTasks, version_handlers
+from charonia.platform.models.hosts import AllowedHosts
 from charonia.platform.openapi import OPENAPI_PATH, describe
 from charonia.platform.people import login
 from charonia.platform.people import routes as people
@@ -30,6 +31,7 @@ from charonia.platform.state import Platform
 from charonia.platform.targets.local import LocalTarget
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
+from charonia.platform.trials.trials import Trials
 
 BODY_BYTES_MAX = 16 * 2**20
 """Largest body of a call. What is streamed, such as a piece of an upload, has a limit of its own at its route."""
@@ -50,6 +52,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         platform.tasks.start()
         platform.deployments.start()
         yield
+        platform.trials.close()
         platform.deployments.close()
         platform.tasks.close()
         platform.database.close()
@@ -87,7 +90,9 @@ def make_platform(settings: PlatformSettings) -> Platform:
         catalog.KIND: catalog.handler(database, data / "environments"),
         measurements.PERF: measurements.perf_handler(targets, database),
         measurements.TUNE: measurements.tune_handler(workloads, database),
-        **version_handlers(VersionTasks(database, artifacts, uploads, data / "environments")),
+        **version_handlers(
+            VersionTasks(database, artifacts, uploads, data / "environments", AllowedHosts(settings.store_hosts))
+        ),
     }
     return Platform(
         settings,
@@ -97,5 +102,6 @@ def make_platform(settings: PlatformSettings) -> Platform:
         uploads,
         workloads,
         Deployments(database, targets, workloads),
+        Trials(database, workloads, data / "trials"),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
     )

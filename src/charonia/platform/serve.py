@@ -25,8 +25,7 @@ def serve(settings: PlatformSettings) -> None:
             database.
     """
     with claim(settings.data), _listening(settings) as listener:
-        host, port = listener.getsockname()[:2]
-        settings = replace(settings, port=port)
+        settings = replace(settings, port=listener.getsockname()[1])
         app = make_app(settings)
         config = uvicorn.Config(
             app,
@@ -46,7 +45,7 @@ def serve(settings: PlatformSettings) -> None:
             signal.signal(number, end)
         with app.state.platform.database.transaction() as session:
             secret = local.prepare(session, settings.data)
-        announce(settings.data, replace(settings, public_url="", host=host).url)
+        announce(settings.data, settings.local_url)
         print(f"Charonia platform at {settings.url}, data in {settings.data}")
         print(f"To sign in, open this once: {login.link(settings, secret)}", flush=True)
         gc.collect()

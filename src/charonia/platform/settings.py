@@ -42,6 +42,7 @@ class PlatformSettings:
         port: Their port, 0 for any free one.
         public_url: Where browsers reach it, "" for host and port.
         ports: First and last port for deployments on this machine; each takes three.
+        store_hosts: Hosts outside the internet that versions may be read from; "*" for all.
         oidc: Single sign-on.
     """
 
@@ -52,6 +53,7 @@ class PlatformSettings:
     port: int = PORT
     public_url: str = ""
     ports: tuple[int, int] = (FIRST_PORT, LAST_PORT)
+    store_hosts: tuple[str, ...] = ()
     oidc: Oidc = Oidc()
 
     def __post_init__(self) -> None:
@@ -86,13 +88,20 @@ class PlatformSettings:
     @property
     def url(self) -> str:
         """Where browsers reach it, without a slash at the end."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return self.public_url.rstrip("/") or f"http://{host}:{self.port}"
+        return self.public_url.rstrip("/") or self._url_of(self.host)
+
+    @property
+    def local_url(self) -> str:
+        """Where programs of this machine reach it; all addresses of a machine have its own among them."""
+        return self._url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
 
     @property
     def is_https(self) -> bool:
         """Whether browsers reach it with HTTPS."""
         return self.public_url.startswith("https://")
+
+    def _url_of(self, host: str) -> str:
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 def _is_loopback(host: str) -> bool:

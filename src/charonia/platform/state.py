@@ -13,6 +13,7 @@ from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.tasks.runner import TaskRunner
+from charonia.platform.trials.trials import Trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Platform:
         uploads: Files that are being sent.
         workloads: Makes what targets run.
         deployments: The deployments.
+        trials: Versions that are tried.
         provider: Of single sign-on, None for none.
     """
 
@@ -37,6 +39,7 @@ class Platform:
     uploads: UploadFolder
     workloads: Workloads
     deployments: Deployments
+    trials: Trials
     provider: Provider | None = None
 
 

@@ -33,7 +33,7 @@ ADDRESSES_PATH = "/addresses"
 """Route with the addresses of all replicas of the application; not there where the server asks for keys."""
 
 ANSWER_TURNS = 3
-"""Turns of the event loop that an answer waits for others: Ray's thread, which passes them on, then wakes less often."""
+"""Turns of the event loop that an answer waits for others: Ray's thread, which sends them on, then wakes less often."""
 
 
 class GrpcMessage:

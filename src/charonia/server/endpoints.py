@@ -112,6 +112,10 @@ class Endpoints:
         """Leave the listening sockets to another process, and serve until clients have left, up to a limit."""
         await asyncio.gather(*(front_end.hand_on(timeout_s) for front_end in self._front_ends()))
 
+    async def let_go(self, timeout_s: float) -> None:
+        """Serve as before for a while, and ask clients to leave. It takes this long where an endpoint is open."""
+        await asyncio.gather(*(front_end.let_go(timeout_s) for front_end in self._front_ends()))
+
     async def collect(self, process: str = "server") -> list[Traffic]:
         """Return what the endpoints have taken in; the process has this name."""
         named = (("http", self.http), ("grpc", self.grpc))

@@ -5,7 +5,7 @@ from functools import partial
 
 from charonia.config.model import ModelConfig
 from charonia.core.calls import ANSWERED, Reply, Ticket
-from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.core.errors import ServingError, invalid, turned_away, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
@@ -64,6 +64,7 @@ class ModelEngine:
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self._is_started = False
+        self._is_leaving = False
         self._is_exiting = False
 
     def started(self) -> None:
@@ -71,9 +72,10 @@ class ModelEngine:
         self._is_started = True
         self._lifecycle.table.notify()
 
-    def begin_exit(self) -> None:
-        """Turn not ready and refuse new requests; those in flight go on."""
-        self._is_exiting = True
+    def begin_exit(self, *, refuses: bool = True) -> None:
+        """Turn not ready and refuse new requests; those in flight go on. Without `refuses`, turn not ready alone."""
+        self._is_leaving = True
+        self._is_exiting = refuses
         self._lifecycle.table.notify()
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -107,7 +109,7 @@ class ModelEngine:
             self.find(request.model_name, request.model_version)
             if self._is_exiting and request.caller is None:  # requests in flight may call other models
                 message = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                raise with_request_id(unavailable(message), request)
+                raise with_request_id(turned_away(message), request)
         except ServingError as error:
             reply(error, True)
             return ANSWERED
@@ -119,7 +121,7 @@ class ModelEngine:
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        if not self._is_started or self._is_exiting or self._lifecycle.unread:
+        if not self._is_started or self._is_leaving or self._lifecycle.unread:
             return False
         # Models that are loaded on demand do not count for the server's readiness.
         needed = self.demand.is_pinned if self.demand is not None else None

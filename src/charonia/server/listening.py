@@ -6,7 +6,8 @@ link, the last megabytes of a large answer are there, and the transport does not
 
 A front end hands on when another process has its listening sockets: it serves the connections that it has until their
 clients leave. HTTP/1.1 clients are told with their next response, and one that sends a request in the moment in which
-its connection is closed would lose it, so a connection is only closed when it has been quiet for a while.
+its connection is closed would lose it, so a connection is only closed when it has been quiet for a while. With an exit
+delay, a server that stops does the same before it refuses requests, and still accepts connections: some learn late.
 """
 
 import asyncio
@@ -131,10 +132,17 @@ class Leaving(Protocol):
 L = TypeVar("L", bound=Leaving)
 
 
-async def hand_on(connections: Set[L], let_go: Callable[[L], int | None], quiet_s: float, timeout_s: float) -> None:
+async def hand_on(
+    connections: Set[L],
+    let_go: Callable[[L], int | None],
+    quiet_s: float,
+    timeout_s: float,
+    *,
+    least_s: float = QUIET_S,
+) -> None:
     """Serve the connections until all have ended, or until a limit. One that is quiet is told to wind down.
 
-    It takes `QUIET_S` at least: a connection may be accepted and not be known yet. Checks are counted as in `drain`.
+    Checks are counted as in `drain`.
 
     Args:
         connections: The front end's own set.
@@ -142,12 +150,13 @@ async def hand_on(connections: Set[L], let_go: Callable[[L], int | None], quiet_
             the connection, None while something is in flight.
         quiet_s: Time without a use after which a connection is quiet.
         timeout_s: The limit.
+        least_s: Time that it takes even without connections: one may be accepted and not be known yet.
     """
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s
     seen: dict[L, tuple[int | None, int]] = {}
     looks = 0
-    while (connections or looks * LOOK_S < QUIET_S) and loop.time() < end_s:
+    while (connections or looks * LOOK_S < least_s) and loop.time() < end_s:
         looks += 1
         now: dict[L, tuple[int | None, int]] = {}
         for connection in list(connections):

@@ -268,6 +268,7 @@ class ServerOptions:
 
     Attributes:
         id: Server name in the server metadata.
+        exit_delay_secs: Seconds at shutdown in which requests are still taken, while clients are asked to leave.
         exit_timeout_secs: Seconds that requests in flight have at shutdown.
         exit_on_error: Whether a model that fails to load at startup ends the server.
         strict_readiness: Whether the server is ready only when all its models are.
@@ -296,6 +297,7 @@ class ServerOptions:
     """
 
     id: str = "triton"
+    exit_delay_secs: int = 0
     exit_timeout_secs: int = 30
     exit_on_error: bool = True
     strict_readiness: bool = True

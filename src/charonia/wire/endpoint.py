@@ -23,6 +23,7 @@ class Endpoint:
         port: Port.
         tls: Whether the connection is encrypted.
         prefix: Path before that of the protocol, without a trailing slash (HTTP only).
+        name: Host name that `host` is an address of, for requests and certificates; "" where `host` is the name itself.
     """
 
     protocol: str
@@ -30,14 +31,19 @@ class Endpoint:
     port: int
     tls: bool
     prefix: str
+    name: str = ""
 
     @property
     def authority(self) -> str:
-        """Host and port in URL form."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        """Host and port in URL form, as requests name them."""
+        return _authority(self.name or self.host, self.port)
 
     def __str__(self) -> str:
-        return f"{self.protocol}{'s' if self.tls else ''}://{self.authority}{self.prefix}"
+        return f"{self.protocol}{'s' if self.tls else ''}://{_authority(self.host, self.port)}{self.prefix}"
+
+
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_url(url: str) -> Endpoint:

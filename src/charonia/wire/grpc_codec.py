@@ -69,6 +69,14 @@ class GrpcRequest:
         self.byte_size = sum(map(len, pieces))
         self.is_stream = is_stream
 
+    def to(self, authority: str) -> "GrpcRequest":
+        """Return the call of the same method of another host and port."""
+        wanted = authority_header(authority)
+        if wanted in self.headers:
+            return self
+        headers = tuple(wanted if header[0] == wanted[0] else header for header in self.headers)
+        return GrpcRequest(headers, self.pieces, self.is_stream)
+
 
 class PreparedGrpc(GrpcRequest):
     """An encoded inference request, which can be resent as another part of a sequence or with another id."""
@@ -117,7 +125,7 @@ class GrpcEncoder:
                 raise invalid(f"compression '{encoding}': expected 'gzip', 'deflate' or ''")
         self._encoding = (options.request_compression or "identity").encode()
         self._scheme = b"https" if endpoint.tls else b"http"
-        self._authority = endpoint.authority.encode("idna" if not endpoint.authority.isascii() else "ascii")
+        self._authority = authority_header(endpoint.authority)
         self._metadata = tuple(_metadata(name, value) for name, value in options.headers)
         self.infer_headers = self._headers("ModelInfer")
         self.stream_headers = self._headers("ModelStreamInfer")
@@ -171,7 +179,7 @@ class GrpcEncoder:
             (b":method", b"POST"),
             (b":scheme", self._scheme),
             (b":path", (service + method).encode()),
-            (b":authority", self._authority),
+            self._authority,
             (b"te", b"trailers"),
             (b"content-type", b"application/grpc"),
             (b"user-agent", b"charonia"),
@@ -179,6 +187,11 @@ class GrpcEncoder:
             *encoding,
             *self._metadata,
         )
+
+
+def authority_header(authority: str) -> Header:
+    """Return the header with the server's host and port."""
+    return b":authority", authority.encode("ascii" if authority.isascii() else "idna")
 
 
 def timeout_header(timeout_s: float) -> Header:

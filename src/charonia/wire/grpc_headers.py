@@ -7,6 +7,7 @@ from collections.abc import Set
 
 from charonia.wire.grpc_framing import ENCODINGS
 from charonia.wire.grpc_status import RpcError, Status, percent_encoded
+from charonia.wire.http_status import UNEXECUTED
 
 Header = tuple[bytes, bytes]
 Headers = tuple[Header, ...]
@@ -159,7 +160,8 @@ def parse_timeout(value: bytes) -> int:
 
 def error_trailers(error: RpcError) -> Headers:
     """Return the trailers of a call that fails after its response has begun."""
-    return ((b"grpc-status", b"%d" % error.status), (b"grpc-message", percent_encoded(error.message)))
+    trailers = ((b"grpc-status", b"%d" % error.status), (b"grpc-message", percent_encoded(error.message)))
+    return (*trailers, UNEXECUTED) if error.is_unexecuted else trailers
 
 
 def error_head(error: RpcError) -> Headers:

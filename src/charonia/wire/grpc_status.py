@@ -61,17 +61,19 @@ class RpcError(Exception):
     Attributes:
         status: The status.
         message: One sentence for the caller.
+        is_unexecuted: Whether no model has seen the request for certain.
     """
 
-    def __init__(self, status: Status, message: str) -> None:
+    def __init__(self, status: Status, message: str, *, is_unexecuted: bool = False) -> None:
         super().__init__(message)
+        self.is_unexecuted = is_unexecuted
         self.status = status
         self.message = message
 
 
 def rpc_error(error: ServingError) -> RpcError:
     """Return the gRPC error for an error of a lower layer."""
-    return RpcError(STATUS_BY_CODE[error.code], str(error))
+    return RpcError(STATUS_BY_CODE[error.code], str(error), is_unexecuted=error.is_unexecuted)
 
 
 def percent_encoded(message: str) -> bytes:

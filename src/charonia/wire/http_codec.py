@@ -55,6 +55,9 @@ CODES: dict[int, Code] = {
 """Code by status of an error; every other one is UNKNOWN."""
 
 
+_HOST = b"\r\nHost: "  # the first header of every request
+
+
 class HttpRequest:
     """A request in the bytes of HTTP.
 
@@ -69,6 +72,16 @@ class HttpRequest:
         self.byte_size = len(head) + sum(map(len, body))
         whole = self.byte_size <= JOINED_BYTES_MAX
         self.pieces: list[Buffer] = [b"".join((head, *body))] if whole else [head, *body]
+
+    def to(self, authority: str) -> "HttpRequest":
+        """Return the request to the same path of another host and port."""
+        head = bytes(self.pieces[0])
+        begin = head.index(_HOST) + len(_HOST)
+        end = head.index(b"\r\n", begin)
+        wanted = authority.encode("latin-1")
+        if head[begin:end] == wanted:
+            return self
+        return HttpRequest(b"".join((head[:begin], wanted, head[end:])), self.pieces[1:])
 
 
 class PreparedHttp(HttpRequest):
@@ -98,6 +111,11 @@ class PreparedHttp(HttpRequest):
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedHttp":
         """Return a copy as a part of a sequence."""
         parameters = {**self._parameters, **_sequence(correlation_id, start, end)}
+        return PreparedHttp(self._encoder, self._path, self._fields, parameters, self._tensors, self._blobs)
+
+    def with_timeout(self, timeout_us: int) -> "PreparedHttp":
+        """Return a copy that may wait so long in the server's queue."""
+        parameters = {**self._parameters, "timeout": timeout_us}
         return PreparedHttp(self._encoder, self._path, self._fields, parameters, self._tensors, self._blobs)
 
     def with_id(self, id: str) -> "PreparedHttp":

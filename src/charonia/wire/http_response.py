@@ -11,6 +11,8 @@ Invariants, which a property test checks:
 
 import httptools
 
+from charonia.wire.http_status import UNEXECUTED
+
 HEAD_BYTES_MAX = 64 * 1024
 """Longest response head."""
 
@@ -52,16 +54,26 @@ class Head:
         json_bytes: Bytes of JSON at the start of the body; -1 if unspecified.
         coding: Content coding of the body, "" for none.
         keep_alive: Whether the connection can be used again.
+        is_unexecuted: Whether the server says that no model has seen the request.
     """
 
-    __slots__ = ("coding", "json_bytes", "keep_alive", "length", "status")
+    __slots__ = ("coding", "is_unexecuted", "json_bytes", "keep_alive", "length", "status")
 
-    def __init__(self, status: int, length: int, json_bytes: int, coding: str, keep_alive: bool) -> None:
+    def __init__(
+        self,
+        status: int,
+        length: int,
+        json_bytes: int,
+        coding: str,
+        keep_alive: bool,
+        is_unexecuted: bool = False,
+    ) -> None:
         self.status = status
         self.length = length
         self.json_bytes = json_bytes
         self.coding = coding
         self.keep_alive = keep_alive
+        self.is_unexecuted = is_unexecuted
 
 
 IN_CHUNKS = -1
@@ -252,6 +264,7 @@ class _Chunks:
             int(json_text) if json_text.isdigit() and len(json_text) <= _DIGITS_MAX else -1,
             "" if coding == "identity" else coding,
             self._parser.should_keep_alive() and length != UNTIL_CLOSE,
+            headers.get(UNEXECUTED[0]) == UNEXECUTED[1],
         )
 
     def feed(self, data: bytes) -> bool:

@@ -21,6 +21,9 @@ REFUSED: dict[RefusalKind, int] = {
 }
 """Status of a refused call."""
 
+UNEXECUTED = (b"charonia-executed", b"no")
+"""Header of an error, over gRPC trailing metadata, that means: no model has seen the request."""
+
 REASONS: dict[int, str] = {
     100: "Continue",
     200: "OK",

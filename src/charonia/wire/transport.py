@@ -60,6 +60,7 @@ class Answer:
         code: Kind of the error; `Code.UNKNOWN` for success.
         status: HTTP or gRPC status; 0 if the server sent none.
         message: What went wrong, "" for success.
+        is_unexecuted: Whether no model has seen the request for certain: it was not sent, or the server says so.
         final: Whether this is the last answer to its request.
         is_empty: Whether it only ends a stream and holds no response.
         sent_ns: When `send` was called.
@@ -83,6 +84,7 @@ class Answer:
         "failure",
         "final",
         "is_empty",
+        "is_unexecuted",
         "json_bytes",
         "message",
         "receive_ns",
@@ -97,6 +99,7 @@ class Answer:
         self.code = Code.UNKNOWN
         self.status = 0
         self.message = ""
+        self.is_unexecuted = False
         self.final = True
         self.is_empty = False
         self.sent_ns = sent_ns

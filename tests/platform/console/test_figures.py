@@ -6,12 +6,14 @@ from charonia.platform.console import deployment_figures as shown
 from charonia.platform.console.audit_page import detail_text
 from charonia.platform.console.environment_choice import suggested
 from charonia.platform.console.model_pages import deployment_name, difference, name_of, read_links
-from charonia.platform.console.traffic_pages import traffic_view
+from charonia.platform.console.traffic_pages import shadows, traffic_view
 from charonia.platform.database.tables import EnvironmentRow
 from charonia.platform.deployments.figures import Figures, FiguresPoint
 from charonia.platform.deployments.views import DeploymentView
 from charonia.platform.models.records import NeededPackageRecord, VersionReport
 
+SHADOW: dict[str, Any] = {"sent": 9, "compared": 8, "different": 2, "failed": 1, "dropped": 3, "difference_rate": 0.25}
+SHADOW |= {"latency_us": {"p99": 2500.0}}
 TRAFFIC: dict[str, Any] = {
     "model": "digits",
     "sticky": "key",
@@ -19,8 +21,9 @@ TRAFFIC: dict[str, Any] = {
         {"version": "10", "is_ready": True, "weight": 1.0, "share": 0.25, "requests": 100, "errors": 5}
         | {"latency_us": {"p50": 1500.0}, "shadow": None},
         {"version": "9", "is_ready": True, "weight": 3.0, "share": 0.75, "requests": 300, "errors": 0}
-        | {"latency_us": {}, "shadow": {"different": 2, "compared": 8}},
+        | {"latency_us": {}, "shadow": SHADOW},
     ],
+    "shadow": {"9": {"share": 0.1}},
     "canary": {"plan": {"version": 10, "stable": 9, "steps": [10, 25, 100]}, "state": "rolled_back", "step": 1}
     | {"percent": 0, "reason": "more errors", "checks": {}},
     "history": [{"time": "2026-11-23T22:48:35Z", "text": "first"}, {"time": "2026-11-23T22:50:00Z", "text": "last"}],
@@ -66,8 +69,26 @@ def test_versions_stand_side_by_side_in_the_order_of_their_numbers() -> None:
     assert [each["version"] for each in found["versions"]] == ["9", "10"]
     assert dict(found["rows"])["Errors"] == ["0", "5 (5 %)"]
     assert dict(found["rows"])["p50"] == [shown.NONE, "1.5 ms"]
-    assert dict(found["rows"])["Shadow answers that differ"] == ["2 of 8", shown.NONE]
+    assert dict(found["rows"])["Copies compared"] == ["8", shown.NONE]
+    assert dict(found["rows"])["Answers that differ"] == ["2 (25 %)", shown.NONE]
+    assert dict(found["rows"])["p99 of copies"] == ["2.5 ms", shown.NONE]
+    assert [each["copies_percent"] for each in found["versions"]] == ["10", "0"]
     assert found["candidates"][0] == ("10", "version 10")
+
+
+def test_a_shadow_keeps_what_may_differ_when_its_share_changes() -> None:
+    present = {"9": {"share": 0.1, "relative_tolerance": 0.5}}
+
+    assert shadows([("9", 20), ("10", 0), ("11", 2.5), ("12", None)], present) == {
+        "9": {"share": 0.2, "relative_tolerance": 0.5},
+        "11": {"share": 0.025},
+    }
+
+
+def test_a_stickiness_that_the_page_does_not_offer_stays() -> None:
+    found = traffic_view({**TRAFFIC, "sticky": "header:x-user"}, view(figures=None))
+
+    assert found["stickies"][-1] == ("header:x-user", "header:x-user")
 
 
 def test_a_plan_that_was_rolled_back_shows_where() -> None:

@@ -1,15 +1,13 @@
 """What people do with the platform, in Chromium, on a platform with servers that run."""
 
-import json
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.support.browser import chromium, needed, new_tab, without_faults
+from tests.support.browser import needed
+from tests.support.console import infer, path, problems_of, sure, tensor
 from tests.support.models import mlp
 from tests.support.running_platform import RunningPlatform, running_platform
 from tests.support.s3_server import S3, s3_server
@@ -20,7 +18,6 @@ from charonia.platform.environments import builder
 pytestmark = [needed, pytest.mark.timeout(400)]
 
 SOURCE = Path(__file__).parents[3] / "src"
-AXE = Path(__file__).parents[2] / "support" / "axe" / "axe-4.14.1.min.js"
 
 MODEL_WITH_A_PACKAGE = """
 import numpy as np
@@ -58,44 +55,6 @@ def store(monkeypatch_module: pytest.MonkeyPatch) -> Iterator[S3]:
 def running(store: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
     with running_platform(tmp_path_factory.mktemp("platform")) as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def tab(browser: Browser, running: RunningPlatform) -> Iterator[Page]:
-    opened = new_tab(browser)
-    expect.set_options(timeout=20_000)
-    opened.goto(running.login_link())
-    yield opened
-    opened.context.close()
-
-
-@pytest.fixture
-def page(tab: Page) -> Iterator[Page]:
-    with without_faults(tab):
-        yield tab
-        tab.goto("about:blank")
-
-
-def path(running: RunningPlatform, *parts: str) -> str:
-    return "/".join([running.url, "p", "default", *parts])
-
-
-def sure(page: Page) -> None:
-    """Say yes to the question that has come up."""
-    page.locator("#sure button[value=yes]").click()
-
-
-def infer(address: str, model: str, body: dict[str, object]) -> dict[str, Any]:
-    data = json.dumps(body).encode()
-    with urllib.request.urlopen(f"{address}/v2/models/{model}/infer", data, timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
 
 
 # The stories, in this order: each goes on from where the one before has ended.
@@ -365,6 +324,7 @@ PAGES = (
     "deployments/digits/log",
     "models",
     "models/digits",
+    "models/digits/versions/1/try",
     "models/add",
     "models/add?from=store",
     "models/add?from=folder",
@@ -407,14 +367,3 @@ def test_nothing_is_wider_than_a_phone(page: Page, running: RunningPlatform, nam
     page.goto(path(running, name))
 
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-
-
-def problems_of(page: Page) -> list[str]:
-    """Return what axe finds: the rule, and the elements."""
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run()")
-    return [f"{rule['id']}: {[node['html'][:200] for node in rule['nodes']]}" for rule in found["violations"]]
-
-
-def tensor(name: str, size: int) -> dict[str, object]:
-    return {"name": name, "shape": [1, size], "datatype": "FP32", "data": [0.5] * size}

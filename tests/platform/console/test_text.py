@@ -21,7 +21,8 @@ def test_a_size_has_the_unit_that_fits(size: int, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(4000, "1 h 6 min"), (185, "3 min 5 s"), (42, "42 s"), (0.0123, "12.3 ms"), (5e-6, "5 µs")]
+    ("seconds", "shown"),
+    [(4000, "1 h 6 min"), (185, "3 min 5 s"), (600, "10 min"), (42, "42 s"), (0.0123, "12.3 ms"), (5e-6, "5 µs")],
 )
 def test_a_duration_has_the_units_that_fit(seconds: float, shown: str) -> None:
     assert text.duration_text(seconds) == shown
@@ -41,3 +42,9 @@ def test_what_was_long_ago_is_a_date() -> None:
 
 def test_a_name_is_escaped_and_breaks_after_its_separators() -> None:
     assert text.breakable("a_<b>/c") == "a_<wbr>&lt;b&gt;/<wbr>c"
+
+
+def test_a_line_of_a_log_is_what_it_says() -> None:
+    assert text.said('I1124 01:56:31.612597 27149 lifecycle.py:404] "loading: m:1"') == "loading: m:1"
+    assert text.said('E1124 01:56:31.612597 27149 a.py:4] "2 problems') == "2 problems"
+    assert text.said("the files are fetched") == "the files are fetched"

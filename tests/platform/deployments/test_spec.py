@@ -171,7 +171,7 @@ def test_changes_are_said_in_words() -> None:
         "replicas 1 to 3 -> 1",
         "API keys needed -> not needed",
         "model 'detection': versions 1, 2 -> version 2",
-        'model \'detection\': traffic version 1: 90, version 2: 10; {"sticky": "key"} -> to the newest version',
+        "model 'detection': traffic version 1: 90, version 2: 10; sticky key -> to the newest version",
         "model 'detection': instances 1 to 4 by load -> 1",
         "model 'detection': largest batch 8 -> as configured",
         "model 'detection': configuration, a as the model has it -> 1",
@@ -180,6 +180,24 @@ def test_changes_are_said_in_words() -> None:
         "model 'recognition' is removed",
     ]
     assert recognition not in after.models
+
+
+@pytest.mark.parametrize(
+    ("traffic", "words"),
+    [
+        ({"weights": {"1": 1}, "shadow": {"1": {"share": 0.05}}}, "version 1: 1; 5 % copied to version 1"),
+        ({"shadow": {"1": 0.5}}, "50 % copied to version 1"),
+        ({"shadow": [1], "weights": {"1": "x"}}, "shadow [1]; version 1: x"),
+        ({"shadow": {"1": {"part": 1}}, "sticky": None}, '{"part": 1} copied to version 1; sticky as the model has it'),
+    ],
+)
+def test_traffic_is_told_in_words_whatever_it_holds(traffic: dict[str, object], words: str) -> None:
+    before, after = (
+        read_spec({"name": "a", "models": [{"name": "m", "versions": [1], **more}]})
+        for more in ({}, {"traffic": traffic})
+    )
+
+    assert list(changes(before, after)) == [f"model 'm': traffic to the newest version -> {words}"]
 
 
 def test_a_change_of_traffic_alone_is_known_as_such() -> None:

@@ -1,6 +1,7 @@
 """Versions with real checks: real models, real processes."""
 
 import io
+import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from fastapi.testclient import TestClient
 from tests.platform.models.conftest import add_files
 from tests.support.models import PYTHON_IDENTITY, identity
 
+from charonia.platform.models import load_trial
 from charonia.platform.models.arrival import VersionTasks
-from charonia.platform.models.check import CheckingPython
+from charonia.platform.models.child import CheckingPython
 from charonia.platform.state import Platform
 
 Caller = Callable[..., dict[str, str]]
@@ -43,6 +45,7 @@ def test_a_model_gets_its_signature_and_its_complete_configuration(admin: TestCl
     assert report["config"]["max_batch_size"] == report["max_batch_size"] == 4
     assert "backend: onnxruntime, from the file 'model.onnx'" in report["inferred"]
     assert (report["code"], report["warnings"], report["problem"]) == ([], [], "")
+    assert report["load"].startswith("yes, in ")
     assert list((platform.artifacts.local.folder / "incoming").iterdir()) == []
 
 
@@ -132,3 +135,54 @@ def test_the_configuration_of_another_model_is_refused(admin: TestClient) -> Non
     version = add_files(admin, "echo", {"config.pbtxt": b'name: "other"', "1/model.onnx": identity()})
 
     assert version["report"]["problem"].startswith("config.pbtxt: name: expected 'echo'")
+
+
+def test_a_tensor_that_contradicts_the_file_is_found_by_loading_it(admin: TestClient, platform: Platform) -> None:
+    config = b"""
+    max_batch_size: 4
+    input { name: "INPUT0" data_type: TYPE_INT8 dims: 16 }
+    output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 16 }
+    """
+
+    version = add_files(admin, "echo", {"config.pbtxt": config, "1/model.onnx": identity()})
+
+    assert (version["state"], version["report"]["load"]) == ("ready", "no")
+    (warning,) = version["report"]["warnings"]
+    assert warning.startswith("it does not load on this machine (limits: 120 s, ")
+    assert "configuration expects datatype TYPE_INT8 for input 'INPUT0', model provides TYPE_FP32" in warning
+    assert str(platform.settings.data) not in warning
+
+
+def python_model(initialize: str) -> dict[str, bytes]:
+    code = PYTHON_IDENTITY.replace(
+        "    def execute", f"    def initialize(self, args):\n{initialize}\n\n    def execute"
+    )
+    return {"config.pbtxt": PYTHON_CONFIG, "1/model.py": code.encode()}
+
+
+def test_code_that_does_not_start_is_told(admin: TestClient) -> None:
+    version = add_files(admin, "own", python_model("        raise RuntimeError('there is no dictionary')"))
+
+    assert version["state"] == "ready"
+    assert "RuntimeError: there is no dictionary" in version["report"]["warnings"][0]
+
+
+def test_a_load_that_takes_too_long_is_given_up(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_trial, "LOAD_S_MAX", 3.0)
+
+    version = add_files(admin, "own", python_model("        import time; time.sleep(60)"))
+
+    assert version["report"]["warnings"][0].endswith("it was not ready after 3 s")
+
+
+def test_a_load_that_takes_too_much_memory_is_given_up(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_trial, "MEMORY_SHARE_MAX", (2 * 2**30 + 2**19) / machine_memory())
+
+    version = add_files(admin, "own", python_model("        self.much = bytearray(4 << 30)"))
+
+    assert "2048 MiB" in version["report"]["warnings"][0]
+    assert "MemoryError" in version["report"]["warnings"][0]
+
+
+def machine_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -142,6 +142,21 @@ def test_a_command_that_takes_too_long_is_ended(make: Make) -> None:
     assert "has not ended after" in tasks.when(tasks.add("work"), "failed").reason
 
 
+def test_a_command_that_has_said_enough_is_ended(make: Make) -> None:
+    script = "import time; print('almost', flush=True); print('there', flush=True); time.sleep(60)"
+
+    def handle(run: TaskRun) -> Mapping[str, Any]:
+        status = run.run([sys.executable, "-c", script], timeout_s=50, enough=lambda line: line == "there")
+        return {"status": status}
+
+    tasks = make({"talk": handle})
+
+    number = tasks.add("talk")
+
+    assert tasks.when(number, "done", "failed").result == {"status": 0}
+    assert tasks.log(number) == "almost\nthere\n"
+
+
 def test_what_ran_when_the_platform_ended_runs_again(make: Make) -> None:
     first = make({"sleep": sleep})
     number = first.add("sleep")

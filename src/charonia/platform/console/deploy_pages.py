@@ -11,6 +11,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.platform.console.deploy_form import FormFields, by_field, document, form_of, text_of, with_version
 from charonia.platform.console.deployment_pages import as_file
 from charonia.platform.console.measure_forms import offer
+from charonia.platform.console.model_pages import deployment_name
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
 from charonia.platform.database.tables import ModelRow, ProjectRow, VersionRow
 from charonia.platform.environments import catalog
@@ -29,8 +30,10 @@ VERSIONS_MAX = 12
 @router.get("/new")
 def show_new(visit: OnPage, model: str = "") -> Response:
     """Show the form for a new deployment."""
-    spec = {"name": "", "models": [{"name": model}] if model else []}
-    return _form(visit, "", form_of(spec), check=_nothing())
+    name = deployment_name(model) if model else ""
+    sent = {"name": [name], "model": [model] if model else []}
+    spec = {"name": name, "models": [{"name": model}] if model else []}
+    return _form(visit, "", form_of(spec), check=_checked(visit, sent))
 
 
 @router.post("/new")

@@ -10,6 +10,9 @@ from charonia.platform.console.pages import ROWS_MAX, OnPage
 from charonia.platform.console.text import date_text, duration_text, figure
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import TaskRow
+from charonia.platform.environments import catalog
+from charonia.platform.jobs import jobs
+from charonia.platform.models import kinds
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
 from charonia.platform.tasks import queue
@@ -17,12 +20,12 @@ from charonia.platform.tasks import queue
 router = APIRouter(prefix="/p/{project}/jobs")
 
 TITLES = {
-    "environment": "Build of an environment",
-    "version.add": "Arrival of a model",
-    "version.check": "Check of a model",
-    "blobs.collect": "Removal of unused files",
-    "perf": "Load test",
-    "tune": "Search for a configuration",
+    catalog.KIND: "Build of an environment",
+    kinds.ADD: "Arrival of a model",
+    kinds.CHECK: "Check of a model",
+    kinds.COLLECT: "Removal of unused files",
+    jobs.PERF: "Load test",
+    jobs.TUNE: "Search for a configuration",
 }
 """What pages call each kind of task."""
 

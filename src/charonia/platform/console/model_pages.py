@@ -322,6 +322,7 @@ def _facts(report: VersionReport) -> Sequence[tuple[str, str]]:
     if report.is_checked:
         facts.append(("Batches", f"up to {report.max_batch_size}" if report.max_batch_size else "none"))
     facts.append(("Checked with", report.checked_with or "the platform's own Python" if report.is_checked else ""))
+    facts.append(("Loads", report.load))
     needs = ", ".join(f"{need.name}{'' if need.is_here else ' (missing here)'}" for need in report.needs)
     facts += [
         ("Needs", needs),

@@ -208,6 +208,7 @@ def _environment() -> Environment:
         "kind": text.kind_of,
         "percent": text.percent,
         "plural": text.plural,
+        "said": text.said,
         "size": text.size_text,
     }
     environment.globals |= {"asset": address, "places": PLACES, "project": "", "projects": (), "place": ""}

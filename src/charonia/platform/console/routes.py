@@ -14,6 +14,7 @@ from charonia.platform.console import (
     people_page,
     sign_in,
     traffic_pages,
+    trial_pages,
     trial_route,
 )
 
@@ -29,6 +30,7 @@ for page in (
     deploy_pages,  # before those with a name in their address: "new" is none
     deployment_pages,
     traffic_pages,
+    trial_pages,
     trial_route,
     measure_forms,
 ):

@@ -10,7 +10,7 @@ from charonia.platform.console.pages import plain_page
 from charonia.platform.people import projects
 from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.calls import Caller
-from charonia.platform.people.login import LOGIN_PAGE, local_path
+from charonia.platform.people.login import LOGIN_PAGE, SIGN_ON_PATH, local_path
 from charonia.platform.state import Here
 
 router = APIRouter()
@@ -25,7 +25,7 @@ PROBLEMS = {
 @router.get(LOGIN_PAGE)
 def sign_in(platform: Here, problem: str = "", next: str = "/") -> Response:
     """Show how to sign in."""
-    target = f"/login/oidc?{urlencode({'next': local_path(next)})}" if platform.settings.oidc.issuer else ""
+    target = f"{SIGN_ON_PATH}?{urlencode({'next': local_path(next)})}" if platform.settings.oidc.issuer else ""
     return plain_page("login.html", {"problem": PROBLEMS.get(problem, problem and PROBLEMS["sso"]), "sso": target})
 
 

@@ -1,6 +1,6 @@
 """The page of a deployment's traffic: versions side by side, weights, the canary plan and its history."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Response
@@ -15,6 +15,9 @@ from charonia.platform.deployments.figures import Figures
 from charonia.platform.deployments.views import DeploymentView
 
 router = APIRouter(prefix="/p/{project}/deployments/{name}/traffic")
+
+STICKY = {"": "no: each request goes to any", "key": "by API key", "correlation_id": "by correlation id"}
+"""What keeps a client on its version."""
 
 _OPEN = ("running", "paused")
 _PLAN = {
@@ -37,14 +40,33 @@ def show(visit: OnPage, name: str, model: str = "") -> Response:
 
 @router.post("/weights")
 def set_weights(visit: OnPage, name: str, model: Model, sent: Sent) -> Response:
-    """Split requests by weights."""
-    weights = {key.removeprefix("weight-"): number(sent, key) or 0 for key in sent if key.startswith("weight-")}
-    change = {"weights": weights, "sticky": text_of(sent, "sticky")}
+    """Split requests by weights, and copy shares of them to shadow versions."""
+    servers = visit.platform.deployments.servers
     try:
-        visit.platform.deployments.servers.set_traffic(visit.who, visit.project, name, model, change)
+        present = servers.traffic(visit.who, visit.project, name, model)["shadow"]
+        change = {
+            "weights": {version: share or 0 for version, share in _numbers(sent, "weight-")},
+            "sticky": text_of(sent, "sticky"),
+            "shadow": shadows(_numbers(sent, "copies-"), present) or None,
+        }
+        servers.set_traffic(visit.who, visit.project, name, model, change)
     except ServingError as error:
         return _page(visit, name, model, block="split", status=INVALID, problems={"split": error.message})
-    return _page(visit, name, model, block="split", said="The next requests are split so.")
+    return _page(visit, name, model, block="split", said="The next requests are split so.", change=change)
+
+
+def shadows(percents: Iterable[tuple[str, Any]], present: Mapping[str, Any]) -> dict[str, Any]:
+    """Return shadow versions as the server takes them.
+
+    Args:
+        percents: For versions, which share of the requests is copied to them in percent; 0 or None for none.
+        present: The shadow versions that there are: a version keeps what may differ.
+    """
+    return {
+        version: {**present.get(version, {}), "share": percent / 100 if isinstance(percent, int | float) else percent}
+        for version, percent in percents
+        if percent
+    }
 
 
 @router.post("/canary")
@@ -67,6 +89,11 @@ def _plan(sent: FormFields) -> dict[str, Any]:
     return {**plan, "steps": steps, "checks_errors": bool(text_of(sent, "checks_errors"))}
 
 
+def _numbers(sent: FormFields, prefix: str) -> list[tuple[str, Any]]:
+    """Return the numbers of fields that have a version after a prefix."""
+    return [(key.removeprefix(prefix), number(sent, key)) for key in sent if key.startswith(prefix)]
+
+
 def _number(text: str) -> Any:
     try:
         return float(text)
@@ -85,12 +112,20 @@ def _page(visit: Visit, name: str, model: str, *, block: str = "", status: int =
     try:
         if view.http and chosen:
             answer = deployments.servers.traffic(visit.who, visit.project, name, chosen)
-            context["model"] = traffic_view(answer, view)
+            context["model"] = traffic_view({**answer, **_foreseen(answer, values.get("change", {}))}, view)
     except ServingError as error:
         context["problem"] = error.message
     if context["model"] is None:
         context["models"] = []
     return page(visit, view, "traffic.html", "traffic", {**context, **values}, block=block, status=status)
+
+
+def _foreseen(answer: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a server's account that a change will have changed when the server has it."""
+    if not change:
+        return {}
+    versions = [{**each, "weight": change["weights"].get(each["version"], 0)} for each in answer["versions"]]
+    return {"versions": versions, "sticky": change["sticky"], "shadow": change["shadow"] or {}}
 
 
 def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, Any]:
@@ -103,8 +138,9 @@ def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, A
         each["percent"] = round(100 * each["share"], 1)
         weight = 100 * each["weight"] / total if total else 100 * each["share"]
         each["weight_percent"] = f"{weight:.4g}"
+        each["copies_percent"] = f"{100 * answer['shadow'].get(each['version'], {}).get('share', 0):.4g}"
         each["now"] = figures.get(f"{answer['model']}/{each['version']}", Figures())
-    canary = answer.get("canary")
+    canary, sticky = answer.get("canary"), answer.get("sticky", "")
     newest_first = [(each["version"], f"version {each['version']}") for each in reversed(versions)]
     shares = ", ".join(f"version {each['version']} gets {figure(each['percent'])} %" for each in versions)
     return {
@@ -112,7 +148,9 @@ def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, A
         "versions": versions,
         "rows": _rows(versions),
         "shares_text": shares,
-        "sticky": answer.get("sticky", ""),
+        "sticky": sticky,
+        "stickies": [*(STICKY | ({} if sticky in STICKY else {sticky: sticky})).items()],
+        "has_shadow": bool(answer["shadow"]),
         "canary": _canary(canary) if canary else None,
         "canary_open": canary is not None and canary["state"] in _OPEN,
         "candidates": newest_first,
@@ -134,7 +172,14 @@ def _rows(versions: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
         ("p99", [_latency(each, "p99") for each in versions]),
     ]
     if any(each.get("shadow") for each in versions):
-        rows.append(("Shadow answers that differ", [_shadow(each.get("shadow")) for each in versions]))
+        copies = [each.get("shadow") or {} for each in versions]
+        rows += [
+            ("Copies compared", [f"{copy['compared']:,}" if copy else shown.NONE for copy in copies]),
+            ("Answers that differ", [_differing(copy) for copy in copies]),
+            ("Copies that failed", [f"{copy['failed']:,}" if copy else shown.NONE for copy in copies]),
+            ("Copies left out", [f"{copy['dropped']:,}" if copy else shown.NONE for copy in copies]),
+            ("p99 of copies", [_latency(copy, "p99") if copy else shown.NONE for copy in copies]),
+        ]
     return rows
 
 
@@ -148,10 +193,10 @@ def _latency(version: Mapping[str, Any], key: str) -> str:
     return shown.ms_text(None if value is None else value / 1e3)
 
 
-def _shadow(shadow: Mapping[str, Any] | None) -> str:
-    if not shadow:
+def _differing(copies: Mapping[str, Any]) -> str:
+    if not copies:
         return shown.NONE
-    return f"{shadow['different']:,} of {shadow['compared']:,}"
+    return f"{copies['different']:,} ({percent(copies['difference_rate'])})" if copies["different"] else "0"
 
 
 def _canary(canary: Mapping[str, Any]) -> dict[str, Any]:

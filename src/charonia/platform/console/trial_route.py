@@ -1,4 +1,4 @@
-"""Requests of the form to try a model: passed to the server of a deployment, within limits.
+"""Requests of the form to try a model: passed to the server of a deployment or of a version, within limits.
 
 For people at the page only. Clients call the deployment at its own address.
 """
@@ -7,6 +7,7 @@ import http.client
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from http import HTTPMethod
 from urllib.parse import quote
 
@@ -17,11 +18,13 @@ from charonia.core.errors import not_found, unavailable
 from charonia.platform.console.pages import OnPage
 from charonia.platform.people.access import ProjectRole
 
-router = APIRouter(prefix="/p/{project}/deployments/{name}/server")
+router = APIRouter(prefix="/p/{project}")
 
 REQUEST_BYTES_MAX = 64 * 2**20
 ANSWER_BYTES_MAX = 64 * 2**20
 ANSWER_S_MAX = 60.0
+
+_METHODS: list[str] = [HTTPMethod.GET, HTTPMethod.POST]
 
 _CALLS = re.compile(r"openapi\.json|samples/[^/]+(/versions/\d+)?|v2/models/[^/]+(/versions/\d+)?/infer")
 """What may be asked for."""
@@ -30,12 +33,37 @@ _PASSED = ("content-type", "accept", "prefer", "inference-header-content-length"
 _RETURNED = ("content-type", "server-timing", "inference-header-content-length")
 
 
-@router.api_route("/{path:path}", methods=[HTTPMethod.GET, HTTPMethod.POST])
-async def ask(visit: OnPage, request: Request, name: str, path: str) -> Response:
+@router.api_route("/deployments/{name}/server/{path:path}", methods=_METHODS)
+async def ask_deployment(visit: OnPage, request: Request, name: str, path: str) -> Response:
     """Pass a request to the server of a deployment."""
+
+    def find() -> tuple[str, str]:
+        visit.who.demand(ProjectRole.DEPLOYER, visit.project)
+        seen = visit.platform.deployments.servers.observe(visit.who, visit.project, name)
+        if not seen.http:
+            raise unavailable(f"deployment '{name}' does not run", hint="start it, or wait until it is ready")
+        return seen.http, seen.key
+
+    return await _pass(request, path, find)
+
+
+@router.api_route("/models/{name}/versions/{number}/server/{path:path}", methods=_METHODS)
+async def ask_version(visit: OnPage, request: Request, name: str, number: int, path: str) -> Response:
+    """Pass a request to the server that was started to try a version."""
+    return await _pass(request, path, lambda: visit.platform.trials.use(visit.who, visit.project, name, number))
+
+
+async def _pass(request: Request, path: str, find: Callable[[], tuple[str, str]]) -> Response:
+    """Pass a request to a server.
+
+    Args:
+        request: The request.
+        path: What it asks for.
+        find: Returns the address of the server and a key for it, unless the caller may not have them.
+    """
     if _CALLS.fullmatch(path) is None:
         raise not_found(f"there is nothing at '{path}' for the form to try a model")
-    visit.who.demand(ProjectRole.DEPLOYER, visit.project)
+    address, key = await run_in_threadpool(find)
     if int(request.headers.get("content-length", 0)) > REQUEST_BYTES_MAX:
         return _too_large()
     body = b""
@@ -43,14 +71,11 @@ async def ask(visit: OnPage, request: Request, name: str, path: str) -> Response
         body += piece
         if len(body) > REQUEST_BYTES_MAX:
             return _too_large()
-    seen = await run_in_threadpool(visit.platform.deployments.servers.observe, visit.who, visit.project, name)
-    if not seen.http:
-        raise unavailable(f"deployment '{name}' does not run", hint="start it, or wait until it is ready")
-    headers = {key: value for key in _PASSED if (value := request.headers.get(key))}
-    if seen.key:
-        headers["Authorization"] = f"Bearer {seen.key}"
+    headers = {name: value for name in _PASSED if (value := request.headers.get(name))}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
     call = urllib.request.Request(
-        f"{seen.http}/{quote(path)}",
+        f"{address}/{quote(path)}",
         body if request.method == HTTPMethod.POST else None,
         headers,
         method=request.method,

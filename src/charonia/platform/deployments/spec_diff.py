@@ -87,14 +87,29 @@ def _versions(model: DeployedModel) -> str:
 
 
 def _traffic(traffic: Mapping[str, Any]) -> str:
+    """Return traffic settings in words. Their values are for the server to check: they may be anything."""
     if not traffic:
         return "to the newest version"
-    weights = traffic.get("weights")
-    rest = {key: value for key, value in traffic.items() if key != "weights"}
     parts = []
-    if isinstance(weights, Mapping):
-        parts.append(", ".join(f"version {version}: {weight:g}" for version, weight in sorted(weights.items())))
-    return "; ".join([*parts, *([_json(rest)] if rest else [])])
+    for key, value in traffic.items():
+        if key == "weights" and isinstance(value, Mapping):
+            parts.append(", ".join(f"version {version}: {_short(weight)}" for version, weight in sorted(value.items())))
+        elif key == "shadow" and isinstance(value, Mapping):
+            parts += [f"{_share(shadow)} copied to version {version}" for version, shadow in sorted(value.items())]
+        else:
+            parts.append(f"{key} {_short(value)}")
+    return "; ".join(parts)
+
+
+def _share(shadow: object) -> str:
+    share = shadow.get("share") if isinstance(shadow, Mapping) else shadow
+    return f"{100 * share:g} %" if isinstance(share, int | float) else _short(shadow)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, int | float) else _json(value)
 
 
 def _instances(model: DeployedModel) -> str:

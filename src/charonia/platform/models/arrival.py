@@ -23,8 +23,10 @@ from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
-from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
+from charonia.platform.models.check import absent_module, first_look, full_check
+from charonia.platform.models.child import CheckingPython
 from charonia.platform.models.code import is_pickled_estimator
+from charonia.platform.models.hosts import ANY, AllowedHosts
 from charonia.platform.models.kinds import ADD, CHECK, COLLECT
 from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root
 from charonia.platform.models.records import ARRIVING, CHECKING, READY, REFUSED, AddedVersion, VersionReport
@@ -107,12 +109,14 @@ class VersionTasks:
         store: The files of versions.
         uploads: Files that are being sent.
         environments: Folder of the environments, a folder by digest each.
+        hosts: Servers that versions may be read from. Administrators of all projects may name any.
     """
 
     database: Database
     store: ArtifactStore
     uploads: UploadFolder
     environments: Path
+    hosts: AllowedHosts
 
     def add(self, run: TaskRun) -> Mapping[str, Any]:
         """Bring the files of a version, and check it. It may run again after the platform ended in the middle.
@@ -164,7 +168,9 @@ class VersionTasks:
         if source.kind == "upload" and not sent:
             raise internal("the uploaded files are gone", hint="send them again")
         self.uploads.seal(list(sent.values()))
-        files, title = open_source(source, self.uploads, sent, may_read_folders=bool(run.arguments["may_read_folders"]))
+        is_admin = bool(run.arguments["may_read_folders"])
+        hosts = AllowedHosts((ANY,)) if is_admin else self.hosts
+        files, title = open_source(source, self.uploads, sent, may_read_folders=is_admin, hosts=hosts)
         with unpacked(files, self.store, pace.seen) as inner:
             sizes = inner.sizes()
             found = _arranged(inner, list(sizes), source.take)
@@ -228,15 +234,21 @@ class VersionTasks:
 
     def _checked(self, run: TaskRun, name: str, files: manifest.Manifest, python: CheckingPython) -> Mapping[str, Any]:
         """Return what a check finds; where its code imports what only an environment has, a check with that."""
+        failure: ServingError | None = None
+        found: Mapping[str, Any] = {}
         try:
-            return full_check(run, name, files, self.store, python)
+            found = full_check(run, name, files, self.store, python)
+            message = "\n".join(found.get("warnings", ()))
         except ServingError as error:
-            module = absent_module(error.message)
-            other = self._having(run, {module}) if module else None
-            if other is None:
-                raise
+            failure, message = error, error.message
+        module = absent_module(message)
+        other = self._having(run, {module}) if module else None
+        if other is not None:
             run.log(f"environment '{other.name}' has {module}")
             return full_check(run, name, files, self.store, other)
+        if failure is not None:
+            raise failure
+        return found
 
     def _python(self, run: TaskRun, report: VersionReport) -> CheckingPython | None:
         """Return an interpreter that has what a version needs, None for none."""

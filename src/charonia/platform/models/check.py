@@ -5,12 +5,8 @@ They run in processes of their own, because a file that crashes its reader must 
 
 import importlib.util
 import json
-import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from charonia.config.json_form import to_json
@@ -19,40 +15,19 @@ from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.artifacts.manifest import Manifest
 from charonia.platform.artifacts.store import ArtifactStore
+from charonia.platform.models.child import CheckingPython, CheckOutput, charonia
 from charonia.platform.models.code import backend_of, code_in, dependencies, needed_package
 from charonia.platform.models.layout import CONFIG
+from charonia.platform.models.load_trial import try_to_load
 from charonia.platform.models.records import NeededPackageRecord, TensorRecord, VersionReport
 from charonia.platform.tasks.runner import TaskRun
-
-CHECK_S_MAX = 600.0
-"""Time that a check may take."""
 
 TEXT_BYTES_MAX = 16 * 1024 * 1024
 """Longest file that is read as text: a configuration, requirements, a model in Python."""
 
-OUTPUT_LINES_MAX = 100_000
-"""Lines of a command's output that are looked at."""
-
 PROBLEM_CHARS_MAX = 4000
 
-_PASSED_ON = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "UV_CACHE_DIR"})
-"""Environment variables of the platform that a model may see. The others may hold credentials."""
-
-
 _ABSENT = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckingPython:
-    """An interpreter that checks.
-
-    Attributes:
-        name: Name of its environment, "" for the platform's own.
-        path: The interpreter.
-    """
-
-    name: str = ""
-    path: Path = Path(sys.executable)
 
 
 def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionReport:
@@ -100,12 +75,15 @@ def full_check(
     """
     with store.scratch() as repository:
         store.materialise(files, repository / name, check=run.check)
-        lines = _run(run, python, ["config", "--json", str(repository / name)])
+        lines = charonia(run, python, ["config", "--json", str(repository / name)])
         config, notes = read_config(lines.output, str(repository / name))
         if config is None:
             raise _refusal(lines, name, str(repository / name))
-        doctor = _run(run, python, ["doctor", "--json", "--models-only", "--model-repository", str(repository)])
+        doctor = charonia(run, python, ["doctor", "--json", "--models-only", "--model-repository", str(repository)])
         warnings = read_warnings(doctor.output)
+        load = try_to_load(run, python, repository, config)
+    if load.problem:
+        warnings.append(load.problem)
     return {
         "is_checked": True,
         "checked_with": python.name,
@@ -116,6 +94,7 @@ def full_check(
         "outputs": _tensors(config.get("output", [])),
         "max_batch_size": config.get("max_batch_size", 0),
         "warnings": warnings,
+        "load": load.text,
     }
 
 
@@ -158,29 +137,7 @@ def read_warnings(lines: Sequence[str]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """What a command has done."""
-
-    status: int
-    output: list[str]
-
-
-def _run(run: TaskRun, python: CheckingPython, arguments: Sequence[str]) -> _Ran:
-    output: list[str] = []
-
-    def keep(line: str) -> None:
-        if len(output) < OUTPUT_LINES_MAX:
-            output.append(line.replace("\0", "\ufffd"))  # which PostgreSQL does not take
-
-    environment = {key: value for key, value in os.environ.items() if key in _PASSED_ON}
-    command = [str(python.path), "-m", "charonia", *arguments]
-    run.log(f"$ charonia {' '.join(arguments)}")
-    status = run.run(command, timeout_s=CHECK_S_MAX, environment=environment, on_line=keep)
-    return _Ran(status, output)
-
-
-def _refusal(ran: _Ran, name: str, folder: str) -> ServingError:
+def _refusal(ran: CheckOutput, name: str, folder: str) -> ServingError:
     if ran.status < 0:
         return invalid(f"the process that read '{name}' was ended by signal {-ran.status}", hint="its file is damaged")
     text = [line.replace(f"{folder}/", "").replace(folder, name) for line in ran.output]

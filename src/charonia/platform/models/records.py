@@ -62,6 +62,7 @@ class VersionReport:
         requirements: Python packages that it says it needs, a line each.
         code: Why loading it runs code that it brings, a phrase each; none for data.
         warnings: What `charonia doctor` and the check found, a sentence each.
+        load: Whether it loads, "" where that was not tried.
         left_out: Files that were sent and are not part of it.
         same_as: Number of the version that has the same files, 0 for none.
         problem: Why it was refused, "" if it was not.
@@ -80,6 +81,7 @@ class VersionReport:
     requirements: str = ""
     code: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    load: str = ""
     left_out: list[str] = field(default_factory=list)
     same_as: int = 0
     problem: str = ""

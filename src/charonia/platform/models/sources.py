@@ -8,6 +8,7 @@ from typing import Any, Literal
 from charonia.core.errors import invalid, unsupported
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.models.arriving import ArrivingFiles, FolderFiles, OwnFiles, RemoteFiles
+from charonia.platform.models.hosts import AllowedHosts
 from charonia.platform.models.mlflow import PROXIED, MlflowServer, ProxiedArtifacts
 from charonia.stores.location import is_store, parse_address
 from charonia.stores.remote import open_store
@@ -52,7 +53,12 @@ class VersionSource:
 
 
 def open_source(
-    source: VersionSource, uploads: UploadFolder, sent: Mapping[str, str], *, may_read_folders: bool
+    source: VersionSource,
+    uploads: UploadFolder,
+    sent: Mapping[str, str],
+    *,
+    may_read_folders: bool,
+    hosts: AllowedHosts,
 ) -> tuple[ArrivingFiles, str]:
     """Return the files, and where they come from in words. Blocks.
 
@@ -61,6 +67,7 @@ def open_source(
         uploads: Files that were sent.
         sent: Their keys by path, for an upload.
         may_read_folders: Whether the caller may read any folder of this machine.
+        hosts: Servers that may be read from.
 
     Raises:
         ServingError: INVALID_ARG for a place that cannot be; NOT_FOUND; UNAVAILABLE when it cannot be reached.
@@ -71,22 +78,24 @@ def open_source(
             title = paths[0] if len(paths) == 1 else f"{paths[0].split('/')[0]} and others ({len(paths)} files)"
             return OwnFiles({path: uploads.sealed(key) for path, key in sent.items()}), f"upload of {title}"
         case "address":
-            return _at(source.place), source.place
+            return _at(source.place, hosts), source.place
         case "folder":
             return _folder(Path(source.place), uploads), f"folder {source.place}"
         case "mlflow":
             server = MlflowServer(source.server)
+            if source.server:  # else it is the one that the platform was told
+                hosts.check(server.address)
             uri, name = server.artifacts(source.place)
-            return _of_mlflow(server, uri, uploads if may_read_folders else None), f"{name} of {server.address}"
+            return _of_mlflow(server, uri, uploads if may_read_folders else None, hosts), f"{name} of {server.address}"
 
 
-def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None) -> ArrivingFiles:
+def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None, hosts: AllowedHosts) -> ArrivingFiles:
     """Return the files at an address that MLflow names; without `uploads`, none of this machine."""
     scheme = uri.partition(":")[0]
     if scheme == PROXIED:
         return RemoteFiles(ProxiedArtifacts(server, uri))
     if is_store(uri) and scheme != "file":
-        return _at(uri)
+        return _at(uri, hosts)
     path = uri.removeprefix("file://") if scheme == "file" else uri
     if path.startswith("/") and uploads is not None:
         return _folder(Path(path), uploads)
@@ -103,9 +112,10 @@ def _folder(folder: Path, uploads: UploadFolder) -> ArrivingFiles:
     return FolderFiles(folder)
 
 
-def _at(address: str) -> ArrivingFiles:
+def _at(address: str, hosts: AllowedHosts) -> ArrivingFiles:
     """Return the files below an address, or the one file at it."""
     place = parse_address(address)
+    hosts.check_store(place)
     store = open_store(place)
     if place.prefix and next(iter(store.files()), None) is None:
         above, _, name = place.uri.rpartition("/")

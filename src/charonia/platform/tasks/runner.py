@@ -5,7 +5,6 @@ A task that was running when the platform ended runs again, so what it does must
 
 import contextlib
 import logging
-import os
 import signal
 import subprocess
 import threading
@@ -19,6 +18,7 @@ from charonia.core.errors import ServingError, internal
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import TaskRow
+from charonia.platform.tasks.process_group import END_S_MAX, end_group
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +36,6 @@ LOG_BYTES_MAX = 16 * 2**20
 
 LOOK_S = 0.2
 """Pause between two looks for a cancellation."""
-
-END_S_MAX = 5.0
-"""Time that a command has to end after SIGTERM."""
 
 
 class CancelledTaskError(Exception):
@@ -101,6 +98,7 @@ class TaskRun:
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
+        enough: Callable[[str], bool] | None = None,
     ) -> int:
         """Run a command with its output in the log, and return its exit status.
 
@@ -109,12 +107,22 @@ class TaskRun:
             timeout_s: After this it is ended.
             environment: Its environment variables; those of the platform by default.
             on_line: Called with each line of its output.
+            enough: Called with each line of its output; after one for which it is true, the command is ended, and its
+                exit status is 0.
 
         Raises:
             CancelledTaskError: If somebody has cancelled the task; the command has ended then.
             ServingError: INTERNAL if it took too long.
         """
-        started = now()
+        started, is_enough = now(), threading.Event()
+
+        def look(line: str) -> None:
+            self.log(line)
+            if on_line is not None:
+                on_line(line)
+            if enough is not None and enough(line):
+                is_enough.set()
+
         with subprocess.Popen(
             with_parent_death_signal(command, signal.SIGTERM),  # the task runs again: not beside what is left of it
             stdin=subprocess.DEVNULL,
@@ -125,27 +133,23 @@ class TaskRun:
             text=True,
             errors="replace",
         ) as process:
-            reader = threading.Thread(target=self._read, args=(process, on_line), daemon=True)
+            reader = threading.Thread(target=_read, args=(process, look), daemon=True)
             reader.start()
             try:
                 while True:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         status = process.wait(LOOK_S)
                         break
+                    if is_enough.is_set():
+                        status = 0
+                        break
                     self.check()
                     if now() - started > timeout_s:
                         raise internal(f"'{command[0]}' has not ended after {timeout_s:.0f} s")
             finally:
-                _end(process)
+                end_group(process)
                 reader.join()
         return status
-
-    def _read(self, process: subprocess.Popen[str], on_line: Callable[[str], None] | None) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.log(line)
-            if on_line is not None:
-                on_line(line.rstrip("\n"))
 
 
 Handler = Callable[[TaskRun], Mapping[str, Any]]
@@ -257,15 +261,7 @@ def _no_handler(run: TaskRun) -> Mapping[str, Any]:
     raise internal(f"nobody does the task {run.id} about '{run.subject}'")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a command with all processes that it has started."""
-    if process.poll() is None:
-        _signal(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_S_MAX)
-    _signal(process, signal.SIGKILL)
-
-
-def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+def _read(process: subprocess.Popen[str], look: Callable[[str], None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        look(line.rstrip("\n"))

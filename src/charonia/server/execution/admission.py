@@ -171,4 +171,5 @@ def _refuse(request: InferRequest, message: str, *, hint: str = "") -> NoReturn:
 
 def with_request_id(error: ServingError, request: InferRequest) -> ServingError:
     """Return the error with the request's id at the start of its message, where clients expect it."""
-    return ServingError(error.code, f"[request id: {request.id or '<id_unknown>'}] {error.message}", hint=error.hint)
+    message = f"[request id: {request.id or '<id_unknown>'}] {error.message}"
+    return ServingError(error.code, message, hint=error.hint, is_unexecuted=error.is_unexecuted)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from charonia.config.model import ModelConfig
 from charonia.core.classification import classify
-from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
+from charonia.core.errors import Code, ServingError, internal, invalid, turned_away, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.execution.admission import with_request_id
@@ -30,16 +30,18 @@ def selected(
 
 def drop_error(reason: DropReason, request: InferRequest, model: str) -> ServingError:
     """Return the error for a dropped request."""
+    # A request that a model made is a part of one that has begun.
+    refuse = turned_away if request.caller is None else unavailable
     match reason:
         case DropReason.QUEUE_FULL:
-            return unavailable(
+            return refuse(
                 f"Exceeds maximum queue size of model '{model}'",
                 hint="retry later, or raise max_queue_size or the number of instances",
             )
         case DropReason.TIMEOUT:
-            return unavailable("Request timeout expired", hint="the request waited longer than its queue timeout")
+            return refuse("Request timeout expired", hint="the request waited longer than its queue timeout")
         case DropReason.STOPPING:
-            return unavailable(f"Server is stopping, scheduler for model '{model}' has stopped accepting new requests")
+            return refuse(f"Server is stopping, scheduler for model '{model}' has stopped accepting new requests")
         case DropReason.STRATEGY_FAILED:
             return internal(
                 f"the batching strategy of model '{model}' failed on the request", hint="the server's log says how"

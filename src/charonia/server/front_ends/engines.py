@@ -174,10 +174,10 @@ class Engines(CurrentEngine):
             return self._former.infer(request, reply)
         return self.current.infer(request, reply)
 
-    def begin_exit(self) -> None:
-        """Turn not ready and refuse new requests; those in flight go on."""
+    def begin_exit(self, *, refuses: bool = True) -> None:
+        """Turn not ready and refuse new requests; those in flight go on. Without `refuses`, turn not ready alone."""
         for engine in self._all():
-            engine.begin_exit()
+            engine.begin_exit(refuses=refuses)
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until every request is answered, up to a limit; return whether that was in time."""

@@ -148,6 +148,9 @@ class FrontEnd:
             self.endpoints.leave_sockets()
             self._tell_leaving()
             await self.endpoints.hand_on(finish_s)
+        elif self._options.exit_delay_secs and self._engine is not None:
+            self._engine.begin_exit(refuses=False)
+            await self.endpoints.let_go(self._options.exit_delay_secs)
         self._stop()
         is_taken = await self._drain(self._options.exit_timeout_secs)
         if self._engine is not None:

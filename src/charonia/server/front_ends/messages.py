@@ -14,7 +14,7 @@ from charonia.core.trace import RemoteParent, TraceTree
 from charonia.server.backends.python.tensors import found, placed
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Number of the form of all that front ends and engines tell each other, with the records in it: raise it with every
 change. An upgrade puts an engine of another release behind front ends only if both have the same number."""
 
@@ -105,19 +105,19 @@ def decode_outcome(fields: Fields | None, message: Incoming, release: Callable[[
     return InferResponse(name, version, number, outputs, parameters, None if run is None else ExecutionRecord(*run))
 
 
-ERROR_LENGTH = 3
+ERROR_LENGTH = 4
 """Number of the fields of an error, which tells it from a response."""
 
 
 def encode_error(error: ServingError) -> Fields:
     """Return an error for a message."""
-    return (error.code.value, error.message, error.hint)
+    return (error.code.value, error.message, error.hint, error.is_unexecuted)
 
 
 def decode_error(fields: Fields) -> ServingError:
     """Return the error in a message."""
-    code, message, hint = fields
-    return ServingError(Code(code), message, hint=hint)
+    code, message, hint, is_unexecuted = fields
+    return ServingError(Code(code), message, hint=hint, is_unexecuted=is_unexecuted)
 
 
 def encode_trace(tree: TraceTree) -> Fields:

@@ -117,7 +117,7 @@ class ServerProcesses:
         guard = self._guard = upgrades.guard = Supervisor(
             specs,
             folder,
-            exit_timeout_s=options.exit_timeout_secs,
+            exit_timeout_s=options.exit_delay_secs + options.exit_timeout_secs,
             heartbeat_s=self._notifier.limit_s,
             problem=self._problem,
             hand_over=upgrades.hand_over,

@@ -86,6 +86,7 @@ class RemoteEngine:
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
         self._metadata = ServerMetadata("", "", ())
+        self._is_leaving = False
         self._is_exiting = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -172,7 +173,7 @@ class RemoteEngine:
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        return not self.held.is_away and self.state.readiness.is_ready and not self._is_exiting
+        return not self.held.is_away and self.state.readiness.is_ready and not self._is_leaving
 
     def is_exiting(self) -> bool:
         """Whether the server, or this front end, is shutting down."""
@@ -215,10 +216,12 @@ class RemoteEngine:
 
     # The end
 
-    def begin_exit(self) -> None:
-        """Turn not ready and refuse new requests; those in flight go on."""
-        self._is_exiting = True
-        self.held.leave()
+    def begin_exit(self, *, refuses: bool = True) -> None:
+        """Turn not ready and refuse new requests; those in flight go on. Without `refuses`, turn not ready alone."""
+        self._is_leaving = True
+        self._is_exiting = refuses
+        if refuses:
+            self.held.leave()
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until every request is answered, up to a limit, when the rest is; return whether that was in time."""

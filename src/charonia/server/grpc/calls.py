@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from charonia.core.calls import Outcome, Reply, Ticket
-from charonia.core.errors import ServingError, unavailable, unsupported
+from charonia.core.errors import ServingError, turned_away, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessEntry, AccessLog
@@ -218,7 +218,7 @@ class UnaryCall(GrpcCall):
         tracer = self.table.service.tracer
         received_ns = 0 if tracer is None else time.monotonic_ns()
         if engine.is_exiting():
-            raise unavailable("GRPC server is shutting down and has stopped accepting new requests.")
+            raise turned_away("GRPC server is shutting down and has stopped accepting new requests.")
         services = self.table.service.services
         try:
             request, _, self._places = decode_infer(message, services.regions)

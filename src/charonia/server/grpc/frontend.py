@@ -90,6 +90,10 @@ class GrpcFrontend:
         self.leave_sockets()
         await hand_on(self._connections, _let_go, QUIET_STREAM_S, timeout_s)
 
+    async def let_go(self, timeout_s: float) -> None:
+        """Serve as before for a while, and ask clients to reconnect."""
+        await hand_on(self._connections, _let_go, QUIET_STREAM_S, timeout_s, least_s=timeout_s)
+
     def leave_sockets(self) -> None:
         """Accept nothing more; another process may."""
         while self._servers:

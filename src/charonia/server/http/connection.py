@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence, Set
 from enum import Enum
 from typing import Protocol, cast
 
-from charonia.core.errors import invalid, unavailable
+from charonia.core.errors import invalid, turned_away, unavailable
 from charonia.server.access.rules import Refusal
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.limits import HttpLimits
@@ -141,7 +141,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             # Without a buffer, a response is sent at once, not after the loop has handled everything received.
             self._transport.set_write_buffer_limits(0)
         if not self._host.opened(self):
-            error = unavailable("the server has too many connections", hint="retry later")
+            error = turned_away("the server has too many connections", hint="retry later")
             self._take(Request(b"", b"", {}, keep_alive=False, refusal=error))
 
     def connection_lost(self, exc: Exception | None) -> None:

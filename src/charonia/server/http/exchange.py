@@ -11,7 +11,7 @@ from charonia.core.usage import TokenUsage
 from charonia.server.http.parser import Request
 from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import ACCEPTED, decompress
-from charonia.wire.http_status import REASONS, STATUS
+from charonia.wire.http_status import REASONS, STATUS, UNEXECUTED
 from charonia.wire.json_text import encode_error
 from charonia.wire.openai_errors import OPENAI_STATUS, PATHS, encode_openai_error
 
@@ -34,6 +34,7 @@ _FURTHER_LINES = {
     501: b"Accept-Encoding: %b\r\n" % ACCEPTED.encode(),
     503: b"Retry-After: %d\r\n" % RETRY_AFTER_S,
 }
+_UNEXECUTED = b"%b: %b\r\n" % UNEXECUTED
 _STATUS_LINES = {
     status: b"HTTP/1.1 %d %b\r\n%b" % (status, reason.encode(), _FURTHER_LINES.get(status, b""))
     for status, reason in REASONS.items()
@@ -240,7 +241,7 @@ class Exchange:
         self.outcome = error
         table = OPENAI_STATUS if self.request.url.startswith(PATHS) else STATUS
         status = status or table[error.code]
-        self.respond(status, [self.error_body(error, status)])
+        self.respond(status, [self.error_body(error, status)], extra=_UNEXECUTED if error.is_unexecuted else b"")
 
     def error_body(self, error: ServingError, status: int) -> bytes:
         """Return the body of an error response with this status."""

@@ -127,6 +127,11 @@ class HttpEndpoint:
         self.leave_sockets()
         await hand_on(self._connections, HttpConnection.uses, QUIET_S, timeout_s)
 
+    async def let_go(self, timeout_s: float) -> None:
+        """Serve as before for a while, and ask clients to leave: the next response of each connection is its last."""
+        self.is_closing = True
+        await hand_on(self._connections, HttpConnection.uses, QUIET_S, timeout_s, least_s=timeout_s)
+
     def leave_sockets(self) -> None:
         """Accept nothing more; another process may. The next response of each connection is its last."""
         self.is_closing = True

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from charonia.core.errors import ServingError, internal, invalid, not_found, unavailable
+from charonia.core.errors import ServingError, internal, invalid, not_found, turned_away
 from charonia.server.access.operations import CHANGES, operation_of_route
 from charonia.server.access.rules import Gate, Operation, Refusal
 from charonia.server.facade import EnsureLoaded
@@ -125,7 +125,7 @@ class Router:
         request = exchange.request
         try:
             if self._is_exiting():
-                raise unavailable("the server is shutting down")
+                raise turned_away("the server is shutting down")
             handlers, operation, target, change = self._matches.get(request.url) or self._match(request.url)
             handler = handlers.get(request.method)
             if handler is None:

@@ -21,7 +21,7 @@ async function begin() {
     return;
   }
   const body = element("div");
-  const show = (at) => body.replaceChildren(element("h2", { class: "hidden" }, "Signature"), signatureSection(models[at]), ...trySections(models[at]));
+  const show = (at) => body.replaceChildren(element("h2", { class: "hidden" }, "Signature"), signatureSection(models[at]), ...trySections(models[at]).slice(0, place.dataset.code === "none" ? 1 : undefined));
   const picks = models.length > 1 ? [element("div", { class: "filters" }, choice("Model", models.map(({ name }) => name), 0, show))] : [];
   place.replaceChildren(...picks, body);
   show(0);

@@ -1,0 +1,1 @@
+"""A simulation of many servers behind a balancer, from ten to ten thousand."""

@@ -1,0 +1,326 @@
+{{- define "charonia.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "charonia.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "charonia.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- end -}}
+
+{{- define "charonia.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "charonia.imageFields" -}}
+image: {{ include "charonia.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end -}}
+
+{{/* What a Service, a PodDisruptionBudget and the others select: the servers, not the pods of tests and jobs. */}}
+{{- define "charonia.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: server
+{{- end -}}
+
+{{- define "charonia.labels" -}}
+{{ include "charonia.otherLabels" (dict "root" . "component" "server") }}
+{{- end -}}
+
+{{/* Labels of a component. Takes a dict of root and component. */}}
+{{- define "charonia.otherLabels" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "charonia.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  privileged: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end -}}
+
+{{- define "charonia.smallResources" -}}
+resources:
+  requests:
+    cpu: 100m
+    memory: 128Mi
+  limits:
+    memory: 1Gi
+{{- end -}}
+
+{{/* What all pods have: no token, no privilege, where the image comes from. */}}
+{{- define "charonia.podSecurity" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+securityContext:
+  {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- end -}}
+
+{{- define "charonia.storeSecret" -}}
+{{- if .Values.models.store.existingSecret -}}
+{{- .Values.models.store.existingSecret -}}
+{{- else if .Values.models.store.credentials -}}
+{{- include "charonia.fullname" . }}-store
+{{- end -}}
+{{- end -}}
+
+{{- define "charonia.apiKeysSecret" -}}
+{{- if .Values.apiKeys.existingSecret -}}
+{{- .Values.apiKeys.existingSecret -}}
+{{- else if .Values.apiKeys.file -}}
+{{- include "charonia.fullname" . }}-api-keys
+{{- end -}}
+{{- end -}}
+
+{{- define "charonia.modelsClaim" -}}
+{{- .Values.models.pvc.claimName | default (printf "%s-models" (include "charonia.fullname" .)) -}}
+{{- end -}}
+
+{{- define "charonia.scheme" -}}
+{{- ternary "HTTPS" "HTTP" (not (empty .Values.tls.existingSecret)) -}}
+{{- end -}}
+
+{{/* preStop, leaving clients and requests in flight, one after the other; then models finalize, for 15 s at most. */}}
+{{- define "charonia.graceSeconds" -}}
+{{- with .Values.drain -}}
+{{- add .preStopSeconds .leaveSeconds .limitSeconds 15 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Key of a file in the ConfigMap of models.files. */}}
+{{- define "charonia.fileKey" -}}
+{{- regexReplaceAll "[^-._a-zA-Z0-9]" . "__" -}}
+{{- end -}}
+
+{{- define "charonia.serveArgs" -}}
+{{- $models := .Values.models -}}
+{{- if eq $models.type "store" }}
+{{- range $models.store.uris }}
+- {{ printf "--model-repository=%s" . | quote }}
+{{- end }}
+{{- else if ne $models.type "none" }}
+- {{ clean (printf "/models/%s" $models.path) | quote }}
+{{- end }}
+{{- with .Values.server }}
+{{- if .modelControlMode }}
+- --model-control-mode={{ .modelControlMode }}
+{{- end }}
+{{- range .loadModels }}
+- {{ printf "--load-model=%s" . | quote }}
+{{- end }}
+{{- if ne (toString .frontEnds) "" }}
+- --front-ends={{ .frontEnds }}
+{{- end }}
+- --exit-on-error={{ .exitOnError }}
+- --strict-readiness={{ .strictReadiness }}
+{{- if .accessLog }}
+- --access-log={{ .accessLog }}
+{{- end }}
+{{- if .logVerbose }}
+- --log-verbose={{ .logVerbose }}
+{{- end }}
+{{- end }}
+{{- if not (dig "limits" "cpu" "" .Values.resources) }}
+{{- if eq (toString .Values.cpuCores) "request" }}
+- --cpu-cores=$(CHARONIA_REQUESTED_CORES)
+{{- else if ne (toString .Values.cpuCores) "node" }}
+- --cpu-cores={{ .Values.cpuCores }}
+{{- end }}
+{{- end }}
+{{- if include "charonia.apiKeysSecret" . }}
+- {{ printf "--api-keys=/etc/charonia/keys/%s" .Values.apiKeys.key | quote }}
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+{{- range list "http" "grpc" }}
+- --{{ . }}-use-ssl=true
+- --{{ . }}-server-cert=/etc/charonia/tls/tls.crt
+- --{{ . }}-server-key=/etc/charonia/tls/tls.key
+{{- end }}
+{{- end }}
+- --exit-delay-secs={{ .Values.drain.leaveSeconds }}
+- --exit-timeout-secs={{ .Values.drain.limitSeconds }}
+{{- range .Values.args }}
+- {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "charonia.cacheClaim" -}}
+accessModes: [ReadWriteOnce]
+{{- with .Values.cache.storageClass }}
+storageClassName: {{ . }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ .Values.cache.size }}
+{{- end -}}
+
+{{/* Stops with a reason where values contradict each other, which a schema cannot say well. */}}
+{{- define "charonia.check" -}}
+{{- $v := .Values -}}
+{{- if and (eq $v.models.type "store") (not $v.models.store.uris) -}}
+{{- fail "models.type is store, and models.store.uris is empty: name a repository, such as s3://bucket/models" -}}
+{{- end -}}
+{{- if and (eq $v.models.type "image") (not $v.models.image.reference) -}}
+{{- fail "models.type is image, and models.image.reference is empty: name an image, such as registry.example.org/models:1" -}}
+{{- end -}}
+{{- if and (eq $v.models.type "pvc") (not $v.models.pvc.create) (not $v.models.pvc.claimName) -}}
+{{- fail "models.type is pvc, and there is neither models.pvc.claimName nor models.pvc.create" -}}
+{{- end -}}
+{{- if and $v.models.store.googleKeyFile (not (include "charonia.storeSecret" .)) -}}
+{{- fail "models.store.googleKeyFile is a file of a Secret: models.store.existingSecret or models.store.credentials is missing" -}}
+{{- end -}}
+{{- if and (not (has $v.autoscaling.type (list "none"))) (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
+{{- fail (printf "autoscaling: minReplicas %v is more than maxReplicas %v" $v.autoscaling.minReplicas $v.autoscaling.maxReplicas) -}}
+{{- end -}}
+{{- if and (ne $v.autoscaling.type "none") (not (or $v.autoscaling.queueRatio $v.autoscaling.cpuPercent $v.autoscaling.metrics $v.autoscaling.keda.triggers)) -}}
+{{- fail "autoscaling has no measure: set autoscaling.queueRatio, autoscaling.cpuPercent or autoscaling.metrics" -}}
+{{- end -}}
+{{- if and (eq $v.autoscaling.type "hpa") (lt (int $v.autoscaling.minReplicas) 1) -}}
+{{- fail "autoscaling.minReplicas 0 needs autoscaling.type keda: a HorizontalPodAutoscaler keeps one pod" -}}
+{{- end -}}
+{{- if and (eq $v.autoscaling.type "keda") (lt (int $v.autoscaling.minReplicas) 1) (not $v.autoscaling.keda.triggers) -}}
+{{- fail "autoscaling.minReplicas 0 needs a trigger in autoscaling.keda.triggers that sees requests without a pod, such as a metric of the gateway: no pod, no queue" -}}
+{{- end -}}
+{{- range $a := list "http" "grpc" -}}
+{{- if and (index $v.gateway $a).enabled (not (index $v.gateway $a).parentRefs) -}}
+{{- fail (printf "gateway.%s.parentRefs is empty: name the Gateway" $a) -}}
+{{- end -}}
+{{- if and (index $v.ingress $a).enabled (not (index $v.ingress $a).hosts) -}}
+{{- fail (printf "ingress.%s.hosts is empty: name a host" $a) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.gateway.http.enabled $v.gateway.grpc.enabled -}}
+{{- if or (not $v.gateway.http.hostnames) (not $v.gateway.grpc.hostnames) -}}
+{{- fail "gateway: an HTTPRoute and a GRPCRoute of one Gateway need hostnames of their own in gateway.http.hostnames and gateway.grpc.hostnames" -}}
+{{- end -}}
+{{- range $v.gateway.grpc.hostnames -}}
+{{- if has . $v.gateway.http.hostnames -}}
+{{- fail (printf "gateway: %s is in http.hostnames and in grpc.hostnames; an HTTPRoute and a GRPCRoute cannot share one" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $v.tune.enabled -}}
+{{- if not $v.tune.models -}}
+{{- fail "tune.models is empty: name the models to tune" -}}
+{{- end -}}
+{{- if not $v.tune.server -}}
+{{- if ne $v.server.modelControlMode "explicit" -}}
+{{- fail "tune loads variants of models: set server.modelControlMode explicit and server.loadModels, or name another server in tune.server" -}}
+{{- end -}}
+{{- if or (include "charonia.apiKeysSecret" .) $v.tls.existingSecret -}}
+{{- fail "tune sends no API key and speaks no TLS: tune a release without apiKeys and tls, or name another server in tune.server" -}}
+{{- end -}}
+{{- if or (ne (int $v.replicas) 1) (ne $v.autoscaling.type "none") -}}
+{{- fail "tune needs one pod: with several, variants are loaded in one and measured in another. Set replicas 1, or name another server in tune.server" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A number as a quantity in thousandths: 0.5 is 500m. */}}
+{{- define "charonia.milli" -}}
+{{- printf "%.0fm" (mulf (float64 .) 1000) -}}
+{{- end -}}
+
+{{/* Up at once, down slowly: a pod that is added has models to load first. */}}
+{{- define "charonia.scalingBehavior" -}}
+scaleUp:
+  stabilizationWindowSeconds: 0
+  policies:
+    - type: Pods
+      value: {{ .Values.autoscaling.scaleUpPods }}
+      periodSeconds: 60
+scaleDown:
+  stabilizationWindowSeconds: {{ .Values.autoscaling.scaleDownSeconds }}
+  policies:
+    - type: Pods
+      value: 1
+      periodSeconds: 60
+{{- end -}}
+
+{{/* Time in the queue over time of execution by pod, summed: 0 without requests, so that pods go. */}}
+{{- define "charonia.queueRatioSum" -}}
+{{- $pods := printf "%s-%s" (include "charonia.fullname" .) (ternary "[0-9]+" "[a-z0-9]+-[a-z0-9]+" (eq .Values.kind "StatefulSet")) -}}
+{{- $labels := printf "{namespace=\"%s\",pod=~\"%s\"}[2m]" .Release.Namespace $pods -}}
+sum(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $labels }})) / clamp_min(sum by (pod) (rate(charonia_compute_duration_seconds_sum{{ $labels }})), 0.001))
+{{- end -}}
+
+{{/* The specification of the Job that runs `charonia tune`. */}}
+{{- define "charonia.tuneJob" -}}
+{{- $host := .Values.tune.server | default (include "charonia.fullname" .) -}}
+{{- $metrics := .Values.tune.server | default (printf "%s-headless" (include "charonia.fullname" .)) -}}
+{{- $http := ternary 8000 .Values.service.httpPort (not (empty .Values.tune.server)) -}}
+{{- $grpc := ternary 8001 .Values.service.grpcPort (not (empty .Values.tune.server)) -}}
+backoffLimit: 0 # a second attempt would only repeat what the first one found
+activeDeadlineSeconds: {{ .Values.tune.deadlineSeconds }}
+ttlSecondsAfterFinished: 86400
+template:
+  metadata:
+    labels:
+      {{- include "charonia.otherLabels" (dict "root" . "component" "tune") | nindent 6 }}
+  spec:
+    restartPolicy: Never
+    # The configurations of the server's models are put back before the end.
+    terminationGracePeriodSeconds: 60
+    {{- include "charonia.podSecurity" . | nindent 4 }}
+    {{- range $key, $value := pick .Values "nodeSelector" "tolerations" }}
+    {{- if $value }}
+    {{ $key }}:
+      {{- toYaml $value | nindent 6 }}
+    {{- end }}
+    {{- end }}
+    containers:
+      - name: tune
+        {{- include "charonia.imageFields" . | nindent 8 }}
+        workingDir: /scratch
+        command: [charonia, tune, profile]
+        args:
+          - {{ printf "--profile-models=%s" (join "," .Values.tune.models) | quote }}
+          - --time-budget={{ .Values.tune.timeBudget }}
+          - --triton-launch-mode=remote
+          - --triton-http-endpoint={{ $host }}:{{ $http }}
+          - --triton-grpc-endpoint={{ $host }}:{{ $grpc }}
+          - --triton-metrics-url=http://{{ $metrics }}:8002/metrics
+          - --output-model-repository-path=/scratch/variants
+          - --export-path=/scratch
+          - --checkpoint-directory=/scratch/journal
+          - --json=-
+          {{- range .Values.tune.args }}
+          - {{ . | quote }}
+          {{- end }}
+        env:
+          - name: HOME
+            value: /scratch
+        resources:
+          {{- toYaml .Values.tune.resources | nindent 10 }}
+        {{- include "charonia.containerSecurity" . | nindent 8 }}
+        volumeMounts:
+          - name: scratch
+            mountPath: /scratch
+          - name: tmp
+            mountPath: /tmp
+    volumes:
+      - name: scratch
+        emptyDir: {}
+      - name: tmp
+        emptyDir: {}
+{{- end -}}

@@ -1,0 +1,1 @@
+"""Versions of models that are tried before they are deployed."""

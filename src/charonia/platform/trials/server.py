@@ -1,0 +1,229 @@
+"""The server of a trial: one version, in a process that lives as long as somebody uses it."""
+
+import hashlib
+import http.client
+import logging
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from charonia.core.errors import ServingError
+from charonia.die_with_parent import with_parent_death_signal
+from charonia.platform.targets.api import Workload
+from charonia.platform.targets.local_reasons import last_line, why_ended
+from charonia.platform.targets.model_folder import make_model_folder
+from charonia.platform.tasks.process_group import end_group
+
+_log = logging.getLogger(__name__)
+
+START_S_MAX = 300.0
+"""Time that a version has to become ready."""
+
+IDLE_S_MAX = 600.0
+"""A server that nobody has asked for so long ends."""
+
+LOG_LINES_MAX = 500
+"""Lines of what it says that are kept."""
+
+_LINE_BYTES_MAX = 16 * 1024
+_LOOK_S = 0.1
+_HEALTH_S_MAX = 2.0
+_KEY_BYTES = 32
+_HOST = "127.0.0.1"
+_ADDRESS = re.compile(r"Started HTTPService at (\S+:\d+)")
+
+
+class TrialPhase(StrEnum):
+    """What becomes of a trial."""
+
+    NONE = "none"
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """A trial as it is now.
+
+    Attributes:
+        phase: Whether a server runs.
+        doing: What happens while it starts.
+        reason: Why it has failed.
+        seconds: How long it has been starting.
+    """
+
+    phase: TrialPhase = TrialPhase.NONE
+    doing: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class TrialServer:
+    """A server of one version. Any thread may ask for what it has become.
+
+    Args:
+        folder: For its files, which are removed when it ends.
+        workload: Brings the version's files to this machine, and says what runs; called in a thread of its own.
+        start_s_max: Time that it has to become ready.
+        idle_s_max: It ends when it was not used for so long.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        workload: Callable[[], Workload],
+        *,
+        start_s_max: float = START_S_MAX,
+        idle_s_max: float = IDLE_S_MAX,
+    ) -> None:
+        self.address = ""
+        self.key = secrets.token_urlsafe(_KEY_BYTES)
+        self._folder = folder
+        self._workload = workload
+        self._start_s_max, self._idle_s_max = start_s_max, idle_s_max
+        self._phase, self._reason, self._doing = TrialPhase.STARTING, "", "the files of the version are fetched"
+        self._hidden = ""
+        self._lines: deque[str] = deque(maxlen=LOG_LINES_MAX)
+        self._began = self._used = time.monotonic()
+        self._ending = threading.Event()
+        # The kernel ends the server together with the thread that has started it: this one lasts.
+        self._thread = threading.Thread(target=self._run, name="trial", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Begin to end it."""
+        self._ending.set()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join()
+
+    def use(self) -> None:
+        """Say that somebody uses it."""
+        self._used = time.monotonic()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it starts or runs."""
+        return self._phase in (TrialPhase.STARTING, TrialPhase.READY) and not self._ending.is_set()
+
+    @property
+    def log(self) -> str:
+        """The last lines that it has said."""
+        return "".join(tuple(self._lines))
+
+    def view(self) -> TrialView:
+        """Return what it has become."""
+        phase = TrialPhase.NONE if self._ending.is_set() else self._phase
+        return TrialView(phase, self._doing, self._reason, time.monotonic() - self._began)
+
+    def _run(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
+                self._serve(self._command(Path(folder)))
+        except (ServingError, OSError) as error:
+            self._fail(str(error))
+        except Exception as error:
+            _log.exception("a trial has failed")
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _command(self, folder: Path) -> Sequence[str]:
+        """Write what the server needs, and return how it is started."""
+        self._hidden = f"{folder / 'repository'}/"
+        workload = self._workload()
+        for model in workload.models:
+            make_model_folder(folder / "repository", model)
+        keys = folder / "keys"
+        keys.touch(0o600)
+        keys.write_text(f"platform admin sha256:{hashlib.sha256(self.key.encode()).hexdigest()}\n", encoding="utf-8")
+        return [
+            *(str(workload.python or sys.executable), "-m", "charonia", "serve"),
+            *(f"--model-repository={folder / 'repository'}", f"--host={_HOST}", "--port=0"),
+            *("--allow-grpc=false", "--allow-metrics=false", f"--api-keys={keys}"),
+        ]
+
+    def _serve(self, command: Sequence[str]) -> None:
+        """Run the server until it ends, nobody uses it, or somebody ends it."""
+        self._doing = "the server starts"
+        with subprocess.Popen(
+            with_parent_death_signal(command, signal.SIGTERM),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+            cwd=self._folder,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        ) as process:
+            reader = threading.Thread(target=self._read, args=(process,), daemon=True)
+            reader.start()
+            try:
+                self._watch(process)
+            finally:
+                end_group(process)
+                reader.join()
+        if self._phase is TrialPhase.FAILED and not self._reason:
+            self._reason = why_ended(self.log)
+
+    def _watch(self, process: subprocess.Popen[str]) -> None:
+        while not self._ending.wait(_LOOK_S):
+            now = time.monotonic()
+            if process.poll() is not None:
+                self._phase = TrialPhase.FAILED
+                return
+            if self._phase is TrialPhase.READY:
+                if now - self._used > self._idle_s_max:
+                    self._ending.set()
+            elif self.address and _is_ready(self.address):
+                self._used = now
+                self._phase = TrialPhase.READY
+            elif now - self._began > self._start_s_max:
+                self._fail(f"it was not ready after {self._start_s_max:.0f} s: {self._doing}")
+                return
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        while line := process.stdout.readline(_LINE_BYTES_MAX):
+            line = line.replace(self._hidden, "")
+            self._lines.append(line)
+            if found := _ADDRESS.search(line):
+                self.address = f"http://{found[1]}"
+            if self._phase is TrialPhase.STARTING:
+                self._doing = last_line(line) or self._doing
+
+    def _fail(self, reason: str) -> None:
+        self._phase, self._reason = TrialPhase.FAILED, reason
+
+
+def _is_ready(address: str) -> bool:
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=_HEALTH_S_MAX)
+    with closing(connection):
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the server: as a deployment has it that asks for no GPU."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
+    return {**kept, "CUDA_VISIBLE_DEVICES": ""}

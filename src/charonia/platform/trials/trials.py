@@ -1,0 +1,123 @@
+"""Starts servers of single versions when somebody wants to try one."""
+
+import shutil
+import threading
+from pathlib import Path
+
+from charonia.core.errors import unavailable
+from charonia.platform.database.connection import Database
+from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.targets.api import Workload
+from charonia.platform.trials.server import TrialPhase, TrialServer, TrialView
+
+TRIALS_MAX = 4
+"""Servers that run at the same time."""
+
+KEPT_MAX = 50
+"""Trials whose end is remembered."""
+
+_Key = tuple[str, str, int]
+
+
+class Trials:
+    """The versions that are tried. Any thread may call.
+
+    Args:
+        database: Where versions are written down.
+        workloads: Makes workloads.
+        folder: For the files of their servers.
+    """
+
+    def __init__(self, database: Database, workloads: Workloads, folder: Path) -> None:
+        self._database = database
+        self._workloads = workloads
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._servers: dict[_Key, TrialServer] = {}
+        shutil.rmtree(folder, ignore_errors=True)  # of a platform that was killed; its servers ended with it
+
+    def start(self, who: Principal, project: str, model: str, number: int, environment: str = "") -> None:
+        """Start the server of a version, unless it runs.
+
+        Raises:
+            NotPermittedError: If the caller is no deployer, or the version holds code and they may not run it.
+            ServingError: INVALID_ARG if there is no such version, environment, or it is not ready; UNAVAILABLE while
+                too many run.
+        """
+        spec = DeploymentSpec("trial", models=(DeployedModel(model, versions=(number,)),), environment=environment)
+        with self._database.reading() as session:
+            found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+            named = self._workloads.named(session, found.id, spec)
+        if named.runs_code:
+            who.demand_code(project)
+
+        def workload() -> Workload:
+            self._workloads.place(named)
+            return self._workloads.workload("trials", 0, named)
+
+        key = (project, model, number)
+        with self._lock:
+            present = self._servers.pop(key, None)
+            if present is not None and present.is_open:
+                self._servers[key] = present
+                return
+            open_ones = [f"version {at[2]} of '{at[1]}'" for at, server in self._servers.items() if server.is_open]
+            if len(open_ones) >= TRIALS_MAX:
+                raise unavailable(
+                    f"{TRIALS_MAX} versions are tried already: {', '.join(open_ones)}",
+                    hint="stop one on its page, or wait until nobody uses it",
+                )
+            for old in [at for at, server in self._servers.items() if not server.is_open][:-KEPT_MAX]:
+                del self._servers[old]
+            self._servers[key] = server = TrialServer(self._folder, workload)
+            server.start()
+        with self._database.transaction() as session:
+            audit.note(session, who, "version.try", f"{project}/{model}/{number}", project_id=found.id)
+
+    def look(self, who: Principal, project: str, model: str, number: int) -> tuple[TrialView, str]:
+        """Return what has become of the trial of a version, and the end of its log.
+
+        Raises:
+            NotPermittedError: If the caller is no deployer.
+        """
+        who.demand(ProjectRole.DEPLOYER, project)
+        server = self._servers.get((project, model, number))
+        return (server.view(), server.log) if server is not None else (TrialView(), "")
+
+    def use(self, who: Principal, project: str, model: str, number: int) -> tuple[str, str]:
+        """Return the address of the server of a version and a key for it, and keep it for a while.
+
+        Raises:
+            NotPermittedError: If the caller is no deployer.
+            ServingError: UNAVAILABLE while it does not run.
+        """
+        who.demand(ProjectRole.DEPLOYER, project)
+        server = self._servers.get((project, model, number))
+        if server is None or server.view().phase is not TrialPhase.READY:
+            raise unavailable(f"no server of version {number} of '{model}' runs now", hint="start it again")
+        server.use()
+        return server.address, server.key
+
+    def stop(self, who: Principal, project: str, model: str, number: int) -> None:
+        """Begin to end the server of a version, if it runs.
+
+        Raises:
+            NotPermittedError: If the caller is no deployer.
+        """
+        who.demand(ProjectRole.DEPLOYER, project)
+        with self._lock:
+            server = self._servers.pop((project, model, number), None)
+        if server is not None:
+            server.end()
+
+    def close(self) -> None:
+        """End all servers."""
+        with self._lock:
+            servers = list(self._servers.values())
+        for server in servers:
+            server.end()
+        for server in servers:
+            server.join()

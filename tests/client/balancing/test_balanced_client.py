@@ -1,0 +1,471 @@
+"""A client of several servers: fake engines behind real ports."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import numpy as np
+import pytest
+from tests.client.conftest import Play
+from tests.support.client_servers import LOOPBACK, Served, read_request, scripted, served
+
+from charonia.client import AsyncClient, Balancing, Client, ClientError, Failure, SequencePart
+from charonia.client.balancing import addresses
+from charonia.client.balancing import transport as balanced
+from charonia.core.errors import Code, ServingError, turned_away, unavailable
+
+ROW = np.zeros((1, 16), np.float32)
+FULL = turned_away("Exceeds maximum queue size of model 'identity'")
+PROTOCOLS = pytest.mark.parametrize("protocol", ["http", "grpc"])
+NOBODY = "127.0.0.1:9"
+
+
+@asynccontextmanager
+async def servers(count: int) -> AsyncIterator[list[Served]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(served()) for _ in range(count)]
+
+
+def urls(fleet: Sequence[Served], protocol: str) -> list[str]:
+    return [each.urls[protocol] for each in fleet]
+
+
+def received(fleet: Sequence[Served]) -> list[int]:
+    return [len(each.engine.tickets) for each in fleet]
+
+
+@PROTOCOLS
+def test_requests_go_to_all_servers(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with servers(3) as fleet, AsyncClient(urls(fleet, protocol)) as client:
+            results = await asyncio.gather(*(client.infer("identity", {"INPUT0": ROW + n}) for n in range(90)))
+
+            assert [result["OUTPUT0"][0, 0] for result in results] == list(range(90))
+            assert sum(received(fleet)) == 90
+            assert min(received(fleet)) > 15
+            assert [status.url for status in client.endpoints()] == urls(fleet, protocol)
+            assert [status.outstanding for status in client.endpoints()] == [0, 0, 0]
+
+    play(scenario())
+
+
+def test_requests_name_the_server_that_they_go_to(play: Play) -> None:
+    seen = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            request = await read_request(reader)
+            seen.add(request.split(b"\r\n")[1])
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    async def scenario() -> None:
+        async with scripted(talk) as one, scripted(talk) as two, AsyncClient([one, two]) as client:
+            for _ in range(20):
+                await client.server_ready()
+            assert seen == {f"Host: {url.removeprefix('http://')}".encode() for url in (one, two)}
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_a_request_that_no_model_has_seen_goes_to_another_server(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient([*urls(fleet, protocol)]) as client:
+            fleet[0].engine.errors["identity"] = FULL
+            for _ in range(20):
+                await client.infer("identity", {"INPUT0": ROW})
+
+            assert fleet[0].engine.tickets  # it was asked
+            assert len(fleet[1].engine.tickets) == 20
+            assert client.endpoints()[0].is_in  # it says that it is ready
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_a_server_where_nobody_listens_costs_no_request(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with servers(1) as fleet, AsyncClient([f"{protocol}://{NOBODY}", *urls(fleet, protocol)]) as client:
+            await asyncio.gather(*(client.infer("identity", {"INPUT0": ROW}) for _ in range(30)))
+
+            assert received(fleet) == [30]
+            status = client.endpoints()[0]
+            assert (status.is_in, status.trouble) == (False, "no connection can be made")
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_an_error_of_the_model_is_not_retried(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient(urls(fleet, protocol)) as client:
+            for each in fleet:
+                each.engine.errors["identity"] = unavailable("the worker has ended")
+            with pytest.raises(ClientError, match=r"^the worker has ended$"):
+                await client.infer("identity", {"INPUT0": ROW})
+
+            assert sum(received(fleet)) == 1
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_a_connection_that_ends_after_the_request_was_sent_is_no_reason_to_retry(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient(urls(fleet, protocol)) as client:
+            for each in fleet:
+                each.engine.hold = True
+            task = asyncio.create_task(client.infer("identity", {"INPUT0": ROW}))
+            while not sum(received(fleet)):
+                await asyncio.sleep(0.01)
+            assert client._servers._all is not None
+            for transport in client._servers._all._transports.values():
+                for connection in tuple(transport.dialer._open):  # type: ignore[attr-defined]
+                    connection.abort() if protocol == "grpc" else connection._transport.abort()
+            with pytest.raises(ClientError) as caught:
+                await task
+
+            assert caught.value.failure is Failure.RESET
+            assert sum(received(fleet)) == 1
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_the_error_names_all_servers_that_were_asked(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        lost = [f"{protocol}://127.0.0.1:{port}" for port in (7, 8, 9)]
+        async with AsyncClient(lost) as client:
+            with pytest.raises(ClientError) as caught:
+                await client.infer("identity", {"INPUT0": ROW})
+
+            assert all(url in caught.value.message for url in lost)
+            assert caught.value.failure is Failure.REFUSED
+
+    play(scenario())
+
+
+def test_retries_stop_where_the_budget_ends(play: Play) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient(urls(fleet, "http"), balancing=Balancing(retry_ratio=0)) as client:
+            for each in fleet:
+                each.engine.errors["identity"] = FULL
+            with pytest.raises(ClientError, match=r"not sent to another server: too many retries"):
+                await client.infer("identity", {"INPUT0": ROW})
+
+            assert sum(received(fleet)) == 1
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_an_idempotent_request_is_hedged_and_the_loser_cancelled(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        balancing = Balancing(hedge_after_s=0.05, idempotent_models=["identity"])
+        async with servers(2) as fleet, AsyncClient(urls(fleet, protocol), balancing=balancing) as client:
+            fleet[0].engine.hold = True
+            for _ in range(12):
+                await asyncio.wait_for(client.infer("identity", {"INPUT0": ROW}), 5)
+
+            held = fleet[0].engine.tickets
+            assert held
+            while {ticket.cancelled for ticket in held} != {True}:
+                await asyncio.sleep(0.01)
+
+    play(scenario())
+
+
+def test_other_requests_are_not_hedged(play: Play) -> None:
+    async def scenario() -> None:
+        balancing = Balancing(hedge_after_s=0.02, idempotent_models=["identity"])
+        async with servers(2) as fleet, AsyncClient(urls(fleet, "http"), balancing=balancing) as client:
+            for each in fleet:
+                each.engine.delay_s = 0.1
+            await client.infer("text", {"INPUT0": np.array([[b"x"]], object)})
+            assert sum(received(fleet)) == 1
+            await client.infer("identity", {"INPUT0": ROW}, sequence=SequencePart(4, start=True))
+            assert sum(received(fleet)) == 2
+            await client.infer("identity", {"INPUT0": ROW})
+            assert sum(received(fleet)) == 4
+
+    play(scenario())
+
+
+def test_hedges_come_after_the_percentile_of_recent_latencies(play: Play) -> None:
+    async def scenario() -> None:
+        balancing = Balancing(hedge_after_s="p95", idempotent_models=["*"])
+        async with (
+            servers(2) as fleet,
+            AsyncClient(
+                urls(fleet, "http"), balancing=Balancing(hedge_after_s="p95", idempotent_models=["*"])
+            ) as client,
+        ):
+            for each in fleet:
+                each.engine.delay_s = 0.01
+            for _ in range(40):
+                await client.infer("identity", {"INPUT0": ROW})
+            before = sum(received(fleet))
+            for each in fleet:
+                each.engine.delay_s = 0.5
+            await client.infer("identity", {"INPUT0": ROW})
+
+            assert sum(received(fleet)) == before + 2
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_sequences_keep_their_server(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with servers(3) as fleet, AsyncClient(urls(fleet, protocol)) as client:
+            for step in range(4):
+                for number in range(1, 21):
+                    part = SequencePart(number, start=step == 0, end=step == 3)
+                    await client.infer("identity", {"INPUT0": ROW}, sequence=part)
+
+            owners = [{t.request.correlation_id for t in each.engine.tickets} for each in fleet]
+            assert sorted(number for owner in owners for number in owner) == list(range(1, 21))
+            assert len([owner for owner in owners if owner]) > 1
+            with pytest.raises(
+                ClientError, match=r"no request of this client has begun sequence 3 of model 'identity'"
+            ):
+                await client.infer("identity", {"INPUT0": ROW}, sequence=SequencePart(3))
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_a_sequence_whose_server_is_gone_says_so(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            doomed = await stack.enter_async_context(served())
+            async with servers(1) as rest:
+                client = await stack.enter_async_context(AsyncClient([doomed.urls[protocol], *urls(rest, protocol)]))
+                rest[0].engine.errors["identity"] = FULL
+                await client.infer("identity", {"INPUT0": ROW}, sequence=SequencePart("s", start=True))
+                rest[0].engine.errors.clear()
+                assert doomed.engine.tickets
+                await client.infer("identity", {"INPUT0": ROW}, sequence=SequencePart("s"))
+                assert client._servers._all is not None
+                server = client._servers._all.pool.server_of(("identity", "s"))
+                assert server is not None
+                server.is_gone = True  # its name has other addresses now
+
+                with pytest.raises(
+                    ClientError, match=r"sequence s of model 'identity' cannot go on: its server .* gone"
+                ):
+                    await client.infer("identity", {"INPUT0": ROW}, sequence=SequencePart("s"))
+
+    play(scenario())
+
+
+def test_the_deadline_goes_with_the_request_and_what_is_left_with_a_retry(play: Play) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient(urls(fleet, "http")) as client:
+            for each in fleet:
+                each.engine.errors["identity"] = FULL
+                each.engine.delay_s = 0.1
+            with pytest.raises(ClientError, match="Exceeds maximum queue size"):
+                await client.infer("identity", {"INPUT0": ROW}, timeout_s=2.0)
+
+            first, second = sorted((each.engine.tickets[0].request.timeout_us for each in fleet), reverse=True)
+            assert first == 2_000_000
+            assert 1_000_000 < second < 1_950_000
+
+            with pytest.raises(ClientError):
+                await client.infer("identity", {"INPUT0": ROW}, parameters={"timeout": 77})
+            assert {each.engine.tickets[1].request.timeout_us for each in fleet} == {77}
+
+    play(scenario())
+
+
+def test_over_grpc_what_is_left_of_the_deadline_is_the_deadline_of_the_retry(play: Play) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient(urls(fleet, "grpc")) as client:
+            for each in fleet:
+                each.engine.errors["identity"] = FULL
+                each.engine.delay_s = 0.1
+            begun_ns = time.monotonic_ns()
+            with pytest.raises(ClientError, match="Exceeds maximum queue size"):
+                await client.infer("identity", {"INPUT0": ROW}, timeout_s=2.0)
+
+            deadlines = [each.engine.tickets[0].request.deadline_ns for each in fleet]
+            assert abs(deadlines[0] - deadlines[1]) < 60_000_000  # the same moment, although one was sent later
+            assert 1.9e9 < min(deadlines) - begun_ns < 2.2e9
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_the_timeout_is_that_of_all_servers_together(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient(urls(fleet, protocol)) as client:
+            for each in fleet:
+                each.engine.hold = True
+            with pytest.raises(ClientError) as caught:
+                await client.infer("identity", {"INPUT0": ROW}, timeout_s=0.2)
+            assert caught.value.failure is Failure.TIMEOUT
+            assert [status.outstanding for status in client.endpoints()] == [0, 0]
+
+    play(scenario())
+
+
+@PROTOCOLS
+def test_cancelling_a_task_cancels_the_request(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient(urls(fleet, protocol)) as client:
+            for each in fleet:
+                each.engine.hold = True
+            task = asyncio.create_task(client.infer("identity", {"INPUT0": ROW}))
+            while not sum(received(fleet)):
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            tickets = [ticket for each in fleet for ticket in each.engine.tickets]
+            while not tickets[0].cancelled:
+                await asyncio.sleep(0.01)
+            assert [status.outstanding for status in client.endpoints()] == [0, 0]
+
+    play(scenario())
+
+
+def test_a_stream_stays_with_its_server(play: Play) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient(urls(fleet, "grpc")) as client:
+            for each in fleet:
+                each.engine.hold = True
+            stream = client.stream_infer("identity", {"INPUT0": ROW})
+            first = asyncio.ensure_future(anext(stream))
+            while not sum(received(fleet)):
+                await asyncio.sleep(0.01)
+            [ticket] = [ticket for each in fleet for ticket in each.engine.tickets]
+            engine = fleet[0].engine if fleet[0].engine.tickets else fleet[1].engine
+            ticket.answer(engine.echo(ticket.request), False)
+            await first
+            ticket.answer(FULL)
+            with pytest.raises(ClientError, match="Exceeds maximum"):  # not sent again: it has begun
+                await anext(stream)
+            assert sum(received(fleet)) == 1
+
+    play(scenario())
+
+
+def test_what_changes_a_server_is_refused(play: Play) -> None:
+    async def scenario() -> None:
+        async with AsyncClient("a:1,b:1") as client:
+            changes = [
+                client.load_model("m"),
+                client.unload_model("m"),
+                client.update_trace_settings({}),
+                client.unregister_shared_memory(),
+                client.traffic.reset("m"),
+                client.traffic.update("m", {"weights": {}}),
+            ]
+            for change in changes:
+                with pytest.raises(ServingError, match=r"a client of several servers, http://a:1, http://b:1") as error:
+                    await change
+                assert error.value.code is Code.UNSUPPORTED
+
+    play(scenario())
+
+
+class Names:
+    """A name server.
+
+    Attributes:
+        addresses: Of every name.
+        asked: Number of questions.
+    """
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses: list[str] = list(addresses)
+        self.asked = 0
+
+    async def resolve(self, name: str, port: int) -> list[str]:
+        self.asked += 1
+        if not self.addresses:
+            raise OSError(-2, "Name or service not known")
+        return self.addresses
+
+
+@PROTOCOLS
+def test_each_address_of_a_name_is_a_server_and_new_ones_are_found(
+    play: Play, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(balanced, "RESOLVE_AGAIN_S", 0.05)
+    names = Names("127.0.0.1")
+
+    async def scenario() -> None:
+        async with servers(1) as [one]:
+            port = one.urls[protocol].rsplit(":", 1)[1]
+            balancing = Balancing(resolve_s=0.1)
+            async with AsyncClient(f"dns+{protocol}://models.test:{port}", balancing=balancing) as client:
+                assert client._servers._all is not None
+                client._servers._all._resolve = names.resolve
+                await asyncio.gather(*(client.infer("identity", {"INPUT0": ROW}) for _ in range(10)))
+                assert [status.url for status in client.endpoints()] == [f"{protocol}://127.0.0.1:{port}"]
+
+                names.addresses = ["127.0.0.2", "127.0.0.3"]
+                while len(client.endpoints()) < 2:
+                    await asyncio.sleep(0.02)
+                names.addresses = []  # a name server that fails changes nothing
+                asked = names.asked
+                while names.asked < asked + 2:
+                    await asyncio.sleep(0.02)
+                assert [status.url for status in client.endpoints()] == [
+                    f"{protocol}://127.0.0.2:{port}",
+                    f"{protocol}://127.0.0.3:{port}",
+                ]
+
+    play(scenario())
+
+
+def test_a_name_without_an_address_is_an_error_and_the_next_request_looks_again(play: Play) -> None:
+    names = Names()
+
+    async def scenario() -> None:
+        async with servers(1) as [one], AsyncClient(f"dns+{one.urls['http']}") as client:
+            assert client._servers._all is not None
+            client._servers._all._resolve = names.resolve
+            with pytest.raises(ClientError, match=r"cannot find dns\+http://127.*: Name or service not known"):
+                await client.infer("identity", {"INPUT0": ROW})
+            names.addresses = [LOOPBACK]
+            await client.infer("identity", {"INPUT0": ROW})
+
+    play(scenario())
+
+
+def test_names_are_looked_up_by_the_system(play: Play) -> None:
+    async def scenario() -> None:
+        assert LOOPBACK in await addresses.resolve("localhost", 80)
+        async with servers(1) as [one], AsyncClient(f"dns+{one.urls['http']}") as client:
+            assert await client.server_ready()
+
+    play(scenario())
+
+
+def test_the_blocking_client_balances_as_well() -> None:
+    with Client(["127.0.0.1:7", "127.0.0.1:8"]) as client:
+        with pytest.raises(ClientError, match=r"127\.0\.0\.1:7.*before.*127|127\.0\.0\.1:8.*before.*127"):
+            client.infer("identity", {"INPUT0": ROW})
+        assert [status.url for status in client.endpoints()] == ["http://127.0.0.1:7", "http://127.0.0.1:8"]
+
+
+@PROTOCOLS
+def test_closing_the_client_fails_what_is_in_flight(play: Play, protocol: str) -> None:
+    async def scenario() -> None:
+        async with servers(2) as fleet, AsyncClient(urls(fleet, protocol)) as client:
+            for each in fleet:
+                each.engine.hold = True
+            task = asyncio.create_task(client.infer("identity", {"INPUT0": ROW}))
+            while not sum(received(fleet)):
+                await asyncio.sleep(0.01)
+            await client.close()
+            with pytest.raises(ClientError, match="the client was closed"):
+                await task
+            with pytest.raises(ClientError, match="the client was closed"):
+                await client.infer("identity", {"INPUT0": ROW})
+
+    play(scenario())

@@ -1,0 +1,158 @@
+"""A built image runs as it does in a container: read-only, as another user, as process 1. `make image` builds it.
+
+bubblewrap stands in for the container engine: it needs neither root nor a service.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+from tests.support.models import add_sub, write_model
+from tests.support.process import SHAPES, ServeProcess, Shape
+
+TREE = Path(os.environ.get("CHARONIA_IMAGE_TREE", ""))
+SIZE_BYTES_MAX = 300_000_000
+WASTE = ("pip", "uv", "gcc", "cc", "ld", "g++")
+
+SLOW = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.Logger.log_info("slow has begun")
+        time.sleep(2)
+        inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for array in inputs]
+"""
+SLOW_CONFIG = """
+backend: "python"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+
+pytestmark = pytest.mark.skipif(
+    not (os.environ.get("CHARONIA_IMAGE_TREE") and shutil.which("bwrap")),
+    reason="there is no built image, or no bubblewrap: make image",
+)
+
+
+class Contained(subprocess.Popen[str]):
+    """A command in the tree of the image; what is sent to it goes to its process 1."""
+
+    def __init__(self, models: Path, user: str, arguments: list[str]) -> None:
+        uid, gid = user.split(":")
+        command = ["bwrap", "--unshare-user", "--unshare-pid", "--as-pid-1", "--die-with-parent", "--clearenv"]
+        command += ["--uid", uid, "--gid", gid, "--ro-bind", f"{TREE}/root", "/", "--ro-bind", str(models), "/models"]
+        command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        command += [word for line in image_config()["Env"] for word in ("--setenv", *line.split("=", 1))]
+        super().__init__([*command, "--", *arguments], stderr=subprocess.PIPE, text=True)
+
+    def send_signal(self, sig: int) -> None:
+        psutil.Process(self.pid).children()[0].send_signal(sig)
+
+
+class ImageServer(ServeProcess):
+    """The image's own command, on free ports of the loopback interface."""
+
+    def __init__(self, models: Path, *arguments: str, user: str = "") -> None:
+        super().__init__(models, *arguments)
+        self._models = models
+        self._user = user or image_config()["User"]
+
+    def _start(self) -> Any:
+        config = image_config()
+        return Contained(self._models, self._user, [*config["Entrypoint"], *config["Cmd"], *self._arguments[2:]])
+
+
+def image_config() -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((TREE / "image.json").read_text(encoding="utf-8"))["Docker"]["config"]
+    return config
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to the image's user
+        os.chmod(folder, 0o755)
+        write_model(Path(folder), "add_sub", add_sub())
+        write_model(Path(folder), "slow", SLOW, config=SLOW_CONFIG)
+        yield Path(folder)
+
+
+def infer(module: Any, address: str, model: str, shape: tuple[int, ...], count: int) -> list[Any]:
+    """Send one request of `count` inputs with tritonclient and return as many outputs."""
+    inputs = [module.InferInput(f"INPUT{index}", shape, "FP32") for index in range(count)]
+    for tensor in inputs:
+        tensor.set_data_from_numpy(np.arange(16, dtype=np.float32).reshape(shape))
+    client = module.InferenceServerClient(address)
+    try:
+        answer = client.infer(model, inputs)
+        return [answer.as_numpy(f"OUTPUT{index}") for index in range(count)]
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("arguments", SHAPES)
+@pytest.mark.parametrize("user", ["", "1234567890:0"], ids=["own-user", "any-user"])
+def test_the_image_answers_over_both_protocols_and_drains(models: Path, user: str, arguments: Shape) -> None:
+    with ImageServer(models, *arguments, user=user) as server, ThreadPoolExecutor() as pool:
+        for module, address in ((http_client, server.http), (grpc_client, server.grpc)):
+            total, difference = infer(module, address, "add_sub", (1, 16), 2)
+            assert total.tolist() == [list(range(0, 32, 2))]
+            assert not difference.any()
+
+        asked = pool.submit(infer, http_client, server.http, "slow", (16,), 1)
+        assert server.logs("slow has begun")
+        server.begin_to_stop()
+
+        assert asked.result()[0].tolist() == list(range(16))
+        assert server.wait() == 0
+        for complaint in ("Traceback", "Read-only", "Permission denied"):
+            assert complaint not in server.log
+
+
+def test_the_health_check_follows_the_server(models: Path) -> None:
+    config = image_config()
+    with ImageServer(models) as server:
+        address = f"CHARONIA_HEALTH_URL=http://{server.http}/v2/health/ready"
+        check = ["env", address, *config["Healthcheck"]["Test"][1:]]
+        with Contained(models, config["User"], check) as ready:
+            ready.wait()
+        server.stop()
+        with Contained(models, config["User"], check) as stopped:
+            stopped.wait()
+
+    assert (ready.returncode, stopped.returncode) == (0, 1)
+
+
+def test_the_image_holds_no_more_than_it_needs() -> None:
+    files = [path for path in (TREE / "root").rglob("*") if path.is_file() and not path.is_symlink()]
+
+    if image_config()["Labels"]["org.opencontainers.image.version"].endswith("-cpu"):
+        assert sum(path.stat().st_size for path in files) < SIZE_BYTES_MAX
+    assert [path for path in files if path.name in WASTE] == []
+    assert [path for path in files if path.stat().st_mode & 0o6000] == []
+    assert [path for path in files if "/var/lib/apt/lists/" in str(path) or "/.cache/" in str(path)] == []
+
+
+def test_the_bill_of_materials_is_that_of_the_image() -> None:
+    document = json.loads((TREE / "root/usr/share/sbom/charonia.cdx.json").read_text(encoding="utf-8"))
+    versions = {component["name"].lower(): component["version"] for component in document["components"]}
+    packages = (TREE / "root/opt/charonia").glob("lib/python3*/site-packages/*.dist-info")
+
+    assert document["bomFormat"] == "CycloneDX"
+    assert {path.name.partition("-")[0].lower().replace("_", "-") for path in packages} <= versions.keys()
+    assert {"charonia", "onnxruntime", "libc6", "python3"} <= versions.keys()
+    assert "hatchling" not in versions
+    assert "binutils" not in versions

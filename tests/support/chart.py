@@ -1,0 +1,83 @@
+"""The Helm chart in tests: its objects for given values, as the real helm makes them."""
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.support.kubernetes_tools import tool
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "charonia"
+RELEASE = "demo"
+NAMESPACE = "models"
+
+Manifest = dict[str, Any]
+
+WORKLOADS = {"Deployment", "StatefulSet", "Job", "CronJob", "Pod"}
+
+
+class ChartRefusalError(Exception):
+    """What helm says about values that it refuses."""
+
+
+@cache
+def rendered(values: Path) -> str:
+    """Return what `helm template` prints for a file of values."""
+    return _template(f"--values={values}")
+
+
+def objects(values: Path) -> list[Manifest]:
+    """Return the objects for a file of values."""
+    return loaded(rendered(values))
+
+
+def objects_of(values: Mapping[str, Any]) -> list[Manifest]:
+    """Return the objects for values. Raises `ChartRefusalError`."""
+    return loaded(_template("--values=-", text=json.dumps(values)))
+
+
+def loaded(text: str) -> list[Manifest]:
+    """Return the objects of a stream of YAML documents."""
+    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    """Return the objects of a kind."""
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
+
+
+def server_of(manifests: list[Manifest]) -> Manifest:
+    """Return the Deployment or StatefulSet of the server."""
+    (found,) = [manifest for manifest in manifests if manifest["kind"] in ("Deployment", "StatefulSet")]
+    return found
+
+
+def pod_specs(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
+    """Yield kind and name, and the specification of the pods, of all that runs pods."""
+    for manifest in manifests:
+        if manifest["kind"] not in WORKLOADS:
+            continue
+        spec = manifest["spec"]
+        if manifest["kind"] == "CronJob":
+            spec = spec["jobTemplate"]["spec"]
+        yield (
+            f"{manifest['kind']}/{manifest['metadata']['name']}",
+            spec if manifest["kind"] == "Pod" else spec["template"]["spec"],
+        )
+
+
+def _template(*arguments: str, text: str = "") -> str:
+    done = subprocess.run(
+        [tool("helm"), "template", RELEASE, CHART, f"--namespace={NAMESPACE}", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if done.returncode:
+        raise ChartRefusalError(done.stderr)
+    return done.stdout
