@@ -89,7 +89,7 @@ def cluster() -> Iterator[int]:
             serve.start(http_options={"host": HOST, "port": port})
             yield port
         finally:
-            serve.shutdown()
+            serve.shutdown()  # type: ignore[no-untyped-call]
             ray.shutdown()
 
 

@@ -55,8 +55,8 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         )
         yield Cluster(*(f"127.0.0.1:{port}" for port in ports))
     finally:
-        serve.shutdown()
-        ray.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

@@ -19,6 +19,13 @@ from charonia.core.tensor import Tensor
 from charonia.ray.elsewhere import ModelsElsewhere, received, sent
 
 
+class Models(FakeEngine):
+    """The models of this replica."""
+
+    def is_loadable(self, name: str) -> bool:
+        return False
+
+
 class FakeHandle:
     """The handle of an application whose models are those of an engine, or which answers with what it was given."""
 
@@ -54,7 +61,7 @@ def request(model: str = "far") -> InferRequest:
 def ask(answer: Any, given: InferRequest, cancel: bool = False) -> tuple[list[tuple[Outcome, bool]], FakeHandle]:
     async def run() -> tuple[list[tuple[Outcome, bool]], FakeHandle]:
         handle = FakeHandle(answer)
-        models = ModelsElsewhere(FakeEngine(), {"far": "others"})
+        models = ModelsElsewhere(Models(), {"far": "others"})
         models._handles["others"] = handle
         outcomes: list[tuple[Outcome, bool]] = []
         ticket = models.infer(given, lambda outcome, final: outcomes.append((outcome, final)))
@@ -120,7 +127,7 @@ def test_a_deadline_is_sent_as_what_is_left_of_it() -> None:
 
 
 def test_models_elsewhere_are_not_controlled_from_here() -> None:
-    models = ModelsElsewhere(FakeEngine(), {"far": "others"})
+    models = ModelsElsewhere(Models(), {"far": "others"})
 
     with pytest.raises(ServingError, match="cannot be controlled: it is in 'others'"):
         asyncio.run(models.load_model("far"))

@@ -39,17 +39,17 @@ class AppOptions(BaseModel):
     repository: str | list[str]
     options: list[str] = []
     name: str = "charonia"
-    num_cpus: float = Field(1.0, gt=0)
-    num_gpus: float = Field(0.0, ge=0)
-    min_replicas: int = Field(1, ge=1)
-    max_replicas: int = Field(0, ge=0)
-    target_ongoing_requests: float = Field(32.0, gt=0)
+    num_cpus: float = Field(default=1.0, gt=0)
+    num_gpus: float = Field(default=0.0, ge=0)
+    min_replicas: int = Field(default=1, ge=1)
+    max_replicas: int = Field(default=0, ge=0)
+    target_ongoing_requests: float = Field(default=32.0, gt=0)
     autoscaling: dict[str, Any] = {}
-    max_ongoing_requests: int = Field(256, ge=1)
-    drain_s: float = Field(30.0, gt=0)
-    address: str = Field(LOOPBACK, min_length=1)
+    max_ongoing_requests: int = Field(default=256, ge=1)
+    drain_s: float = Field(default=30.0, gt=0)
+    address: str = Field(default=LOOPBACK, min_length=1)
     elsewhere: dict[str, str] = {}
-    models_per_replica: int = Field(0, ge=0)
+    models_per_replica: int = Field(default=0, ge=0)
 
     @field_validator("options", mode="before")
     @classmethod

@@ -26,7 +26,7 @@ from charonia.server.machine.memory import collect_less_often, give_back_idle_me
 from charonia.server.options import WILDCARD_ADDRESSES
 from charonia.wire.grpc_headers import Header
 from charonia.wire.grpc_status import MESSAGE_BYTES_MAX, RpcError, rpc_error
-from charonia.wire.http_status import STATUS
+from charonia.wire.http_status import STATUS, UNEXECUTED
 from charonia.wire.json_text import encode_error
 
 ADDRESSES_PATH = "/addresses"
@@ -186,6 +186,9 @@ def _metadata(context: Any) -> list[Header]:
 def _set_status(context: Any, error: RpcError | ServingError) -> None:
     failure = rpc_error(error) if isinstance(error, ServingError) else error
     context.set_code(grpc.StatusCode[failure.status.name])
+    if failure.is_unexecuted:
+        name, value = UNEXECUTED
+        context.set_trailing_metadata([(name.decode(), value.decode())])
     context.set_details(failure.message.encode()[:MESSAGE_BYTES_MAX].decode("utf-8", "ignore"))
 
 
