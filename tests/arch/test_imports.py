@@ -26,6 +26,8 @@ INTERNAL = {
     "cli": {"__version__", "install_hint", "core", "config", "wire", "client", "server", "tools"}
     | {"platform", "stores", "export"},
     "__main__": {"cli.main"},
+    "ray": {"core", "config.model", "install_hint", "cli.serve", "server.app", "server.embedding", "server.options"}
+    | {"server.backends.api", "server.grpc", "server.http", "server.machine.memory", "wire"},
     # The first tower, from the bottom up.
     "server.scheduling": {"core", "config"},
     "server.metrics": {"core", "config", "server.scheduling.api"},

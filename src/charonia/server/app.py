@@ -13,6 +13,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.core.usage import TokenUsage
+from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
 from charonia.server.engine import ModelEngine
@@ -213,6 +214,10 @@ class InferenceServer:
         self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where, words)
         self._scaler = self._make_scaler(loaded)
         self._background: list[asyncio.Task[None]] = []
+
+    def wrap_calls(self, wrap: Callable[[Models], Models]) -> None:
+        """Let Python models call what `wrap` makes of the models, which may be more of them. Before `start`."""
+        self._backends.models = wrap(self.engine)
 
     async def start(self) -> None:
         """Load the models, then open the endpoints; whether those can be opened is known before.

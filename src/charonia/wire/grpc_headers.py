@@ -100,9 +100,7 @@ def parse_head(headers: Headers, size_max: int, singular: Set[bytes] = NONE_SING
     size = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)
     if size > size_max:
         raise RpcError(Status.RESOURCE_EXHAUSTED, f"request headers: at most {size_max} bytes are accepted, got {size}")
-    for name in singular:
-        if len({value for key, value in headers if key == name}) > 1:
-            raise RpcError(Status.INVALID_ARGUMENT, f"the headers have more than one '{name.decode('latin-1')}'")
+    check_singular(headers, singular)
     head = CallHead()
     head.headers = headers
     method = content_type = timeout = b""
@@ -136,6 +134,17 @@ def parse_head(headers: Headers, size_max: int, singular: Set[bytes] = NONE_SING
             f"expected one of {', '.join(name.decode() for name in ENCODINGS)}",
         )
     return head
+
+
+def check_singular(headers: Headers, singular: Set[bytes]) -> None:
+    """Check that no header of these names is there twice with different values.
+
+    Raises:
+        RpcError: INVALID_ARGUMENT where one is.
+    """
+    for name in singular:
+        if len({value for key, value in headers if key == name}) > 1:
+            raise RpcError(Status.INVALID_ARGUMENT, f"the headers have more than one '{name.decode('latin-1')}'")
 
 
 def parse_timeout(value: bytes) -> int:

@@ -1,0 +1,58 @@
+"""The Ray Serve application."""
+
+import inspect
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from charonia.ray.options import AppOptions
+from charonia.ray.replica import RayReplica
+
+HEALTH_PERIOD_S = 5.0
+"""Time between two health checks of a replica."""
+
+
+def app(options: AppOptions | None = None, /, **given: Any) -> Application:
+    """Return the application of model repositories, for `serve.run`.
+
+    As the builder of `serve run charonia.ray:app repository=models` and of a file of `serve deploy`, it gets the same
+    arguments from there.
+
+    Args:
+        options: All options; None for those that are given by name.
+        **given: The fields of `AppOptions`.
+
+    Raises:
+        pydantic.ValidationError: An option is unknown, missing or wrong; a ValueError.
+    """
+    if options is None:
+        options = AppOptions(**given)
+    scaling: dict[str, Any] = {"num_replicas": options.min_replicas}
+    if options.max_replicas > options.min_replicas:
+        scaling = {
+            "autoscaling_config": {
+                "min_replicas": options.min_replicas,
+                "max_replicas": options.max_replicas,
+                "target_ongoing_requests": options.target_ongoing_requests,
+                **options.autoscaling,
+            }
+        }
+    deploy = serve.deployment(
+        name=options.name,
+        ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
+        max_ongoing_requests=options.max_ongoing_requests,
+        # First the requests of Ray's proxies, then those of the replica's own ports.
+        graceful_shutdown_timeout_s=2 * options.drain_s,
+        health_check_period_s=HEALTH_PERIOD_S,
+        **scaling,
+    )
+    application: Application = deploy(RayReplica).bind(options)
+    return application
+
+
+# Ray takes builders with one parameter, and reads arguments as its type.
+app.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [inspect.Parameter("options", inspect.Parameter.POSITIONAL_ONLY, annotation=AppOptions)],
+    return_annotation=Application,
+)

@@ -1,0 +1,107 @@
+"""Requests of Ray's proxies, answered by the server's front ends in the same process.
+
+Bytes go through as they are: the front ends decode and encode them, as on connections of their own. All of it runs on
+the event loop on which Ray runs the deployment's code, where the server runs, too.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from typing import Any
+
+from charonia.server.grpc.detached import DetachedCall
+from charonia.server.grpc.frontend import GrpcFrontend
+from charonia.server.grpc.methods import Method
+from charonia.server.http.asgi import Message, begin
+from charonia.server.http.frontend import HttpFrontend
+from charonia.wire.grpc_framing import PREFIX_BYTES
+from charonia.wire.grpc_headers import Header
+from charonia.wire.grpc_status import RpcError
+
+UNTAKEN_BYTES_MAX = 1024 * 1024
+"""Bytes of a streaming call's messages that may wait in the server before no more are read from its caller."""
+
+
+class _Last:
+    """The end of a gRPC call."""
+
+    def __init__(self, error: RpcError | None) -> None:
+        self.error = error
+
+
+async def answer_http(http: HttpFrontend, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message], None]:
+    """Yield the messages of the response to an HTTP request, as ASGI has them; to be closed if the client leaves."""
+    arrived: asyncio.Queue[list[Message]] = asyncio.Queue()
+    exchange = begin(http, scope, body, arrived.put_nowait)
+    more = True
+    try:
+        while more:
+            messages = await arrived.get()
+            more = messages[-1].get("more_body", True)
+            yield messages
+    finally:
+        if more:
+            exchange.abandon()
+
+
+async def answer_unary(service: GrpcFrontend, method: Method, metadata: Iterable[Header], message: bytes) -> bytes:
+    """Return the response to a unary gRPC call.
+
+    Raises:
+        RpcError: The call failed.
+    """
+    responses: list[bytes] = []
+    ended: asyncio.Future[RpcError | None] = asyncio.get_running_loop().create_future()
+
+    def end(error: RpcError | None) -> None:
+        if not ended.done():
+            ended.set_result(error)
+
+    call = DetachedCall(service, method, metadata, send=responses.append, end=end)
+    try:
+        call.receive(message)
+        error = await ended
+    finally:
+        call.abandon()  # nothing, once it is over
+    if error is not None:
+        raise error
+    return responses[0]
+
+
+async def answer_stream(
+    service: GrpcFrontend, method: Method, metadata: Iterable[Header], messages: AsyncIterable[bytes]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the responses of a streaming gRPC call; to be closed if the caller leaves. Raises as `answer_unary`."""
+    arrived: asyncio.Queue[bytes | _Last] = asyncio.Queue()
+    untaken_bytes = 0
+    has_room = asyncio.Event()
+
+    def consumed(size: int) -> None:
+        nonlocal untaken_bytes
+        untaken_bytes -= size
+        has_room.set()
+
+    def end(error: RpcError | None) -> None:
+        arrived.put_nowait(_Last(error))
+
+    async def feed() -> None:
+        nonlocal untaken_bytes
+        try:
+            async for message in messages:
+                untaken_bytes += PREFIX_BYTES + len(message)
+                call.receive(message, end=False)
+                while untaken_bytes > UNTAKEN_BYTES_MAX:
+                    has_room.clear()
+                    await has_room.wait()
+        finally:
+            call.end()
+
+    call = DetachedCall(service, method, metadata, send=arrived.put_nowait, end=end, consumed=consumed)
+    feeding = asyncio.create_task(feed())
+    try:
+        while not isinstance(item := await arrived.get(), _Last):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        feeding.cancel()
+        call.abandon()

@@ -1,0 +1,139 @@
+"""Requests of Ray's proxies, answered by the front ends of a server on the same event loop, without Ray."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from tests.support.models import PYTHON_IDENTITY, write_model
+from tritonclient.grpc import service_pb2
+
+from charonia.ray import AppOptions, bridge
+from charonia.ray.bridge import answer_http, answer_stream, answer_unary
+from charonia.ray.grpc_services import METHODS
+from charonia.server.app import InferenceServer
+from charonia.server.grpc.frontend import GrpcFrontend
+from charonia.server.http.frontend import HttpFrontend
+from charonia.wire.grpc_status import RpcError, Status
+
+T = TypeVar("T")
+STREAM_INFLIGHT_MAX = 2
+CONFIG = """
+backend: "{backend}"
+input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
+"""
+SLEEPING = PYTHON_IDENTITY.replace("responses = []", "import time; time.sleep(0.5); responses = []")
+HTTP: dict[str, Any] = {"method": "POST", "root_path": "", "query_string": b"", "headers": []}
+BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}]}).encode()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_model(root, "identity", b"", config=CONFIG.format(backend="identity"))
+    write_model(root, "sleeping", SLEEPING, config=CONFIG.format(backend="python"))
+    return root
+
+
+def play(models: Path, scenario: Callable[[HttpFrontend, GrpcFrontend], Coroutine[Any, Any, T]]) -> T:
+    """Run a scenario with a server that a replica would have."""
+
+    async def run() -> T:
+        server = InferenceServer(AppOptions(repository=str(models)).server_options())
+        try:
+            await server.start()
+            assert server.http is not None
+            assert server.grpc is not None
+            return await scenario(server.http, server.grpc)
+        finally:
+            await server.shutdown()
+
+    return asyncio.run(run())
+
+
+def http_request(model: str) -> dict[str, Any]:
+    return HTTP | {"raw_path": f"/v2/models/{model}/infer".encode()}
+
+
+def grpc_message(id: str = "", model: str = "identity", elements: int = 2) -> bytes:
+    message = service_pb2.ModelInferRequest(model_name=model, id=id)
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[elements])
+    message.raw_input_contents.append(np.zeros(elements, "<f4").tobytes())
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def test_an_http_request_is_answered(models: Path) -> None:
+    async def scenario(http: HttpFrontend, _: GrpcFrontend) -> list[dict[str, Any]]:
+        return [m async for messages in answer_http(http, http_request("identity"), BODY) for m in messages]
+
+    start, *parts = play(models, scenario)
+
+    assert start["status"] == 200
+    assert json.loads(b"".join(part["body"] for part in parts))["outputs"][0]["data"] == [1.0, 2.0]
+
+
+def test_a_client_that_leaves_cancels_its_request(models: Path) -> None:
+    async def scenario(http: HttpFrontend, _: GrpcFrontend) -> float:
+        begun = time.monotonic()
+        first, left, last = (asyncio.create_task(answered(http)) for _ in range(3))
+        await asyncio.sleep(0.05)
+        left.cancel()  # it is queued behind the first
+        await asyncio.gather(first, last)
+        return time.monotonic() - begun
+
+    async def answered(http: HttpFrontend) -> None:
+        async with aclosing(answer_http(http, http_request("sleeping"), BODY)) as messages:
+            async for _ in messages:
+                pass
+
+    assert play(models, scenario) < 1.4  # two executions, not three
+
+
+def test_a_unary_call_is_answered_or_fails_with_its_status(models: Path) -> None:
+    async def scenario(_: HttpFrontend, grpc: GrpcFrontend) -> bytes:
+        with pytest.raises(RpcError, match="unknown model: 'nope'") as refused:
+            await answer_unary(grpc, METHODS["ModelInfer"], [], grpc_message(model="nope"))
+        assert refused.value.status is Status.NOT_FOUND
+        return await answer_unary(grpc, METHODS["ModelInfer"], [], grpc_message("7"))
+
+    assert service_pb2.ModelInferResponse.FromString(play(models, scenario)).id == "7"
+
+
+def test_a_stream_takes_no_more_messages_than_its_limit_ahead(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "UNTAKEN_BYTES_MAX", 0)
+    message, sent = grpc_message(model="sleeping"), []
+
+    async def messages() -> AsyncIterator[bytes]:
+        for number in range(STREAM_INFLIGHT_MAX + 3):
+            sent.append(number)
+            yield message
+
+    async def scenario(_: HttpFrontend, grpc: GrpcFrontend) -> None:
+        grpc.limits = replace(grpc.limits, stream_inflight_max=STREAM_INFLIGHT_MAX)
+        async with aclosing(answer_stream(grpc, METHODS["ModelStreamInfer"], [], messages())) as responses:
+            await anext(responses)
+
+    play(models, scenario)
+
+    # Those in flight, one that waits for its turn, and one in the place of the answered one.
+    assert len(sent) <= STREAM_INFLIGHT_MAX + 2
+
+
+def test_a_stream_is_answered_to_its_end(models: Path) -> None:
+    async def messages() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield grpc_message()
+
+    async def scenario(_: HttpFrontend, grpc: GrpcFrontend) -> int:
+        stream = answer_stream(grpc, METHODS["ModelStreamInfer"], [], messages())
+        return len([response async for response in stream])
+
+    assert play(models, scenario) == 5
