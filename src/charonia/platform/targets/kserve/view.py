@@ -101,11 +101,11 @@ def as_workload(service: Plain | None, found: Plain | None, made: Sequence[Plain
 
 
 def _failure(service: Plain) -> str:
-    """Return why an InferenceService as it is now will never be ready, "" where it may be."""
+    """Return why an InferenceService will never be ready, "" where it may be.
+
+    Its `observedGeneration` is that of what KServe has made for it, and says nothing about itself.
+    """
     status = service.get("status") or {}
-    generation = int(service["metadata"]["generation"])
-    if int(status.get("observedGeneration", generation)) < generation:
-        return ""
     model = status.get("modelStatus") or {}
     if model.get("transitionStatus") == "InvalidSpec":
         failed = model.get("lastFailureInfo") or {}
