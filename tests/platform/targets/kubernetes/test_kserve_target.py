@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, ClusterStage, workload
-from tests.support.kubernetes_api import NAMESPACE, Plain
+from tests.support.kubernetes_api import NAMESPACE, Fault, Plain
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
 
+from charonia.core.errors import ServingError
 from charonia.platform.targets.api import DeploymentTarget, RevisionPhase, Workload
 from charonia.platform.targets.kubernetes.marks import object_name
 from charonia.testing.target_suite import TargetCase, TargetSuite
@@ -128,7 +129,7 @@ def test_neither_target_takes_what_the_other_has(stage: ClusterStage) -> None:
     assert serves(ours, 1)
 
     assert (list(ours.deployments()), list(others.deployments())) == ([NAME], [])
-    with pytest.raises(Exception, match="is not of this platform"):
+    with pytest.raises(ServingError, match="is not of this platform"):
         stage.kserve_target(owner="another").apply(workload(1))
 
 
@@ -146,3 +147,13 @@ def test_a_service_of_the_same_name_that_was_there_before_does_not_count(stage: 
     assert eventually(lambda: target.observe(NAME).serving == 0, 10)
     target.apply(workload(1))
     assert serves(target, 1)
+
+
+def test_a_cluster_without_kserve_is_named(stage: ClusterStage) -> None:
+    body = {"message": "the server could not find the requested resource"}
+    stage.api.faults.append(Fault("GET", "inferenceservices", 404, times=1000, body=body))
+
+    with pytest.raises(ServingError, match="inferenceservices: the server could not find") as caught:
+        stage.kserve_target().problems(workload(1))
+
+    assert "is what the cluster lacks installed?" in caught.value.hint
