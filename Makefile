@@ -51,8 +51,11 @@ platform-demo: $(PLATFORM_DEMO_READY)
 test-fast: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal $(FAST_TESTS)
 
+# A Ray cluster is a dozen processes: its tests run alone.
+RAY_TESTS := tests/ray/test_ray_cluster.py
 test: $(READY)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --ignore=$(RAY_TESTS) $(PYTEST_ARGS)
+	$(BIN)/pytest $(RAY_TESTS)
 
 check: $(READY) packages
 	$(BIN)/ruff format --check src tests bench examples tools

@@ -40,7 +40,7 @@ SLOWEST_FILES = (
     *("test_local_target.py", "test_on_this_machine.py", "test_killed_platform.py", "test_reconcile.py"),
     "test_replicas.py",
     *("test_platform_faults.py", "test_checks.py"),
-    *("test_platform_demo.py", "test_pods.py", "test_walks.py", "test_ray_cluster.py"),
+    *("test_platform_demo.py", "test_pods.py", "test_walks.py"),
     *(
         "test_faults.py",
         "test_renewal.py",

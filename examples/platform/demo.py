@@ -84,7 +84,7 @@ def show(platform: Platform, folder: Path) -> None:
         title("Back, with one call")
         plan = platform.call("POST", "deployments", DEPLOYMENT, "rollback", body={"to": second["revision"]})
         say_plan(platform, plan)
-        load.answers.clear()
+        load.count_anew()
         until(lambda: load.answers.total() >= 100, "100 answers", 60)
         print(f"    {load.summary()}")
 

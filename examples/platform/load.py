@@ -44,14 +44,19 @@ class Load:
     def _send(self) -> None:
         with Client(self._address) as client:
             while not self._is_over.is_set():
+                answers = self.answers
                 try:
                     answer = client.infer(*self._request)
                     with self._lock:
-                        self.answers[answer.model_version] += 1
+                        answers[answer.model_version] += 1
                 except charonia.ServingError as error:
                     with self._lock:
                         self.errors[error.message] += 1
                     self._is_over.wait(0.1)
+
+    def count_anew(self) -> None:
+        """Count only answers to requests that are sent from now on."""
+        self.answers = Counter()
 
     def summary(self) -> str:
         """Return what was answered in words."""

@@ -275,7 +275,7 @@ COMMANDS = [
     Mistake("a misspelt command", ["serv"], "unknown command 'serv' (hint: did you mean serve?)"),
     Mistake("an option before the command", ["--port", "80"], "options follow the command: charonia serve --port"),
     Mistake("no path", ["serve"], "--model-repository must be specified, e.g. `charonia serve models`"),
-    Mistake("an underscore", ["serve", "--http_port", "80", "m"], "(hint: did you mean --http-port?)"),
+    Mistake("an underscore", ["serve", "--metrics_port", "80", "m"], "(hint: did you mean --metrics-port?)"),
     Mistake("TensorFlow Serving's path", ["serve", "--model_base_path=/m"], "(hint: charonia serve PATH, the folder"),
     Mistake("TensorFlow Serving's port", ["serve", "--rest_api_port=80", "m"], "(hint: --http-port)"),
     Mistake("vLLM's model", ["serve", "--model", "m"], "(hint: charonia serve PATH, the folder or file itself)"),

@@ -19,6 +19,12 @@ from ray import serve
 OBJECT_STORE_BYTES = 80 * 2**20
 CPUS = 4
 
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # 5 s by default, which is short for a busy machine
+}
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -39,7 +45,7 @@ def free_port() -> int:
 def cluster(folder: Path) -> Iterator[Cluster]:
     """Run a cluster; `folder` has a short name, because sockets lie in it."""
     ports = [free_port(), free_port()]
-    with patch.dict(os.environ, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0"):
+    with patch.dict(os.environ, ENVIRONMENT):
         ray.init(
             num_cpus=CPUS,
             include_dashboard=False,

@@ -353,7 +353,7 @@ def test_nothing_moves_while_a_trial_starts_and_a_deployment_becomes_ready(
     page.goto(path(running, "deployments", "scans"))
     page.get_by_role("button", name="Stop").click()
     sure(page)
-    expect(page.locator("h1 .badge")).to_have_text("stopped")
+    expect(page.locator("h1 .badge")).to_have_text("stopped", timeout=60_000)
     page.get_by_role("button", name="Start").click()
     moved = shift(page, page.url)
     assert moved[0] < SHIFT_MAX, moved[1]
