@@ -31,6 +31,7 @@ from charonia.platform.state import Platform
 from charonia.platform.targets.api import DeploymentTarget
 from charonia.platform.targets.kubernetes.opened import open_kubernetes
 from charonia.platform.targets.local import LocalTarget
+from charonia.platform.targets.ray.opened import open_ray
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials.trials import Trials
@@ -94,6 +95,9 @@ def make_platform(settings: PlatformSettings) -> Platform:
     cluster = open_kubernetes(settings.kubernetes, artifacts, data) if settings.kubernetes.config else None
     if cluster is not None:
         targets[cluster.name] = cluster
+    if settings.ray.dashboard:
+        ray = open_ray(settings.ray, artifacts, data)
+        targets[ray.name] = ray
     handlers = {
         catalog.KIND: catalog.handler(database, data / "environments"),
         measurements.PERF: measurements.perf_handler(targets, database),

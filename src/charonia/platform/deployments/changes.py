@@ -22,6 +22,9 @@ from charonia.platform.targets.api import DeploymentTarget
 DEPLOYMENTS_MAX = 1000
 """Most deployments of a platform."""
 
+CLUSTERS = ("kubernetes", "ray")
+"""Targets that the platform has when an option of the same name says where."""
+
 
 class DeploymentChanges:
     """Changes deployments. See `Deployments`.
@@ -168,7 +171,7 @@ class DeploymentChanges:
         if spec.target not in self._targets:
             raise invalid(
                 f"target: expected one of {', '.join(self._targets)}, got '{spec.target}'",
-                hint="`charonia platform --kubernetes` gives it a cluster" if spec.target == "kubernetes" else "",
+                hint=f"`charonia platform --{spec.target}` gives it a cluster" if spec.target in CLUSTERS else "",
             )
         with self._database.reading() as session:
             found = projects.find(session, who, project, role)
