@@ -161,7 +161,6 @@ def test_repositories_stay_for_what_serves(stage: Stage) -> None:
     assert eventually(lambda: target.observe(NAME).phase is RevisionPhase.FAILED)
     assert stage.repositories() == {"repositories/default/reader/2"}
     assert target.observe(NAME).reason == "model 'reader': no such file"
-    assert "no such file" in target.log(NAME, 10)
 
     (config,) = (stage.data / "artifacts").glob("repositories/default/reader/2/*/reader/config.pbtxt")
     assert config.read_text() == 'name: "reader" # 2'
@@ -185,7 +184,7 @@ def test_what_does_not_fit_is_said(stage: Stage) -> None:
     stage.dashboard.applications = {"theirs": other("theirs", "/default/reader", source="imperative")}
 
     problems = [problem.partition(":")[0] for problem in target.problems(asked)]
-    assert problems == ["keys", "device.memory_mib", "device.gpu_memory_mib", "name"]
+    assert problems == ["name", "keys", "device.memory_mib", "device.gpu_memory_mib"]
     with pytest.raises(ServingError, match="'theirs' of the Ray cluster has the route '/default/reader' already"):
         target.apply(one)
     assert stage.target(folder="").problems(one)[0].startswith("artifact store: the nodes of Ray cannot read")

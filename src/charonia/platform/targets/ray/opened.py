@@ -6,7 +6,7 @@ from pathlib import Path
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.data_folder import write_private
 from charonia.platform.settings import RaySettings
-from charonia.platform.targets.kubernetes.repositories import ClaimRepositories, ModelRepositories, StoreRepositories
+from charonia.platform.targets.kubernetes.repositories import ClaimRepositories, open_repositories
 from charonia.platform.targets.ray.dashboard import Dashboard
 from charonia.platform.targets.ray.target import RayTarget
 
@@ -22,11 +22,7 @@ def open_ray(settings: RaySettings, store: ArtifactStore, data: Path) -> RayTarg
         store: The artifact store.
         data: The data folder of the platform.
     """
-    repositories: ModelRepositories | None = None
-    if settings.folder:
-        repositories = ClaimRepositories(store.local.folder)
-    elif store.remote is not None:
-        repositories = StoreRepositories(store)
+    repositories = ClaimRepositories(store.local.folder) if settings.folder else open_repositories(store, "")
     path = data / OWNER_FILE
     if not settings.owner and not path.exists():
         write_private(path, secrets.token_hex(8))

@@ -8,7 +8,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from charonia.core.errors import ServingError, invalid, unavailable
@@ -23,7 +22,6 @@ from charonia.platform.targets.ray.applications import (
     asked_in_vain,
     deployment_of,
     doing,
-    message,
     reason,
     replicas,
     revisions,
@@ -42,40 +40,33 @@ HTTP_PORT = 8000
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
-class _Failure(NamedTuple):
-    revision: int
-    reason: str
-    text: str
-
-
 class RayTarget:
     """Deployments in a Ray cluster. See `DeploymentTarget`.
 
     Args:
         dashboard: The dashboard of the cluster.
         owner: Name of this platform among all that use the cluster.
-        repositories: Where the nodes of the cluster find models; None if nowhere.
+        repositories: Where the nodes of the cluster find models.
         settings: Of the cluster.
     """
 
     name = "ray"
 
     def __init__(
-        self, dashboard: Dashboard, owner: str, repositories: ModelRepositories | None, settings: RaySettings
+        self, dashboard: Dashboard, owner: str, repositories: ModelRepositories, settings: RaySettings
     ) -> None:
         self._dashboard = dashboard
         self._owner = owner
         self._repositories = repositories
         self._settings = settings
-        self._failures: dict[str, _Failure] = {}
+        self._failures: dict[str, tuple[int, str]] = {}  # by deployment: the revision, and why it has failed
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def problems(self, workload: Workload) -> Sequence[str]:
         """Return why a workload does not fit. See `DeploymentTarget`."""
         return [
-            *(() if self._repositories is not None else [_NO_STORE]),
+            *self._cannot_be_declared(workload, self._dashboard.look()),
             *asked_in_vain(workload),
-            *self._route_problems(workload.deployment, self._dashboard.look()),
         ]
 
     def apply(self, workload: Workload) -> None:
@@ -90,8 +81,8 @@ class RayTarget:
                 raise unavailable(f"revision {next(iter(there.applying))} of '{name}' is not over yet")
             if number in there.ending:
                 raise unavailable(f"the servers of revision {number} of '{name}' end", hint="wait until they have")
-            if self._repositories is None or (problems := self._route_problems(name, seen)):
-                raise invalid(_NO_STORE if self._repositories is None else problems[0])
+            if problems := self._cannot_be_declared(workload, seen):
+                raise invalid(problems[0])
             # A folder for each revision: its configurations stay as they are while others are tried.
             own = replace(workload, deployment=f"{name}/{number}")
             address = self._repositories.address(own)
@@ -131,7 +122,7 @@ class RayTarget:
         if next_up is not None:
             phase = RevisionPhase.STARTING
         elif failure is not None:
-            phase, applying = RevisionPhase.FAILED, failure.revision
+            phase, applying = RevisionPhase.FAILED, failure[0]
         elif up is not None:
             phase = RevisionPhase.READY
         elif there.ending:
@@ -144,7 +135,7 @@ class RayTarget:
             applying=applying,
             phase=phase,
             doing=doing(next_up) if next_up is not None else "",
-            reason=failure.reason if failure is not None and next_up is None else "",
+            reason=failure[1] if failure is not None and next_up is None else "",
             http=self._address(seen) + route(deployment) if up is not None else "",
             replicas=replicas(shown) if shown is not None else (),
             wanted_replicas=wanted_replicas(shown) if shown is not None else 0,
@@ -164,8 +155,7 @@ class RayTarget:
             if there.serving or there.applying or there.ending:
                 raise unavailable(f"the servers of '{deployment}' still run")
             self._failures.pop(deployment, None)
-            if self._repositories is not None:
-                self._repositories.forget(deployment, ())
+            self._repositories.forget(deployment, ())
 
     def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
         """Do nothing: deployments with keys are refused. See `DeploymentTarget`."""
@@ -187,17 +177,17 @@ class RayTarget:
                         except ServingError as error:  # a node that is gone
                             text = f"{error}\n"
                         texts.append(f"==> {one['replica_id']} <==\n{text}")
-        if failure := self._failures.get(deployment):
-            texts.append(f"==> revision {failure.revision} <==\n{failure.text}\n")
         return "\n".join(texts)
 
     def _look(self, deployment: str) -> Revisions:
         return revisions(self._owner, deployment, self._dashboard.look()["applications"])
 
-    def _route_problems(self, deployment: str, seen: Plain) -> Sequence[str]:
-        holder = route_holder(self._owner, deployment, seen["applications"])
-        said = f"name: the application '{holder}' of the Ray cluster has the route '{route(deployment)}' already"
-        return [said] if holder else []
+    def _cannot_be_declared(self, workload: Workload, seen: Plain) -> Sequence[str]:
+        problems = [_NO_STORE] if self._repositories.problem() else []
+        if holder := route_holder(self._owner, workload.deployment, seen["applications"]):
+            taken = route(workload.deployment)
+            problems.append(f"name: the application '{holder}' of the Ray cluster has the route '{taken}' already")
+        return problems
 
     def _conclude(self, deployment: str) -> None:
         """Give a revision that runs the route, or end one that has failed."""
@@ -212,7 +202,7 @@ class RayTarget:
                 self._dashboard.change(with_route)
                 self._forget(deployment, [number])
             elif details["status"] in FAILED:
-                self._failures[deployment] = _Failure(number, reason(details), message(details))
+                self._failures[deployment] = (number, reason(details))
                 self._drop(deployment, number)
                 self._forget(deployment, list(there.serving))
 
@@ -224,8 +214,7 @@ class RayTarget:
         return {name: each for name, each in configs.items() if deployment_of(self._owner, name)[0] != deployment}
 
     def _forget(self, deployment: str, kept: Sequence[int]) -> None:
-        if self._repositories is not None:
-            self._repositories.forget(deployment, [f"{FOLDER}/{deployment}/{number}" for number in kept])
+        self._repositories.forget(deployment, [f"{FOLDER}/{deployment}/{number}" for number in kept])
 
     def _address(self, seen: Plain) -> str:
         """Return where clients reach Ray's proxies: as the settings say, or on the machine of the dashboard."""
