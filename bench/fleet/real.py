@@ -13,9 +13,10 @@ import statistics
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -42,6 +43,8 @@ NOTICED_S = 0.01
 """A lost process refuses connections at once."""
 
 MODEL = "accelerator"
+
+BALANCED = "two choices, charonia.client"
 
 _CONFIG = f"""\
 backend: "python"
@@ -85,10 +88,17 @@ def measured_before() -> Measured:
 
 
 class Servers:
-    """Real servers, as a policy sees them: numbers, and the requests that each client has with each."""
+    """Real servers, as a policy sees them: numbers, and the requests that each client has with each.
 
-    def __init__(self, ports: Sequence[Ports]) -> None:
-        self.clients = [AsyncClient(f"http://{HOST}:{each.http}", timeout_s=DEADLINE_S) for each in ports]
+    Args:
+        ports: Where they are.
+        balanced: Whether clients of all servers choose by themselves, whatever the policy says.
+    """
+
+    def __init__(self, ports: Sequence[Ports], balanced: bool = False) -> None:
+        urls = [f"http://{HOST}:{each.http}" for each in ports]
+        self.clients = [AsyncClient(url, timeout_s=DEADLINE_S) for url in urls]
+        self.balanced = [AsyncClient(urls, timeout_s=DEADLINE_S) for _ in range(CLIENTS)] if balanced else []
         self.listed = list(range(len(ports)))
         self._own = [[0] * CLIENTS for _ in ports]
 
@@ -108,13 +118,14 @@ class Servers:
         """Send a request of a client to a server."""
         self._own[server][client] += 1
         try:
-            await self.clients[server].infer(MODEL, {"INPUT0": tensor})
+            sender = self.balanced[client] if self.balanced else self.clients[server]
+            await sender.infer(MODEL, {"INPUT0": tensor})
         finally:
             self._own[server][client] -= 1
 
     async def close(self) -> None:
         """Close the connections."""
-        for client in self.clients:
+        for client in [*self.clients, *self.balanced]:
             await client.close()
 
 
@@ -195,6 +206,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "chance": RandomChoice,
     "two choices, own requests": LeastOutstanding,
     "two choices, one balancer": lambda: LeastOutstanding("all"),
+    BALANCED: LeastOutstanding,
 }
 
 
@@ -213,46 +225,84 @@ def row(real: Result, simulation: Result) -> dict[str, str | float | int]:
     return figures
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Servers that run.
+
+    Attributes:
+        ports: Where they are.
+        pids: Their processes.
+        seconds: How long each took to start.
+    """
+
+    ports: list[Ports]
+    pids: list[int]
+    seconds: list[float]
+
+
+@contextmanager
+def running_servers(folder: Path) -> Iterator[Started]:
+    """Start the servers; stop them on exit."""
+    started = Started([], [], [])
+    with ExitStack() as stack:
+        for _ in range(SERVERS):
+            ports = free_ports()
+            begin = time.monotonic()
+            started.pids.append(stack.enter_context(running_server(folder, ports)).pid)
+            started.seconds.append(time.monotonic() - begin)
+            started.ports.append(ports)
+        yield started
+
+
 def main() -> None:
     """Measure, simulate, compare."""
-    with tempfile.TemporaryDirectory(prefix="charonia-bench-") as folder, ExitStack() as stack:
-        version = Path(folder) / MODEL / "1"
+    with tempfile.TemporaryDirectory(prefix="charonia-bench-") as temporary:
+        folder = Path(temporary)
+        version = folder / MODEL / "1"
         version.mkdir(parents=True)
         (version / "model.py").write_text(_SOURCE)
         (version.parent / "config.pbtxt").write_text(_CONFIG)
-        ports, processes, starts = [], [], []
-        for _ in range(SERVERS):
-            ports.append(free_ports())
-            begin = time.monotonic()
-            processes.append(stack.enter_context(running_server(Path(folder), ports[-1])))
-            starts.append(time.monotonic() - begin)
-        times = asyncio.run(service_times(ports[0]))
-        print("batches, ms:", [round(1e3 * s, 2) for s in times.by_batch])
         rows = []
-        for load in (0.5, 0.7, 0.9, None):
-            rate = SERVERS * times.capacity * (load or 0.5)
-            for seed, (name, policy) in enumerate(POLICIES.items()):
-                if load is None and name != "two choices, own requests":
-                    continue
-                kill = None if load else lambda: os.kill(processes[0].pid, signal.SIGKILL)
-                real = asyncio.run(_run(ports, rate, policy(), seed, kill))
-                found = row(real, simulated(times, rate, policy, seed, load is None))
-                rows.append({"load": f"{load:.0%}" if load else "50 %, one of three killed", "policy": name, **found})
-                print(rows[-1], flush=True)
-        result = {
-            "machine": machine(),
-            "by_batch_s": times.by_batch,
-            "factors": [round(factor, 4) for factor in times.factors],
-            "start_s": statistics.median(starts),
-            "rows": rows,
-        }
-        (RESULTS / "fleet_real.json").write_text(json.dumps(result, indent=1) + "\n")
+        with running_servers(folder) as servers:
+            times = asyncio.run(service_times(servers.ports[0]))
+            print("batches, ms:", [round(1e3 * s, 2) for s in times.by_batch])
+            for load in (0.5, 0.7, 0.9):
+                for seed, name in enumerate(POLICIES):
+                    rows.append({"load": f"{load:.0%}", **compared(servers, times, load, name, seed)})
+                    print(rows[-1], flush=True)
+        for seed, name in enumerate(("two choices, own requests", BALANCED)):
+            with running_servers(folder) as killed:
+                rows.append({"load": "50 %, one of three killed", **compared(killed, times, 0.5, name, seed, True)})
+            print(rows[-1], flush=True)
+    result = {
+        "machine": machine(),
+        "by_batch_s": times.by_batch,
+        "factors": [round(factor, 4) for factor in times.factors],
+        "start_s": statistics.median(servers.seconds),
+        "rows": rows,
+    }
+    (RESULTS / "fleet_real.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def compared(
+    servers: Started, times: ServiceTimes, load: float, name: str, seed: int, killed: bool = False
+) -> dict[str, str | float | int]:
+    """Send requests to real servers and simulate them; one of the servers is killed on the way if `killed`."""
+    rate = SERVERS * times.capacity * load
+    kill = partial(os.kill, servers.pids[0], signal.SIGKILL) if killed else None
+    real = asyncio.run(_run(servers.ports, rate, POLICIES[name](), seed, kill, name == BALANCED))
+    return {"policy": name, **row(real, simulated(times, rate, POLICIES[name], seed, killed))}
 
 
 async def _run(
-    ports: Sequence[Ports], rate: float, policy: Policy, seed: int, kill: Callable[[], None] | None
+    ports: Sequence[Ports],
+    rate: float,
+    policy: Policy,
+    seed: int,
+    kill: Callable[[], None] | None,
+    balanced: bool,
 ) -> Result:
-    servers = Servers(ports)
+    servers = Servers(ports, balanced)
     try:
         return await loaded(servers, rate, policy, seed, kill)
     finally:

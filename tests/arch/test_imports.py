@@ -136,7 +136,8 @@ INTERNAL = {
     "platform.artifacts": {"core", "install_hint", "stores"},
     "platform.models": {"core", "config", "stores", "platform.artifacts"},
     "platform.environments": {"core"},
-    "platform.targets": {"core", "config", "install_hint", "platform.artifacts", "platform.deployments.spec"},
+    "platform.targets": {"core", "config", "export", "install_hint", "platform.artifacts"}
+    | {"platform.deployments.spec"},
     "platform.deployments": {"core", "config", "stores", "platform.artifacts", "platform.models", "platform.targets"}
     | {"platform.environments"},
     "platform.jobs": {"core", "config", "platform.deployments", "platform.targets"},

@@ -217,3 +217,21 @@ def test_a_drained_server_loses_nothing_and_a_killed_one_what_it_had(
 
     assert len(lost) <= len(threads), lost
     assert load.failures == lost
+
+
+@pytest.mark.parametrize("name", every_balancer("nginx"))
+def test_a_server_that_delays_its_exit_is_taken_out_by_the_checks(name: str, repository: Path, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ServeProcess(repository, "--exit-delay-secs=5")) for _ in range(3)]
+        load = Load(stack.enter_context(Balancer(name, tmp_path, servers)))
+        threads = [threading.Thread(target=load.send, args=(param.values[0],)) for param in CLIENTS * SENDERS]
+        for thread in threads:
+            thread.start()
+            stack.callback(thread.join)
+        stack.callback(load.over.set)
+
+        load.goes_on()
+        assert servers[0].stop() == 0
+        load.goes_on()
+
+    assert load.failures == []

@@ -101,7 +101,7 @@ Keep models, environments and deployments, with pages, an API and the commands `
                 "kubernetes.config",
                 filled,
                 "KUBECONFIG|in-cluster",
-                "Let deployments run in a cluster, too: the target kubernetes",
+                "Let deployments run in a cluster, too: the targets kubernetes and kserve",
             ),
             Option("--kubernetes-context", "kubernetes.context", filled, "NAME", "Context of the kubeconfig"),
             Option(
@@ -155,6 +155,13 @@ Keep models, environments and deployments, with pages, an API and the commands `
                 filled,
                 "URL",
                 "Address of a `kubectl proxy`, for a platform outside of the cluster",
+            ),
+            Option(
+                "--kserve-mode",
+                "kubernetes.kserve_mode",
+                filled,
+                "standard|knative",
+                "How KServe runs deployments of the target kserve",
             ),
             Option("--helm", "kubernetes.helm", filled, "PATH", "The program that renders the chart"),
         ),

@@ -29,6 +29,7 @@ from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.targets.api import DeploymentTarget
+from charonia.platform.targets.kserve.opened import open_kserve
 from charonia.platform.targets.kubernetes.opened import open_kubernetes
 from charonia.platform.targets.local import LocalTarget
 from charonia.platform.targets.ray.opened import open_ray
@@ -59,8 +60,8 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         platform.trials.close()
         platform.deployments.close()
         platform.tasks.close()
-        if platform.cluster is not None:
-            platform.cluster.close()
+        for cluster in platform.clusters:
+            cluster.close()
         platform.database.close()
 
     app = AnsweringApp(
@@ -92,9 +93,9 @@ def make_platform(settings: PlatformSettings) -> Platform:
     workloads = Workloads(data, artifacts)
     local = LocalTarget(data / "deployments", settings.ports)
     targets: dict[str, DeploymentTarget] = {local.name: local}
-    cluster = open_kubernetes(settings.kubernetes, artifacts, data) if settings.kubernetes.config else None
-    if cluster is not None:
-        targets[cluster.name] = cluster
+    opens = (open_kubernetes, open_kserve) if settings.kubernetes.config else ()
+    clusters = [each(settings.kubernetes, artifacts, data) for each in opens]
+    targets |= {each.name: each for each in clusters}
     if settings.ray.dashboard:
         ray = open_ray(settings.ray, artifacts, data)
         targets[ray.name] = ray
@@ -116,5 +117,5 @@ def make_platform(settings: PlatformSettings) -> Platform:
         Deployments(database, targets, workloads),
         Trials(database, workloads, data / "trials"),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
-        cluster,
+        clusters,
     )

@@ -13,7 +13,7 @@ PORT = 8080
 FIRST_PORT = 9000
 LAST_PORT = 9999
 
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,54}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Oidc:
     client_secret: str = field(default="", repr=False)
     admins: tuple[str, ...] = ()
 
+
+KSERVE_MODES = ("standard", "knative")
 
 IN_CLUSTER = "in-cluster"
 """In place of a kubeconfig: the platform is a pod of the cluster, and calls it with its service account."""
@@ -55,6 +57,7 @@ class KubernetesSettings:
             of the pods opens it.
         claim: PersistentVolumeClaim with the artifact store, where that is a folder; "" for an object store.
         proxy: Address of a `kubectl proxy`, where the platform reaches servers through it; "" within the cluster.
+        kserve_mode: How KServe runs deployments of the target `kserve`, "standard" or "knative".
     """
 
     config: str = ""
@@ -69,6 +72,7 @@ class KubernetesSettings:
     store_secret: str = ""
     claim: str = ""
     proxy: str = ""
+    kserve_mode: str = "standard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +186,11 @@ def _kubernetes_problems(settings: KubernetesSettings) -> list[str]:
         return ["--kubernetes: expected a kubeconfig or 'in-cluster' with the options of the cluster"] if given else []
     problems = []
     if settings.owner and not _LABEL.fullmatch(settings.owner):
-        problems.append(f"--kubernetes-owner: expected up to 63 letters, digits and -, got '{settings.owner}'")
+        problems.append(f"--kubernetes-owner: expected up to 56 letters, digits and -, got '{settings.owner}'")
     if settings.proxy and urlsplit(settings.proxy).scheme not in ("http", "https"):
         problems.append(f"--kubernetes-proxy: expected http://HOST:PORT, got '{settings.proxy}'")
+    if settings.kserve_mode not in KSERVE_MODES:
+        problems.append(f"--kserve-mode: expected {' or '.join(KSERVE_MODES)}, got '{settings.kserve_mode}'")
     return problems
 
 

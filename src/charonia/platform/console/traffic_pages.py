@@ -163,15 +163,17 @@ def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, A
 
 def _rows(versions: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return the figures of versions, a row for each kind."""
+    has_copies = any(each.get("shadow") for each in versions)
+    rate = "Requests a second, copies included" if has_copies else "Requests a second"
     rows = [
         ("Share of requests", [f"{figure(each['percent'])} %" for each in versions]),
-        ("Requests a second", [figure(each["now"].requests_per_s) for each in versions]),
+        (rate, [figure(each["now"].requests_per_s) for each in versions]),
         ("Requests so far", [f"{each['requests']:,}" for each in versions]),
         ("Errors", [_errors(each) for each in versions]),
         ("p50", [_latency(each, "p50") for each in versions]),
         ("p99", [_latency(each, "p99") for each in versions]),
     ]
-    if any(each.get("shadow") for each in versions):
+    if has_copies:
         copies = [each.get("shadow") or {} for each in versions]
         rows += [
             ("Copies compared", [f"{copy['compared']:,}" if copy else shown.NONE for copy in copies]),

@@ -22,8 +22,8 @@ from charonia.platform.targets.api import DeploymentTarget
 DEPLOYMENTS_MAX = 1000
 """Most deployments of a platform."""
 
-CLUSTERS = ("kubernetes", "ray")
-"""Targets that the platform has when an option of the same name says where."""
+CLUSTERS = {"kubernetes": "kubernetes", "kserve": "kubernetes", "ray": "ray"}
+"""Targets that the platform has when an option says where, and the option."""
 
 
 class DeploymentChanges:
@@ -171,7 +171,9 @@ class DeploymentChanges:
         if spec.target not in self._targets:
             raise invalid(
                 f"target: expected one of {', '.join(self._targets)}, got '{spec.target}'",
-                hint=f"`charonia platform --{spec.target}` gives it a cluster" if spec.target in CLUSTERS else "",
+                hint=f"`charonia platform --{CLUSTERS[spec.target]}` gives it a cluster"
+                if spec.target in CLUSTERS
+                else "",
             )
         with self._database.reading() as session:
             found = projects.find(session, who, project, role)

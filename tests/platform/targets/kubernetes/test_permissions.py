@@ -12,6 +12,7 @@ from tests.support.process import eventually
 
 from charonia.platform.targets.api import RevisionPhase
 from charonia.platform.targets.kubernetes.marks import APPLIED
+from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 DOCUMENTS: list[dict[str, Any]] = list(
     yaml.safe_load_all((Path(__file__).parents[4] / "deploy" / "kubernetes" / "platform-rbac.yaml").read_text())
@@ -33,10 +34,10 @@ def test_all_that_the_chart_may_have_can_be_applied(kind: Any) -> None:
     assert {(verb, kind.plural) for verb in ("get", "create", "patch", "delete")} <= PERMITTED
 
 
-def test_everything_that_is_asked_is_permitted(stage: ClusterStage) -> None:
+def lived_through(stage: ClusterStage, target: KubernetesTarget) -> set[tuple[str, str]]:
+    """Return what a target asks for in the life of a deployment."""
     marks = {"2": Fate.CRASHES}
     stage.nodes.fate = lambda pod: marks.get(pod["metadata"]["annotations"]["charonia.dev/template"], Fate.READY)
-    target = stage.target()
 
     def until(revision: int, phase: RevisionPhase) -> None:
         def is_so() -> bool:
@@ -59,8 +60,21 @@ def test_everything_that_is_asked_is_permitted(stage: ClusterStage) -> None:
     until(0, RevisionPhase.ABSENT)
     target.remove(NAME)
 
-    asked = set(stage.api.requests)
+    return set(stage.api.requests)
+
+
+def test_everything_that_is_asked_is_permitted(stage: ClusterStage) -> None:
+    asked = lived_through(stage, stage.target())
+
     assert asked - PERMITTED == set()
     assert {("watch", "pods"), ("get", "pods/log"), ("list", "nodes"), ("delete", "secrets")} <= asked
     others = {kind.plural for kind in APPLIED} - {what for _, what in asked}  # this chart has none of them
     assert {each for each in PERMITTED - asked if each[1] not in others} <= {("list", "events")}
+
+
+def test_everything_that_is_asked_for_kserve_is_permitted(stage: ClusterStage) -> None:
+    asked = lived_through(stage, stage.kserve_target())
+
+    assert asked - PERMITTED == set()
+    of_kserve = {each for each in PERMITTED if each[1] in ("inferenceservices", "servingruntimes")}
+    assert of_kserve <= asked

@@ -18,7 +18,7 @@ OBJECT = "charonia.dev/deployment"
 """Label: name of the objects of a deployment."""
 
 RECORD = "charonia.dev/record"
-"""Label of the Secrets that say what a revision consists of."""
+"""Label of the Secrets that say what a revision consists of, or which one serves."""
 
 TITLE = "charonia.dev/title"
 """Annotation: "PROJECT/NAME"."""
@@ -67,6 +67,7 @@ class ObjectKind:
 
 
 DEPLOYMENT = ObjectKind("apps/v1", "Deployment", "deployments")
+INFERENCE_SERVICE = ObjectKind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
 POD = ObjectKind("v1", "Pod", "pods")
 SECRET = ObjectKind("v1", "Secret", "secrets")
 EVENT = ObjectKind("v1", "Event", "events")
@@ -89,8 +90,10 @@ APPLIED = (
     ObjectKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
     ObjectKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects"),
     DEPLOYMENT,
+    ObjectKind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes"),
+    INFERENCE_SERVICE,
 )
-"""What the chart consists of, in the order in which it is applied: the workload is last, so all is there when it is."""
+"""What deployments consist of, in the order in which they are applied: the workload is last, when all is there."""
 
 _SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 _KINDS = {(kind.api, kind.kind): kind for kind in APPLIED}
@@ -124,6 +127,11 @@ def keys_name(name: str) -> str:
     return f"{name}-keys"
 
 
+def note_name(name: str) -> str:
+    """Return the name of the Secret that says which revision serves, where the workload cannot say it."""
+    return f"{name}-serves"
+
+
 def reference(found: Plain) -> Reference:
     """Return which object this is.
 
@@ -148,7 +156,7 @@ def in_order(objects: Sequence[Plain]) -> list[Plain]:
 
 def is_ended_by_stop(kind: ObjectKind) -> bool:
     """Return whether objects of a kind go when a deployment is stopped; its Service and its Secrets stay."""
-    return kind == DEPLOYMENT or kind.kind in _SCALERS
+    return kind in (DEPLOYMENT, INFERENCE_SERVICE) or kind.kind in _SCALERS
 
 
 def labels(found: Plain) -> Plain:

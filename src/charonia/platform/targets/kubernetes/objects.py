@@ -22,7 +22,7 @@ from charonia.platform.targets.kubernetes.rollout import template_mark
 SCALER = "kube-controller-manager"
 """Field manager of autoscalers."""
 
-_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "app.kubernetes.io/managed-by"
 
 
 def prepared(
@@ -40,7 +40,7 @@ def prepared(
     """
     own = {OWNER: owner, OBJECT: object_name(deployment)}
     notes = {TITLE: deployment, REVISION: str(revision)}
-    objects = [with_marks(each, own | {_MANAGED_BY: MANAGER}, notes) for each in in_order(rendered)]
+    objects = [with_marks(each, own | {MANAGED_BY: MANAGER}, notes) for each in in_order(rendered)]
     workload = objects[-1]
     template = with_marks(workload["spec"]["template"], own, {TEMPLATE: ""})
     mark = str(revision)

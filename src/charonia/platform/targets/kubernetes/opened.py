@@ -41,15 +41,19 @@ def open_kubernetes(settings: KubernetesSettings, store: ArtifactStore, data: Pa
 
     return KubernetesTarget(
         cluster,
-        settings.owner or _owner(data / OWNER_FILE),
+        owner_of(settings, data),
         render,
         open_repositories(store, settings.claim),
         ServiceAddresses(cluster.namespace, settings.proxy),
-        chart.problem,
+        lambda _: chart.problem(),
     )
 
 
-def _owner(path: Path) -> str:
+def owner_of(settings: KubernetesSettings, data: Path) -> str:
+    """Return the name of this platform among all that use the namespace: the setting, or what is kept in its data."""
+    if settings.owner:
+        return settings.owner
+    path = data / OWNER_FILE
     if not path.exists():
         write_private(path, secrets.token_hex(8))
     return path.read_text().strip()

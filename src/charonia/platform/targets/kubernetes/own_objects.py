@@ -7,7 +7,8 @@ import hashlib
 import logging
 import threading
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from charonia.core.errors import invalid
 from charonia.platform.targets.kubernetes.api import Cluster
@@ -19,6 +20,7 @@ from charonia.platform.targets.kubernetes.marks import (
     RECORD,
     SECRET,
     TITLE,
+    ObjectKind,
     Plain,
     Reference,
     annotations,
@@ -37,13 +39,6 @@ from charonia.platform.targets.kubernetes.watch import WatchedObjects
 
 _log = logging.getLogger(__name__)
 
-_WATCHED = {
-    "workloads": (DEPLOYMENT, ""),
-    "pods": (POD, ""),
-    "records": (SECRET, f",{RECORD}=true"),
-}
-"""What is looked at all the time: kinds, and what their labels have beside that of the owner."""
-
 
 class OwnObjects:
     """Reads and writes the objects of deployments. Any thread may call; one at a time writes those of a deployment.
@@ -51,7 +46,16 @@ class OwnObjects:
     Args:
         cluster: Where they are.
         owner: Name of this platform among all that use the namespace.
+
+    Attributes:
+        watched: What is looked at all the time: kinds, and what their labels have beside that of the owner.
     """
+
+    watched: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
+        "workloads": (DEPLOYMENT, ""),
+        "pods": (POD, ""),
+        "records": (SECRET, f",{RECORD}=true"),
+    }
 
     def __init__(self, cluster: Cluster, owner: str) -> None:
         self.owner = owner
@@ -129,25 +133,30 @@ class OwnObjects:
 
     def look(self, deployment: str, *, is_live: bool = False) -> Sight:
         """Return what there is of a deployment: as the watches know it, or as the API server says now."""
+        found = self._found(deployment, is_live=is_live)
+        return self._sight(next(iter(found["workloads"]), None), found)
+
+    def _sight(self, workload: Plain | None, found: Mapping[str, Sequence[Plain]]) -> Sight:
+        return Sight(workload, found["pods"], tuple(from_secret(each) for each in found["records"]))
+
+    def _found(self, deployment: str, *, is_live: bool) -> Mapping[str, Sequence[Plain]]:
+        """Return what there is of a deployment among all that is watched."""
         name = object_name(deployment)
         found: dict[str, list[Plain]] = {}
-        for what in ("workloads", "pods", "records"):
+        for what, (kind, further) in self.watched.items():
             watched = self._watched(what)
             known = watched.all()
             if is_live:
-                kind, further = _WATCHED[what]
                 listed, version = self._cluster.list(kind, labels=f"{OWNER}={self.owner}{further},{OBJECT}={name}")
                 watched.put_all(listed, version, (OBJECT, name))
                 known = listed
             found[what] = [each for each in known if labels(each).get(OBJECT) == name]
-        return Sight(
-            next(iter(found["workloads"]), None), found["pods"], tuple(from_secret(each) for each in found["records"])
-        )
+        return found
 
     def _watched(self, what: str) -> WatchedObjects:
-        """Return the watch of workloads, pods or records, which begins when it is first asked for."""
+        """Return the watch of one of `watched`, which begins when it is first asked for."""
         with self._beginning:
             if what not in self._watches:
-                kind, further = _WATCHED[what]
+                kind, further = self.watched[what]
                 self._watches[what] = WatchedObjects(self._cluster, kind, f"{OWNER}={self.owner}{further}")
             return self._watches[what]

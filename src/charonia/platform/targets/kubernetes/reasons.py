@@ -14,6 +14,9 @@ LOG_LINES = 5
 TEXT_CHARS_MAX = 600
 """Of what Kubernetes says."""
 
+KSERVE = "charonia.dev/kserve"
+"""Condition of a workload that KServe has made: what it says itself."""
+
 _OOM_EXIT = 137
 _PULL = ("ImagePullBackOff", "ErrImagePull", "RegistryUnavailable", "ImageInspectError")
 _NEVER = ("InvalidImageName", "ErrImageNeverPull")
@@ -68,6 +71,8 @@ def is_hopeless(pod: Plain) -> bool:
 def refusal(deployment: Plain) -> str:
     """Return why no pods can be made for a workload, "" where they can."""
     for condition in (deployment.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == KSERVE:
+            return f"KServe: {_said(condition)}"
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             said = _said(condition)
             if "exceeded quota" in said:

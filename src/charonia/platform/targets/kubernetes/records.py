@@ -10,6 +10,7 @@ from typing import Any
 from charonia.core.errors import invalid
 from charonia.platform.targets.kubernetes.marks import (
     FAILURE,
+    INFERENCE_SERVICE,
     OBJECT,
     OWNER,
     RECORD,
@@ -61,7 +62,11 @@ class RevisionRecord:
 
     def has_fixed_replicas(self) -> bool:
         """Return whether it says itself how many servers there are."""
-        return "replicas" in self.workload()["spec"]
+        workload = self.workload()
+        if reference(workload).kind == INFERENCE_SERVICE:
+            predictor = workload["spec"]["predictor"]
+            return bool(predictor["minReplicas"] == predictor["maxReplicas"])
+        return "replicas" in workload["spec"]
 
     def workload(self) -> Plain:
         """Return the object whose pods are its servers."""

@@ -1,0 +1,1 @@
+"""The target `kserve`: deployments as InferenceServices, over what the target `kubernetes` has."""
