@@ -68,6 +68,10 @@ def test_the_options_are_the_settings(tmp_path: Path) -> None:
         (["--kubernetes=in-cluster", "--kubernetes-owner=a b"], "--kubernetes-owner: expected up to 56 letters"),
         (["--kubernetes=in-cluster", "--kubernetes-proxy=here:1"], "--kubernetes-proxy: expected http://HOST:PORT"),
         (["--kubernetes-images=torch"], "--kubernetes-images: expected ENVIRONMENT=IMAGE, got 'torch'"),
+        (["--ray-owner=a"], "--ray: expected the address of a dashboard with the options"),
+        (["--ray=ray:8265"], "--ray: expected http://HOST:PORT, got 'ray:8265'"),
+        (["--ray=http://ray:8265", "--ray-http=ray"], "--ray-http: expected http://HOST:PORT, got 'ray'"),
+        (["--ray=http://ray:8265", "--ray-owner=a b"], "--ray-owner: expected up to 63 letters"),
         (["--oidc-secret-file=/nowhere"], "--oidc-secret-file: expected a file with the secret"),
     ],
 )

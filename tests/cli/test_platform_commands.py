@@ -159,7 +159,7 @@ def test_a_model_is_deployed_changed_and_taken_back(run: Any, echo: ServedPlatfo
 
     assert created[0] == 0
     assert created[1].splitlines()[0] == "reader: created, revision 1"
-    assert created[1].splitlines()[-1] == "reader: revision 1 serves at http://127.0.0.1:1, gRPC "
+    assert created[1].splitlines()[-1] == "reader: revision 1 serves at http://127.0.0.1:1"
     assert again[1].splitlines()[0] == "reader: no change, revision 1"
     assert changed[1].splitlines()[:2] == ["reader: changed, revision 2", "  model 'echo': version 1 -> version 2"]
     assert undone[1].splitlines()[:2] == ["reader: changed, revision 3", "  model 'echo': version 2 -> version 1"]
@@ -190,7 +190,7 @@ def test_a_deployment_is_stopped_started_and_removed(run: Any, echo: ServedPlatf
     assert run("rollout", "stop", "reader")[0] == 0
     stopped = run("rollout", "status", "reader")
     assert run("rollout", "start", "reader")[0] == 0
-    assert run("rollout", "status", "reader")[:2] == (0, "reader: revision 1 serves at http://127.0.0.1:1, gRPC \n")
+    assert run("rollout", "status", "reader")[:2] == (0, "reader: revision 1 serves at http://127.0.0.1:1\n")
     assert run("rollout", "remove", "reader")[0] == 0
 
     assert before == [["reader", "ready"]]

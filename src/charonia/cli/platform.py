@@ -165,6 +165,24 @@ Keep models, environments and deployments, with pages, an API and the commands `
             ),
             Option("--helm", "kubernetes.helm", filled, "PATH", "The program that renders the chart"),
         ),
+        "Ray": (
+            Option(
+                *("--ray", "ray.dashboard", filled, "URL"), "Let deployments run in a Ray cluster, too: its dashboard"
+            ),
+            Option("--ray-token-file", "ray.token", _secret, "PATH", "File with the token that the dashboard asks for"),
+            Option(
+                *("--ray-http", "ray.http", filled, "URL"),
+                "Where clients reach Ray's HTTP proxies; on the machine of the dashboard by default",
+            ),
+            Option(
+                *("--ray-owner", "ray.owner", filled, "NAME"),
+                "Name of this platform in the cluster; one that is kept in the data folder by default",
+            ),
+            Option(
+                *("--ray-artifacts", "ray.folder", filled, "PATH"),
+                "Where the nodes of the cluster find the folder of --artifacts",
+            ),
+        ),
         "Single sign-on": (
             Option("--oidc-issuer", "oidc.issuer", filled, "URL", "Address of an OpenID Connect provider"),
             Option("--oidc-client-id", "oidc.client_id", filled, "ID", "Name of this platform there"),

@@ -129,7 +129,8 @@ def wait_until_served(client: PlatformClient, project: str, name: str, revision:
         if (error := failure(found)) is not None:
             raise error
         if found["serving"] == revision and found["state"] in ("ready", "degraded"):
-            print(f"{name}: revision {revision} serves at {found['http']}, gRPC {found['grpc']}")
+            grpc = f", gRPC {found['grpc']}" if found["grpc"] else ""
+            print(f"{name}: revision {revision} serves at {found['http']}{grpc}")
             return
         if found["doing"] and found["doing"] != said:
             said = found["doing"]

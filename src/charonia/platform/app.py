@@ -32,6 +32,7 @@ from charonia.platform.targets.api import DeploymentTarget
 from charonia.platform.targets.kserve.opened import open_kserve
 from charonia.platform.targets.kubernetes.opened import open_kubernetes
 from charonia.platform.targets.local import LocalTarget
+from charonia.platform.targets.ray.opened import open_ray
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials.trials import Trials
@@ -95,6 +96,9 @@ def make_platform(settings: PlatformSettings) -> Platform:
     opens = (open_kubernetes, open_kserve) if settings.kubernetes.config else ()
     clusters = [each(settings.kubernetes, artifacts, data) for each in opens]
     targets |= {each.name: each for each in clusters}
+    if settings.ray.dashboard:
+        ray = open_ray(settings.ray, artifacts, data)
+        targets[ray.name] = ray
     handlers = {
         catalog.KIND: catalog.handler(database, data / "environments"),
         measurements.PERF: measurements.perf_handler(targets, database),

@@ -76,6 +76,25 @@ class KubernetesSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RaySettings:
+    """A Ray cluster where deployments run.
+
+    Attributes:
+        dashboard: Address of its dashboard, "" for no cluster.
+        token: The token that it asks for, "" for none.
+        http: Address of its HTTP proxies for clients, "" for their port on the machine of the dashboard.
+        owner: Name of this platform among all that use the cluster, "" for one that is kept in the data folder.
+        folder: Where the nodes find the folder of the artifact store, where that is one; "" for an object store.
+    """
+
+    dashboard: str = ""
+    token: str = field(default="", repr=False)
+    http: str = ""
+    owner: str = ""
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PlatformSettings:
     """Settings of a platform.
 
@@ -90,6 +109,7 @@ class PlatformSettings:
         store_hosts: Hosts outside the internet that versions may be read from; "*" for all.
         oidc: Single sign-on.
         kubernetes: The cluster of the target `kubernetes`.
+        ray: The cluster of the target `ray`.
     """
 
     data: Path
@@ -102,6 +122,7 @@ class PlatformSettings:
     store_hosts: tuple[str, ...] = ()
     oidc: Oidc = Oidc()
     kubernetes: KubernetesSettings = KubernetesSettings()
+    ray: RaySettings = RaySettings()
 
     def __post_init__(self) -> None:
         """Check them.
@@ -129,7 +150,7 @@ class PlatformSettings:
         issuer = urlsplit(self.oidc.issuer)
         if self.oidc.issuer and issuer.scheme != "https" and not _is_loopback(issuer.hostname or ""):
             problems.append(f"--oidc-issuer: expected https://..., got '{self.oidc.issuer}'")
-        problems += _kubernetes_problems(self.kubernetes)
+        problems += [*_kubernetes_problems(self.kubernetes), *_ray_problems(self.ray)]
         if problems:
             raise invalid("\n".join(problems))
 
@@ -170,4 +191,18 @@ def _kubernetes_problems(settings: KubernetesSettings) -> list[str]:
         problems.append(f"--kubernetes-proxy: expected http://HOST:PORT, got '{settings.proxy}'")
     if settings.kserve_mode not in KSERVE_MODES:
         problems.append(f"--kserve-mode: expected {' or '.join(KSERVE_MODES)}, got '{settings.kserve_mode}'")
+    return problems
+
+
+def _ray_problems(settings: RaySettings) -> list[str]:
+    if not settings.dashboard:
+        given = settings != RaySettings()
+        return ["--ray: expected the address of a dashboard with the options of the cluster"] if given else []
+    problems = [
+        f"{name}: expected http://HOST:PORT, got '{url}'"
+        for name, url in (("--ray", settings.dashboard), ("--ray-http", settings.http))
+        if url and urlsplit(url).scheme not in ("http", "https")
+    ]
+    if settings.owner and not _LABEL.fullmatch(settings.owner):
+        problems.append(f"--ray-owner: expected up to 63 letters, digits and -, got '{settings.owner}'")
     return problems

@@ -74,6 +74,15 @@ def test_a_canary_plan_goes_to_the_server_and_its_end_is_a_revision(stage: Stage
     assert stage.deployments.reads.get(ADA, "default", "reader").revision == 2
 
 
+def test_a_plan_needs_all_servers(stage: Stage, server: dict[str, Any]) -> None:
+    stage.target.servers["default/reader"].count = 2
+
+    with pytest.raises(ServingError, match="may have several servers, which cannot be reached one by one"):
+        stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"canary": PLAN})
+
+    assert server["asked"] == []
+
+
 def test_a_plan_that_has_ended_with_its_server_changes_nothing(stage: Stage, server: dict[str, Any]) -> None:
     stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"canary": PLAN})
     server["canary"] = None

@@ -22,6 +22,9 @@ from charonia.platform.targets.api import DeploymentTarget
 DEPLOYMENTS_MAX = 1000
 """Most deployments of a platform."""
 
+CLUSTERS = {"kubernetes": "kubernetes", "kserve": "kubernetes", "ray": "ray"}
+"""Targets that the platform has when an option says where, and the option."""
+
 
 class DeploymentChanges:
     """Changes deployments. See `Deployments`.
@@ -168,8 +171,8 @@ class DeploymentChanges:
         if spec.target not in self._targets:
             raise invalid(
                 f"target: expected one of {', '.join(self._targets)}, got '{spec.target}'",
-                hint="`charonia platform --kubernetes` gives it a cluster"
-                if spec.target in ("kubernetes", "kserve")
+                hint=f"`charonia platform --{CLUSTERS[spec.target]}` gives it a cluster"
+                if spec.target in CLUSTERS
                 else "",
             )
         with self._database.reading() as session:

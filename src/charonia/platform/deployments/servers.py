@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from charonia.core.errors import ServingError, not_found, unavailable
+from charonia.core.errors import ServingError, not_found, unavailable, unsupported
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.changes import DeploymentChanges
 from charonia.platform.deployments.merged import merged_traffic
@@ -109,7 +109,8 @@ class DeploymentServers:
 
         Raises:
             NotPermittedError: If the caller is no deployer.
-            ServingError: NOT_FOUND; INVALID_ARG; UNAVAILABLE while nothing serves.
+            ServingError: NOT_FOUND; INVALID_ARG; UNAVAILABLE while nothing serves; UNSUPPORTED for a plan where servers
+                cannot be reached one by one.
         """
         view = self._reads.get(who, project, name)
         spec = read_spec(self._reads.revision(who, project, name, view.wanted or view.revision).spec)
@@ -158,6 +159,11 @@ class DeploymentServers:
         if not seen.http or seen.phase is RevisionPhase.ABSENT:
             raise unavailable(f"deployment '{name}' is not running", hint="start it, or wait until it is ready")
         servers = {one.name: one.http for one in seen.replicas if one.http and one.is_ready} or {"": seen.http}
+        if change and "" in servers and (seen.wanted_replicas > 1 or seen.scaled_by):
+            raise unsupported(
+                f"deployment '{name}' may have several servers, which cannot be reached one by one",
+                hint="make a revision with other weights, or let it have one server",
+            )
         answers: dict[str, Any] = {}
         try:
             for server, address in servers.items():

@@ -1,0 +1,237 @@
+"""The target `ray`: for each deployment, an application of Ray Serve.
+
+What is there is kept in Ray: the names of applications have the revision, and the one with the deployment's route
+serves. Why a revision has failed is kept here, and by those who asked for it.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.platform.settings import RaySettings
+from charonia.platform.targets.api import Observed, RevisionPhase, Workload
+from charonia.platform.targets.kubernetes.repositories import FOLDER, ModelRepositories
+from charonia.platform.targets.ray.applications import (
+    Plain,
+    Revisions,
+    application,
+    application_name,
+    asked_in_vain,
+    deployment_of,
+    doing,
+    reason,
+    replicas,
+    revisions,
+    route,
+    route_holder,
+    wanted_replicas,
+)
+from charonia.platform.targets.ray.dashboard import Configs, Dashboard
+
+LOG_REPLICAS_MAX = 10
+"""Most servers whose logs are shown together."""
+
+HTTP_PORT = 8000
+"""Port of Ray's proxies where Ray does not say."""
+
+FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+
+
+class RayTarget:
+    """Deployments in a Ray cluster. See `DeploymentTarget`.
+
+    Args:
+        dashboard: The dashboard of the cluster.
+        owner: Name of this platform among all that use the cluster.
+        repositories: Where the nodes of the cluster find models.
+        settings: Of the cluster.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self, dashboard: Dashboard, owner: str, repositories: ModelRepositories, settings: RaySettings
+    ) -> None:
+        self._dashboard = dashboard
+        self._owner = owner
+        self._repositories = repositories
+        self._settings = settings
+        self._failures: dict[str, tuple[int, str]] = {}  # by deployment: the revision, and why it has failed
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def problems(self, workload: Workload) -> Sequence[str]:
+        """Return why a workload does not fit. See `DeploymentTarget`."""
+        return [
+            *self._cannot_be_declared(workload, self._dashboard.look()),
+            *asked_in_vain(workload),
+        ]
+
+    def apply(self, workload: Workload) -> None:
+        """Begin to bring a workload about. See `DeploymentTarget`."""
+        name, number = workload.deployment, workload.revision
+        with self._locks[name]:
+            seen = self._dashboard.look()
+            there = revisions(self._owner, name, seen["applications"])
+            if number in there.applying or (number in there.serving and not there.applying):
+                return
+            if there.applying:
+                raise unavailable(f"revision {next(iter(there.applying))} of '{name}' is not over yet")
+            if number in there.ending:
+                raise unavailable(f"the servers of revision {number} of '{name}' end", hint="wait until they have")
+            if problems := self._cannot_be_declared(workload, seen):
+                raise invalid(problems[0])
+            # A folder for each revision: its configurations stay as they are while others are tried.
+            own = replace(workload, deployment=f"{name}/{number}")
+            address = self._repositories.address(own)
+            self._repositories.publish(own)
+            self._repositories.configure(address, {model.name: model.config for model in workload.models})
+            if self._settings.folder:
+                address = f"{self._settings.folder.rstrip('/')}/{address}"
+            before = sum(map(wanted_replicas, there.serving.values()))
+            config = application(self._owner, workload, address, before)
+            self._dashboard.change(lambda configs: {**configs, config["name"]: config})
+            self._failures.pop(name, None)
+
+    def scale(self, deployment: str, replicas: int) -> str:
+        """Do nothing: Ray decides between the bounds of the revision. See `DeploymentTarget`."""
+        return ""
+
+    def abandon(self, deployment: str) -> None:
+        """Give up what is being brought about. See `DeploymentTarget`."""
+        with self._locks[deployment]:
+            there = self._look(deployment)
+            for number in there.applying:
+                self._drop(deployment, number)
+
+    def observe(self, deployment: str) -> Observed:
+        """Return what is there now; what runs gets the route, what has failed ends. See `DeploymentTarget`."""
+        seen = self._dashboard.look()
+        there = revisions(self._owner, deployment, seen["applications"])
+        is_over = any(each["status"] in ("RUNNING", *FAILED) for each in there.applying.values())
+        if is_over and self._locks[deployment].acquire(blocking=False):
+            try:
+                self._conclude(deployment)  # seen at the next look: by then Ray's proxies know the route
+            finally:
+                self._locks[deployment].release()
+        serving, up = next(iter(there.serving.items()), (0, None))
+        applying, next_up = next(iter(there.applying.items()), (0, None))
+        failure = self._failures.get(deployment)
+        if next_up is not None:
+            phase = RevisionPhase.STARTING
+        elif failure is not None:
+            phase, applying = RevisionPhase.FAILED, failure[0]
+        elif up is not None:
+            phase = RevisionPhase.READY
+        elif there.ending:
+            return Observed(phase=RevisionPhase.ENDING, doing="Ray ends its servers")
+        else:
+            return Observed()
+        shown = up if up is not None else next_up
+        return Observed(
+            serving=serving,
+            applying=applying,
+            phase=phase,
+            doing=doing(next_up) if next_up is not None else "",
+            reason=failure[1] if failure is not None and next_up is None else "",
+            http=self._address(seen) + route(deployment) if up is not None else "",
+            replicas=replicas(shown) if shown is not None else (),
+            wanted_replicas=wanted_replicas(shown) if shown is not None else 0,
+            scaled_by="Ray Serve" if shown is not None and _is_scaled(shown) else "",
+        )
+
+    def stop(self, deployment: str) -> None:
+        """Begin to end a deployment. See `DeploymentTarget`."""
+        with self._locks[deployment]:
+            self._failures.pop(deployment, None)
+            self._dashboard.change(lambda configs: self._without(configs, deployment))
+
+    def remove(self, deployment: str) -> None:
+        """Remove what is left of a deployment. See `DeploymentTarget`."""
+        with self._locks[deployment]:
+            there = self._look(deployment)
+            if there.serving or there.applying or there.ending:
+                raise unavailable(f"the servers of '{deployment}' still run")
+            self._failures.pop(deployment, None)
+            self._repositories.forget(deployment, ())
+
+    def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
+        """Do nothing: deployments with keys are refused. See `DeploymentTarget`."""
+
+    def deployments(self) -> Sequence[str]:
+        """Return the names of all deployments. See `DeploymentTarget`."""
+        found = {deployment_of(self._owner, name)[0] for name in self._dashboard.look()["applications"]}
+        return sorted((found | self._failures.keys()) - {""})
+
+    def log(self, deployment: str, lines: int) -> str:
+        """Return the last lines of the logs. See `DeploymentTarget`."""
+        there, texts = self._look(deployment), []
+        for details in (*there.serving.values(), *there.applying.values()):
+            for each in details["deployments"].values():
+                for one in (each["replicas"] or each.get("recent_dead_replicas", []))[-LOG_REPLICAS_MAX:]:
+                    if one.get("log_file_path"):
+                        try:
+                            text = self._dashboard.log(one["node_id"], one["log_file_path"], lines)
+                        except ServingError as error:  # a node that is gone
+                            text = f"{error}\n"
+                        texts.append(f"==> {one['replica_id']} <==\n{text}")
+        return "\n".join(texts)
+
+    def _look(self, deployment: str) -> Revisions:
+        return revisions(self._owner, deployment, self._dashboard.look()["applications"])
+
+    def _cannot_be_declared(self, workload: Workload, seen: Plain) -> Sequence[str]:
+        problems = [_NO_STORE] if self._repositories.problem() else []
+        if holder := route_holder(self._owner, workload.deployment, seen["applications"]):
+            taken = route(workload.deployment)
+            problems.append(f"name: the application '{holder}' of the Ray cluster has the route '{taken}' already")
+        return problems
+
+    def _conclude(self, deployment: str) -> None:
+        """Give a revision that runs the route, or end one that has failed."""
+        there = self._look(deployment)
+        for number, details in there.applying.items():
+            if details["status"] == "RUNNING":
+                config = {**details["deployed_app_config"], "route_prefix": route(deployment)}
+
+                def with_route(configs: Configs, config: Plain = config) -> Configs:
+                    return {**self._without(configs, deployment), config["name"]: config}
+
+                self._dashboard.change(with_route)
+                self._forget(deployment, [number])
+            elif details["status"] in FAILED:
+                self._failures[deployment] = (number, reason(details))
+                self._drop(deployment, number)
+                self._forget(deployment, list(there.serving))
+
+    def _drop(self, deployment: str, number: int) -> None:
+        name = application_name(self._owner, deployment, number)
+        self._dashboard.change(lambda configs: {key: each for key, each in configs.items() if key != name})
+
+    def _without(self, configs: Configs, deployment: str) -> Configs:
+        return {name: each for name, each in configs.items() if deployment_of(self._owner, name)[0] != deployment}
+
+    def _forget(self, deployment: str, kept: Sequence[int]) -> None:
+        self._repositories.forget(deployment, [f"{FOLDER}/{deployment}/{number}" for number in kept])
+
+    def _address(self, seen: Plain) -> str:
+        """Return where clients reach Ray's proxies: as the settings say, or on the machine of the dashboard."""
+        if self._settings.http:
+            return self._settings.http.rstrip("/")
+        options = seen.get("http_options") or {}
+        host = urlsplit(self._dashboard.url).hostname or ""
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{options.get('port', HTTP_PORT)}{options.get('root_path', '')}"
+
+
+_NO_STORE = (
+    "artifact store: the nodes of Ray cannot read a folder of this machine: expected an object store "
+    "(--artifacts s3://..., gs://... or as://...), or a folder that they mount, too (--ray-artifacts)"
+)
+
+
+def _is_scaled(details: Plain) -> bool:
+    args = details["deployed_app_config"]["args"]
+    return bool(args["max_replicas"] > args["min_replicas"])
