@@ -9,10 +9,10 @@ import pytest
 from tests.support.grpc_memory import MemoryResponse, MemoryTransport, frame, request_headers
 from tritonclient.grpc import service_pb2
 
-from charonia.server.grpc.frontend import QUIET_STREAM_S, GrpcLimits
+from charonia.server.grpc.frontend import FIRST_CALL_S, QUIET_STREAM_S, GrpcLimits
 from charonia.server.grpc.http2 import PREFACE
 from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND, PIECE_BYTES_MIN
-from charonia.server.listening import GRACE_S, QUIET_S
+from charonia.server.listening import GRACE_S, LOOK_S, QUIET_S
 from charonia.wire.grpc_status import Status
 
 ENHANCE_YOUR_CALM = 11
@@ -362,6 +362,7 @@ def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(play: Any) -> N
         idle, unary, stream = (bench.client() for _ in range(3))
         for client in (idle, unary, stream):
             client.transport.may_end = False
+        await idle.call("ServerLive")
         bench.engine.hold = True
         held = unary.start("ModelInfer", INFER)
         bench.engine.hold = False
@@ -388,6 +389,35 @@ def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(play: Any) -> N
         assert len(stream.responses[stream_id].messages) == 2
         assert stream.responses[stream_id].status == Status.UNAVAILABLE
         assert stream.transport.is_closed
+
+    play(scenario)
+
+
+def test_who_hands_on_lets_a_new_connection_have_its_first_call(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        fresh, unused = bench.client(), bench.client()
+        handing = asyncio.create_task(bench.frontend.hand_on(1000.0))
+        await asyncio.sleep(FIRST_CALL_S / 2)
+        late = bench.client()
+        await asyncio.sleep(FIRST_CALL_S / 4)
+        for client in (fresh, unused, late):
+            client.exchange()
+        assert fresh.goaways == unused.goaways == []
+        call = fresh.start("ModelInfer", INFER)
+        await asyncio.sleep(2 * LOOK_S)
+        fresh.exchange()
+        assert fresh.responses[call].status == Status.OK
+        assert fresh.goaways[0] == (0, b"")
+        await asyncio.sleep(FIRST_CALL_S / 2)
+        unused.exchange()
+        late.exchange()
+        assert (unused.goaways, late.goaways) == ([(0, b"")], [])
+        await asyncio.sleep(FIRST_CALL_S)
+        late.exchange()
+        await handing
+
+        assert late.goaways[0] == (0, b"")
+        assert all(client.transport.is_closed for client in (fresh, unused, late))
 
     play(scenario)
 

@@ -16,6 +16,13 @@ __all__ = ["GrpcFrontend", "GrpcLimits"]
 UNREAD_NOTICE_S = 20.0
 """Time for which a front end that hands on serves new calls of a client that does not read that it should reconnect."""
 
+FIRST_CALL_S = 1.0
+"""Time that a new connection has for its first call before a front end that hands on asks its client to reconnect.
+
+gRPC's core fails a call, unless retries are on, whose connection gets the request to reconnect after the call has
+chosen it and before it has sent it: soon after the server's settings, that is likely.
+"""
+
 QUIET_STREAM_S = 10.0
 """Time without a request after which a front end that hands on ends a stream."""
 
@@ -137,5 +144,5 @@ class GrpcFrontend:
 
 
 def _let_go(connection: GrpcConnection) -> int | None:
-    """Retire a connection, which then ends with its last call."""
-    return connection.retire(0.0, notice_s=UNREAD_NOTICE_S, read_s=QUIET_S)
+    """Retire a connection, unless its first call may be on the way. It then ends with its last call."""
+    return connection.retire(0.0, notice_s=UNREAD_NOTICE_S, read_s=QUIET_S, first_call_s=FIRST_CALL_S)
