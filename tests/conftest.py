@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import uvloop
 from hypothesis import settings
-from tests.support import warm_start
+from tests.support import fork_server, warm_start
 
+assert fork_server  # imported before any test
 warm_start.install()
 
 # How long an example takes says more about what else the machine does than about the code.

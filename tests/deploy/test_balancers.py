@@ -219,7 +219,7 @@ def test_a_drained_server_loses_nothing_and_a_killed_one_what_it_had(
     assert load.failures == lost
 
 
-@pytest.mark.parametrize("name", every_balancer("nginx"))
+@pytest.mark.parametrize("name", every_balancer("nginx", "haproxy"))
 def test_a_server_that_delays_its_exit_is_taken_out_by_the_checks(name: str, repository: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
         servers = [stack.enter_context(ServeProcess(repository, "--exit-delay-secs=5")) for _ in range(3)]

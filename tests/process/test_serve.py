@@ -396,7 +396,7 @@ def test_during_the_exit_delay_requests_are_answered_and_clients_asked_to_leave(
     body = json.dumps({"inputs": [tensor]})
     statuses: list[int] = []
 
-    with ServeProcess(tmp_path, "--exit-delay-secs=5", *shape) as server:
+    with ServeProcess(tmp_path, "--exit-delay-secs=10", *shape) as server:
         kept = http.client.HTTPConnection(server.http, timeout=30)
         for is_leaving in (False, True):
             kept.request("POST", "/v2/models/echo/infer", body)

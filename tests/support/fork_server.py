@@ -22,6 +22,7 @@ from tests.support import warm_start
 from charonia.cli.main import main
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
+_PATH = list(sys.path)  # before tests import what changes it, such as Ray
 _COMMANDS = ("config", "explain", "infer", "perf", "serve", "tune")
 _FORK_SERVER.set_forkserver_preload(
     [
@@ -122,12 +123,17 @@ def _detached(duplicate: Any) -> int:
 def _fork(arguments: list[str], folder: Path, output: int, errors: int) -> BaseProcess:
     """Start a command that writes to these descriptors."""
     streams = (_Descriptor(output), _Descriptor(errors))
-    process = _FORK_SERVER.Process(target=_run, args=(arguments, dict(os.environ), folder, *streams), daemon=True)
+    process = _FORK_SERVER.Process(
+        target=_run, args=(arguments, _PATH, dict(os.environ), folder, *streams), daemon=True
+    )
     process.start()
     return process
 
 
-def _run(arguments: list[str], environment: dict[str, str], folder: Path, output: int, errors: int) -> None:
+def _run(
+    arguments: list[str], path: list[str], environment: dict[str, str], folder: Path, output: int, errors: int
+) -> None:
+    sys.path[:] = path
     template = warm_start.fork_template()
     warm_start.install(template)
     os.environ.clear()

@@ -355,9 +355,11 @@ def test_nothing_moves_while_a_trial_starts_and_a_deployment_becomes_ready(
     sure(page)
     expect(page.locator("h1 .badge")).to_have_text("stopped", timeout=60_000)
     page.get_by_role("button", name="Start").click()
+    expect(page.locator("h1 .badge")).not_to_have_text("stopped", timeout=60_000)
+    page.wait_for_load_state("networkidle")
     moved = shift(page, page.url)
     assert moved[0] < SHIFT_MAX, moved[1]
-    expect(page.locator("h1 .badge")).to_have_text("ready")
+    expect(page.locator("h1 .badge")).to_have_text("ready", timeout=60_000)
 
 
 def shift(page: Page, address: str) -> tuple[float, list[str]]:
