@@ -21,7 +21,7 @@ from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPh
 
 _log = logging.getLogger(__name__)
 
-STEADY_S = 5.0
+STEADY_S = 10.0
 """Pause between two looks at a deployment of which nothing is to be done."""
 
 MOVING_S = 0.3

@@ -120,8 +120,9 @@ class LocalTarget:
                     self._step(folder)
                     return missing
             if replicas != goal.count and goal.is_reached:
-                _write_goal(folder, replace(goal, count=replicas))
-            self._step(folder)
+                goal = replace(goal, count=replicas)
+                _write_goal(folder, goal)
+            self._step(folder, (goal, servers))
             return ""
 
     def abandon(self, deployment: str) -> None:
@@ -263,9 +264,9 @@ class LocalTarget:
             _write_goal(folder, goal)
         return goal, servers
 
-    def _step(self, folder: DeploymentFolder) -> None:
-        """Do what comes next."""
-        goal, servers = self._look(folder)
+    def _step(self, folder: DeploymentFolder, looked: tuple[RolloutGoal, list[ServerState]] | None = None) -> None:
+        """Do what comes next, by what a look has just found."""
+        goal, servers = looked or self._look(folder)
         made = str(folder.revision(goal.revision).read("serve").get("made", "")) if goal.revision else ""
         for act in next_acts(goal, servers, made):
             server = self._server(folder, act.number)
