@@ -9,6 +9,7 @@ what its signal raises becomes an exception in a callback.
 
 import asyncio
 import gc
+import logging
 import threading
 from collections.abc import Generator
 from typing import Any
@@ -114,6 +115,17 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         # themselves, going through them takes 0.1 s each time.
         gc.collect()
         gc.freeze()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    result = yield
+    root = logging.getLogger()
+    if root.level != logging.WARNING:
+        found = logging.getLevelName(root.level)
+        root.setLevel(logging.WARNING)
+        raise AssertionError(f"the test leaves the root logger at the level {found}")
     return result
 
 

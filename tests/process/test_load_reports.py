@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.support.models import identity_pbtxt, write_model
-from tests.support.process import SHAPES, ServeProcess
+from tests.support.process import SHAPES, ServeProcess, eventually
 
 from charonia.client import Client
 from charonia.core.dtypes import DataType
@@ -27,6 +27,10 @@ SLOW = """
 parameters { key: "execute_delay_ms" value { string_value: "400" } }
 instance_group [ { count: 2 } ]
 """
+LONG = """
+parameters { key: "execute_delay_ms" value { string_value: "2000" } }
+instance_group [ { count: 4 } ]
+"""
 ROW = np.zeros((1, 16), np.float32)
 BODY = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "data": [0.0] * 16}]}
 FORMAT, REPORT = "endpoint-load-metrics-format", "endpoint-load-metrics"
@@ -37,6 +41,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder: Path = tmp_path_factory.mktemp("models")
     write_model(folder, "quick", b"", config=identity_pbtxt())
     write_model(folder, "slow", b"", config=identity_pbtxt() + SLOW)
+    write_model(folder, "long", b"", config=identity_pbtxt() + LONG)
     with ServeProcess(folder, *request.param) as server:
         yield server
 
@@ -69,13 +74,17 @@ def busy(server: ServeProcess) -> Iterator[None]:
             caller.join()
 
 
-def test_the_load_is_told_apart_from_requests(server: ServeProcess, busy: None) -> None:
-    found = load(server)
+def test_the_load_is_told_apart_from_requests(server: ServeProcess) -> None:
+    wanted = {"requests_in_flight": 6, "queue_depth": 2, "instances_busy": 4, "application_utilization": 1.0}
+    with Client(server.http) as client:
+        callers = [threading.Thread(target=client.infer, args=("long", {"INPUT0": ROW})) for _ in range(6)]
+        for caller in callers:
+            caller.start()
+        are_told = eventually(lambda: wanted.items() <= load(server).items(), 10)
+        for caller in callers:
+            caller.join()
 
-    assert found["requests_in_flight"] == 5
-    assert found["queue_depth"] == 3
-    assert found["instances_busy"] == 2
-    assert found["application_utilization"] == 1.0
+    assert are_told
 
 
 @pytest.mark.parametrize("form", ["text", "json", "bin"])
@@ -92,7 +101,7 @@ def test_a_response_over_http_has_the_engines_load(server: ServeProcess, busy: N
 
 def test_a_report_in_a_response_is_not_from_before_the_request(server: ServeProcess) -> None:
     time.sleep(0.2)
-    callers = [threading.Thread(target=lambda: post(server, "/v2/models/slow/infer", BODY).close()) for _ in range(4)]
+    callers = [threading.Thread(target=lambda: post(server, "/v2/models/long/infer", BODY).close()) for _ in range(4)]
     for caller in callers:
         caller.start()
     while load(server)["requests_in_flight"] < 4:

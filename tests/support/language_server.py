@@ -28,6 +28,7 @@ class FakeLanguageModel:
         counts: Whether usage is reported.
         fails_after: Pieces after which an error comes, None for no error.
         bodies: The requests so far, as (path, document).
+        connections: The open ones.
     """
 
     first_s: float = 0.0
@@ -36,6 +37,7 @@ class FakeLanguageModel:
     counts: bool = True
     fails_after: int | None = None
     bodies: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    connections: set[asyncio.Transport] = field(default_factory=set)
 
 
 class _Connection(asyncio.Protocol):
@@ -45,6 +47,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._model.connections.add(self._transport)
         self._parser = httptools.HttpRequestParser(self)
 
     def data_received(self, data: bytes) -> None:
@@ -65,6 +68,7 @@ class _Connection(asyncio.Protocol):
         task.add_done_callback(self._tasks.discard)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._model.connections.discard(self._transport)
         for task in self._tasks:
             task.cancel()
 
@@ -149,6 +153,10 @@ def language_server(model: FakeLanguageModel) -> Iterator[str]:
         while not ended.is_set():
             await asyncio.sleep(0.02)
         server.close()
+        await asyncio.sleep(0)  # what was accepted becomes a connection
+        for connection in list(model.connections):
+            connection.abort()
+        await asyncio.sleep(0)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()

@@ -24,11 +24,13 @@ from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.views import DeploymentView
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.access import Grant, Principal, ProjectRole
+from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import LocalTarget
 
 ADA = Principal.of("Ada", [Grant(ProjectRole.ADMIN)])
 PORTS = (21000, 21900)
 READY_S = 110.0
+ROOM = LocalMachine(8, 16_384 * MIB)  # whatever else runs here
 
 pytestmark = [pytest.mark.timeout(240)]
 
@@ -54,7 +56,7 @@ class Place:
         self.begin()
 
     def begin(self) -> None:
-        self.target = LocalTarget(self.data / "deployments", self.ports)
+        self.target = LocalTarget(self.data / "deployments", self.ports, machine=lambda: ROOM)
         workloads = Workloads(self.data, open_artifacts("", self.data))
         self.deployments = Deployments(self.database, {"local": self.target}, workloads)
         self.deployments.start()

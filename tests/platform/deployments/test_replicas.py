@@ -14,6 +14,7 @@ from tests.support.models import identity_pbtxt
 from tests.support.platform_models import add_version
 from tests.support.process import eventually
 
+from charonia.platform.deployments import collector, reconciler, replica_rule
 from charonia.platform.deployments.collector import fetch_page
 from charonia.platform.deployments.figures import read_page
 from charonia.platform.deployments.views import DeploymentView
@@ -21,14 +22,16 @@ from charonia.platform.targets.server_calls import ask
 
 PORTS = (24000, 24900)
 
+SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "50" } }'
+
 pytestmark = pytest.mark.timeout(280)
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path, PORTS)
-    for content in (b"one", b"two"):
-        files = {"config.pbtxt": identity_pbtxt("identity", dims=(4,)).encode(), "1/model": content}
+    for content, more in ((b"one", ""), (b"two", ""), (b"three", SLOW)):
+        files = {"config.pbtxt": identity_pbtxt("identity", dims=(4,), more=more).encode(), "1/model": content}
         add_version(place.database, tmp_path, "echo", files)
     yield place
     place.end()
@@ -38,7 +41,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.database.close()
 
 
-def spec(version: int, replicas: int, **more: object) -> dict[str, Any]:
+def spec(version: int, replicas: int | dict[str, int], **more: object) -> dict[str, Any]:
     return {"name": "adder", "models": [{"name": "echo", "versions": [version], **more}], "replicas": replicas}
 
 
@@ -80,6 +83,32 @@ def test_servers_come_and_go_and_are_upgraded_and_no_request_is_lost(place: Plac
     assert {each.http for each in (first, three, upgraded, one)} == {first.http}
     assert pids < {replica.name for replica in three.replicas} == {replica.name for replica in upgraded.replicas}
     assert len({replica.http for replica in three.replicas}) == 3
+
+
+def test_servers_are_added_while_requests_wait_and_closed_when_fewer_suffice(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, seconds in (
+        (collector, "WATCHED_S", 1.0),
+        (reconciler, "STEADY_S", 1.0),
+        (replica_rule, "GROW_AFTER_S", 3.0),
+        (replica_rule, "SHRINK_AFTER_S", 6.0),
+    ):
+        monkeypatch.setattr(module, name, seconds)
+    place.deployments.changes.create(ADA, "default", spec(3, {"min": 1, "max": 2}))
+    one = with_servers(place, 1, state="ready", serving=1)
+
+    with load_on(one) as load:  # four clients, and one instance that takes 50 ms
+        two = with_servers(place, 2, state="ready", serving=1)
+        load.goes_on()
+    before = place.get().scaling
+    again = with_servers(place, 1, state="ready", serving=1)
+
+    assert load.errors == []
+    assert {replica.name for replica in one.replicas} < {replica.name for replica in two.replicas}
+    assert again.http == one.http
+    assert before == "2 of 1 to 2 servers; the last was added because requests waited"
+    assert again.scaling == "1 of 1 to 2 servers; one was closed because the others suffice"
 
 
 def test_one_that_is_killed_comes_back_beside_the_others_and_what_is_asked_reaches_all(place: Place) -> None:

@@ -479,4 +479,5 @@ def test_a_page_of_many_models_takes_few_statements(
 
     assert (len(page.models), page.total, page.tags) == (200, 300, {"t": 300})
     assert {(each.version_count, each.latest.number) for each in page.models if each.latest} == {(3, 3)}
-    assert len(statements) <= 6, json.dumps(statements, indent=1)
+    found = [text for text in statements if "FROM tasks" not in text]  # those of the runner of tasks, in its thread
+    assert len(found) <= 6, json.dumps(found, indent=1)

@@ -42,7 +42,7 @@ class TestLocalTarget(TargetSuite):
     @pytest.fixture
     def target_case(self, tmp_path: Path) -> Iterator[TargetCase]:
         yield TargetCase(
-            make=lambda: LocalTarget(tmp_path / "deployments", PORTS),
+            make=lambda: LocalTarget(tmp_path / "deployments", PORTS, machine=lambda: LocalMachine(8, 4096 * MIB)),
             workload=lambda revision: workload(tmp_path, revision),
             broken=lambda revision: workload(tmp_path, revision, BROKEN),
             slow=lambda revision: workload(tmp_path, revision, SLOW),

@@ -147,6 +147,8 @@ class _Connection(asyncio.Protocol):
         self.transport = transport
         self.server.connections.add(transport)
         self.parser = httptools.HttpRequestParser(self)
+        if not self.server.server.is_serving():  # it was accepted just before the end
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connections.discard(self.transport)
