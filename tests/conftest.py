@@ -118,6 +118,19 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return result
 
 
+@pytest.fixture
+def root_logger() -> Generator[None, None, None]:
+    """For tests of what sets up the log of a process: afterwards the root logger is as before."""
+    root = logging.getLogger()
+    handlers, level, raising = root.handlers[:], root.level, logging.raiseExceptions
+    root.handlers = []
+    yield
+    for handler in root.handlers:
+        handler.close()
+    root.handlers, logging.raiseExceptions = handlers, raising
+    root.setLevel(level)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Generator[None, object, object]:
     result = yield

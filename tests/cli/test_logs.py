@@ -1,7 +1,6 @@
 import logging
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,7 @@ from charonia.core.errors import ServingError
 from charonia.server.log_file import LINES
 from charonia.wire.log_settings import LogFormat, LogOptions
 
-
-@pytest.fixture(autouse=True)
-def root_logger() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level, raising = root.handlers[:], root.level, logging.raiseExceptions
-    root.handlers = []
-    yield
-    for handler in root.handlers:
-        handler.close()
-    root.handlers, logging.raiseExceptions = handlers, raising
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("root_logger")
 
 
 def record(message: str, level: int = logging.INFO, block: str = "") -> logging.LogRecord:

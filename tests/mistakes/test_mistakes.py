@@ -438,6 +438,7 @@ def test_file(mistake: Mistake, tmp_path: Path) -> None:
     assert mistake.sentence in describe(caught.value)
 
 
+@pytest.mark.usefixtures("root_logger")
 @rows(COMMANDS)
 def test_command(mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
     with suppress(SystemExit):
