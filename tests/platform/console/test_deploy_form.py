@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from charonia.core.errors import ServingError
-from charonia.platform.console.deploy_form import by_field, document, form_of, with_version
+from charonia.platform.console.deploy_form import by_field, document, form_of, sent_of, with_version
 from charonia.platform.deployments.spec_form import read_spec, write_spec
 
 SPEC: dict[str, Any] = {
@@ -37,18 +37,8 @@ def fields(*pairs: tuple[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def sent(form: dict[str, Any]) -> dict[str, list[str]]:
-    """Return what a browser sends for a form that is filled in so."""
-    pairs = [(key, str(value)) for key, value in form.items() if key not in ("models", "keys")]
-    pairs += [("keys", "yes")] if form["keys"] else []
-    for index, model in enumerate(form["models"]):
-        pairs += [("model", model["name"]), *((f"{index}.version", str(each)) for each in model["chosen"])]
-        pairs += [(f"{index}.{key}", str(value)) for key, value in model.items() if key not in ("name", "chosen")]
-    return fields(*pairs)
-
-
 def test_a_specification_survives_the_form() -> None:
-    there_and_back = document(sent(form_of(SPEC)))
+    there_and_back = document(sent_of(form_of(SPEC)))
 
     assert write_spec(read_spec(there_and_back)) == write_spec(read_spec(SPEC))
 

@@ -2,18 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from charonia.cli import perf_options, tune_options
+from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError
-from charonia.platform.jobs.commands import PerfJob, TuneJob, levels, recommendation, seconds_left
-
-BETTER = {
-    "conclusion": "better",
-    "sentences": ["Use it."],
-    "best": {"variant": {"changes": [4]}, "gain": {"value": 1.5}},
-}
+from charonia.platform.deployments.configuration import configured
+from charonia.platform.deployments.spec_form import read_spec
+from charonia.platform.jobs.commands import PerfJob, TuneJob, level_begun, levels, recommendation, seconds_left
 
 
 @pytest.mark.parametrize(
@@ -48,12 +46,19 @@ def test_all_problems_of_a_search_are_reported_at_once() -> None:
 
 
 def test_levels_are_read_from_the_table_by_load() -> None:
-    text = "Concurrency,Inferences/Second,Client Send,p50 latency,p99 latency\n8,900,0,2000,9000\n1,100.5,0,900,1200\n"
+    text = "Concurrency,Inferences/Second,Client Send,p50 latency,p99 latency,Verdict\n"
+    text += "8,900,0,2000,9000,disturbed\n1,100.5,0,900,1200,stable\n"
 
     assert levels(text) == [
-        {"load": 1.0, "throughput": 100.5, "p50": 0.9, "p99": 1.2},
-        {"load": 8.0, "throughput": 900.0, "p50": 2.0, "p99": 9.0},
+        {"load": 1.0, "throughput": 100.5, "p50": 0.9, "p99": 1.2, "verdict": "stable"},
+        {"load": 8.0, "throughput": 900.0, "p50": 2.0, "p99": 9.0, "verdict": "disturbed"},
     ]
+
+
+def test_the_level_that_is_measured_is_read_from_a_line() -> None:
+    assert level_begun("Request concurrency: 11\n") == 11
+    assert level_begun("  Concurrency limit: 16 concurrent requests") is None
+    assert [PerfJob("m", text).level_count for text in ("8", "1:4", "1:16:5")] == [1, 4, 4]
 
 
 def test_the_time_left_is_read_from_a_line() -> None:
@@ -63,26 +68,56 @@ def test_the_time_left_is_read_from_a_line() -> None:
     assert seconds_left("Model,Batch") is None
 
 
+def search_result(change: dict[str, Any] | None) -> str:
+    """Return the JSON of a search with a best variant that changes this, None for the configuration as it is."""
+    nothing = {"instance_count": None, "max_batch_size": None, "queue_delay_us": None, "preferred_batch_sizes": None}
+    nothing |= {"model": "m", "thread_count": None, "fields": []}
+    variant = {"changes": [] if change is None else [{**nothing, "model": "other"}, {**nothing, **change}]}
+    text = "" if change is None else "max_batch_size: 4 dynamic_batching { }"
+    decision = {"conclusion": "better", "sentences": ["Use it."], "best": {"variant": variant, "gain": {"value": 1.5}}}
+    variants = [{"variant": {"changes": [9]}, "configs": []}, {"variant": variant, "configs": [{"text": text}]}]
+    return json.dumps({"groups": [{"decision": decision, "variants": variants}]})
+
+
 def test_a_recommendation_is_that_of_the_best_variant() -> None:
-    variants = [
-        {"variant": {"changes": [n]}, "configs": [{"text": f"max_batch_size: {n}\ninstance_group {{ count: {n} }}"}]}
-        for n in (2, 4)
-    ]
-    decision = {
-        "conclusion": "better",
-        "sentences": ["Use it."],
-        "best": {"variant": {"changes": [4]}, "gain": {"value": 1.5}},
+    change = {"instance_count": 2, "max_batch_size": 4, "thread_count": 1, "fields": [["optimization", "{}"]]}
+
+    found = recommendation(search_result(change), "m")
+
+    assert (found["conclusion"], found["sentences"], found["gain"]) == ("better", ["Use it."], 1.5)
+    assert found["config"] == "max_batch_size: 4 dynamic_batching { }"
+    assert found["change"] == {
+        "instances": {"min": 2},
+        "batching": {"max_batch_size": 4},
+        "config": {
+            "optimization": {},
+            "dynamic_batching": {},
+            "parameters": {"intra_op_thread_count": {"string_value": "1"}},
+        },
     }
 
-    found = recommendation(json.dumps({"groups": [{"decision": decision, "variants": variants}]}))
 
-    assert (found["instances"], found["max_batch_size"], found["max_queue_delay_us"], found["gain"]) == (4, 4, 0, 1.5)
+def test_a_deployment_with_what_was_found_has_the_configuration_that_was_measured() -> None:
+    change = {"max_batch_size": 4, "queue_delay_us": 50, "preferred_batch_sizes": [2]}
+    found = recommendation(search_result(change), "m")["change"]
+    spec = read_spec({"name": "d", "models": [{"name": "m", **found}]})
+
+    config = parse(configured("max_batch_size: 8", spec.models[0], [1]))
+
+    assert config.max_batch_size == 4
+    assert config.dynamic_batching is not None
+    assert config.dynamic_batching.max_queue_delay_microseconds == 50
+    assert config.dynamic_batching.preferred_batch_size == (2,)
+
+
+def test_where_nothing_is_better_there_is_nothing_to_change() -> None:
+    assert recommendation(search_result(None), "m")["change"] == {}
 
 
 def test_a_search_without_a_best_configuration_has_its_sentences() -> None:
     decision = {"conclusion": "nothing", "sentences": ["None."], "best": None}
 
-    assert recommendation(json.dumps({"groups": [{"decision": decision, "variants": []}]})) == {
+    assert recommendation(json.dumps({"groups": [{"decision": decision, "variants": []}]}), "m") == {
         "conclusion": "nothing",
         "sentences": ["None."],
     }

@@ -64,6 +64,17 @@ def form_of(spec: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def sent_of(form: Mapping[str, Any]) -> FormFields:
+    """Return what a browser sends for a form whose fields say this."""
+    sent = {name: [str(value)] for name, value in form.items() if name not in ("models", "keys")}
+    sent["keys"] = ["yes"] if form["keys"] else []
+    sent["model"] = [model["name"] for model in form["models"]]
+    for index, model in enumerate(form["models"]):
+        sent |= {f"{index}.{name}": [str(value)] for name, value in model.items()}
+        sent[f"{index}.version"] = [str(number) for number in model["chosen"]]
+    return sent
+
+
 def field_of(path: str) -> str:
     """Return the field of the form that a member of a specification comes from: "0.instances_min"."""
     model = re.match(r"models\[(\d+)\]\.?", path)

@@ -8,12 +8,21 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import Code, ServingError
-from charonia.platform.console.deploy_form import FormFields, by_field, document, form_of, text_of, with_version
+from charonia.platform.console.deploy_form import (
+    FormFields,
+    by_field,
+    document,
+    form_of,
+    sent_of,
+    text_of,
+    with_version,
+)
 from charonia.platform.console.deployment_pages import as_file
 from charonia.platform.console.measure_forms import offer
 from charonia.platform.console.model_pages import deployment_name
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
 from charonia.platform.database.tables import ModelRow, ProjectRow, VersionRow
+from charonia.platform.deployments.views import ChangePlan
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
 from charonia.platform.people import projects
@@ -26,10 +35,13 @@ LISTED_MAX = 200
 VERSIONS_MAX = 12
 """Versions of a model that it offers: the newest, and those that are chosen."""
 
+_AGAINST_NEWEST = "What changes is shown against it now: apply the change again if it is still right."
+
 
 @router.get("/new")
 def show_new(visit: OnPage, model: str = "") -> Response:
     """Show the form for a new deployment."""
+    visit.demand_deployer()
     name = deployment_name(model) if model else ""
     sent = {"name": [name], "model": [model] if model else []}
     spec = {"name": name, "models": [{"name": model}] if model else []}
@@ -58,6 +70,7 @@ def check(visit: OnPage, sent: Sent) -> Response:
 @router.get("/{name}/change")
 def show_change(visit: OnPage, name: str, model: str = "", version: int = 0) -> Response:
     """Show the form to change a deployment, with a version more if one is named."""
+    visit.demand_deployer()
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
     spec = {**view.spec}
     if model:
@@ -65,7 +78,7 @@ def show_change(visit: OnPage, name: str, model: str = "", version: int = 0) -> 
             with_version(each, version, _numbers(each)) if each["name"] == model else each for each in spec["models"]
         ]
     plan = visit.platform.deployments.changes.plan(visit.who, visit.project, spec)
-    shown = {"problems": plan.problems, "changes": plan.changes, "hints": _hints(spec), "document": as_file(plan.spec)}
+    shown = _planned(plan, spec)
     return _form(visit, name, {**form_of(spec), "after": view.revision}, check=shown)
 
 
@@ -89,15 +102,25 @@ def _save(visit: Visit, sent: FormFields, name: str) -> Response:
         else:
             deployments.changes.create(visit.who, visit.project, value, note=note)
     except ServingError as error:
-        problems = by_field(error.message)
-        if error.code is Code.ALREADY_EXISTS:
-            problems = {"" if name else "name": "\n".join(part for part in (error.message, error.hint) if part)}
-        return _redrawn(visit, sent, name, problems=problems, status=INVALID)
+        problems, newer = by_field(error.message), 0
+        if error.code is Code.ALREADY_EXISTS and name:
+            newer = deployments.reads.get(visit.who, visit.project, name).revision
+            sent = {**sent, "after": [str(newer)]}
+            problems = {"": f"Somebody else has made revision {newer} meanwhile. {_AGAINST_NEWEST}"}
+        elif error.code is Code.ALREADY_EXISTS:
+            problems = {"name": error.message}
+        return _redrawn(visit, sent, name, problems=problems, newer=newer, status=INVALID)
     return go(visit.path("deployments", value["name"]))
 
 
 def _redrawn(
-    visit: Visit, sent: FormFields, name: str, *, problems: Mapping[str, str] | None = None, status: int = 200
+    visit: Visit,
+    sent: FormFields,
+    name: str,
+    *,
+    problems: Mapping[str, str] | None = None,
+    newer: int = 0,
+    status: int = 200,
 ) -> Response:
     """Return the form as it was sent, with a model more or less."""
     form: dict[str, Any] = {key: values[0] for key, values in sent.items() if values}
@@ -120,7 +143,16 @@ def _redrawn(
                 problems["models"] = f"there is no model '{added}'"
             else:
                 form["models"].append(form_of({"models": [{"name": added}]})["models"][0])
-    return _form(visit, name, form, check=_checked(visit, sent), problems=problems, block="form", status=status)
+    return _form(
+        visit,
+        name,
+        form,
+        check=_checked(visit, sent_of(form)),
+        problems=problems,
+        newer=newer,
+        block="form",
+        status=status,
+    )
 
 
 def _as_sent(sent: FormFields, index: int, name: Any) -> dict[str, Any]:
@@ -143,10 +175,17 @@ def _checked(visit: Visit, sent: FormFields) -> dict[str, Any]:
         plan = visit.platform.deployments.changes.plan(visit.who, visit.project, value)
     except ServingError as error:
         return {**_nothing(), "problems": error.message.splitlines()}
+    if not plan.is_new and not text_of(sent, "existing"):
+        return {**_nothing(), "taken": value["name"]}
+    return _planned(plan, value)
+
+
+def _planned(plan: ChangePlan, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {
+        **_nothing(),
         "problems": plan.problems,
         "changes": plan.changes,
-        "hints": _hints(value),
+        "hints": _hints(spec),
         "document": as_file(plan.spec),
     }
 
@@ -161,7 +200,7 @@ def _hints(spec: Mapping[str, Any]) -> list[str]:
 
 
 def _nothing() -> dict[str, Any]:
-    return {"problems": [], "changes": [], "hints": [], "document": ""}
+    return {"problems": [], "changes": [], "hints": [], "document": "", "taken": ""}
 
 
 def _numbers(model: Mapping[str, Any]) -> list[int]:
@@ -191,6 +230,7 @@ def _form(
     context = {
         "name": name,
         "existing": bool(name),
+        "newer": 0,
         "form": {"after": 0, "note": "", **form},
         "known": [each for each in known if each not in offered],
         "environments": choices,

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from charonia.core.errors import invalid
-from charonia.platform.console.deploy_form import FormFields, number, text_of
+from charonia.platform.console.deploy_form import FormFields, form_of, number, text_of
 from charonia.platform.console.pages import OnPage, Sent, Visit, go
 from charonia.platform.database.tables import TaskRow
 from charonia.platform.jobs import jobs
@@ -46,19 +46,20 @@ def search(visit: OnPage, name: str, version: int, sent: Sent) -> Response:
 
 
 def offer(task: TaskRow | None) -> dict[str, Any] | None:
-    """Return what the search for a model has found, as the fields of the form have it; None without one."""
+    """Return what the search for a model has found, as the fields of the form have it; None without one.
+
+    `fields` is empty where the model's own configuration is the best.
+    """
     if task is None or not task.result:
         return None
     result: Mapping[str, Any] = task.result
-    fields = {
-        "instances_min": result.get("instances"),
-        "max_batch_size": result.get("max_batch_size"),
-        "max_queue_delay_us": result.get("max_queue_delay_us"),
-    }
+    change = result.get("change")
+    named = ("instances_min", "max_batch_size", "max_queue_delay_us", "config")
+    fields = form_of({"models": [{"name": "", **change}]})["models"][0] if change else {}
     return {
         "task": task.id,
-        "text": result.get("conclusion", ""),
-        "fields": {key: value for key, value in fields.items() if value is not None},
+        "text": next(iter(result.get("sentences", ())), ""),
+        "fields": {name: fields[name] for name in named if fields and fields[name] != ""},
     }
 
 

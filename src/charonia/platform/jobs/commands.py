@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ CONCURRENCY_MAX = 1024
 LEVELS_MAX = 32
 
 _RANGE = re.compile(r"(\d{1,4})(?::(\d{1,4})(?::(\d{1,4}))?)?")
+THREADS_PARAMETER = "intra_op_thread_count"
+
+_LEVEL = re.compile(r"Request concurrency: (\d+)")
 _PROGRESS = re.compile(r", (\d+) s left$")
 
 
@@ -50,11 +54,10 @@ class PerfJob:
         if found is None:
             problems.append(f"concurrency: expected N or START:END[:STEP], got '{self.concurrency}'")
         else:
-            start = int(found[1])
-            end, step = int(found[2] or start), int(found[3] or 1)
+            start, end, step = _bounds(found)
             if not (1 <= start <= end <= CONCURRENCY_MAX and step):
                 problems.append(f"concurrency: expected 1 to {CONCURRENCY_MAX}, ascending, got '{self.concurrency}'")
-            elif (end - start) // step >= LEVELS_MAX:
+            elif self.level_count > LEVELS_MAX:
                 problems.append(f"concurrency: expected at most {LEVELS_MAX} levels, got '{self.concurrency}'")
         if self.protocol not in ("http", "grpc"):
             problems.append(f"protocol: expected http or grpc, got '{self.protocol}'")
@@ -62,6 +65,14 @@ class PerfJob:
             problems.append(f"batch_size: expected 1 or more, got {self.batch_size}")
         if problems:
             raise invalid("\n".join(problems))
+
+    @property
+    def level_count(self) -> int:
+        """How many levels are measured."""
+        found = _RANGE.fullmatch(self.concurrency)
+        assert found is not None
+        start, end, step = _bounds(found)
+        return (end - start) // step + 1
 
     def command(self, url: str, folder: str, key: str = "") -> list[str]:
         """Return the arguments of `charonia`.
@@ -125,13 +136,25 @@ class TuneJob:
         ]
 
 
-def levels(text: str) -> list[dict[str, float]]:
-    """Return the levels of a measurement from its CSV: load, inferences a second, latencies in milliseconds."""
+def _bounds(found: re.Match[str]) -> tuple[int, int, int]:
+    start = int(found[1])
+    return start, int(found[2] or start), int(found[3] or 1)
+
+
+def level_begun(line: str) -> int | None:
+    """Return how many requests are in flight in the level that a line of a measurement begins, None for other lines."""
+    found = _LEVEL.fullmatch(line.strip())
+    return int(found[1]) if found is not None else None
+
+
+def levels(text: str) -> list[dict[str, Any]]:
+    """Return the levels of a measurement from its CSV: load, inferences a second, latencies in ms, verdict."""
     found = []
     for row in csv.DictReader(text.splitlines()):
         load = row.get("Concurrency") or row.get("Request Rate") or "0"
-        level = {"load": float(load), "throughput": float(row["Inferences/Second"])}
+        level: dict[str, Any] = {"load": float(load), "throughput": float(row["Inferences/Second"])}
         level |= {p: float(row[f"{p} latency"]) / 1000 for p in ("p50", "p99") if row.get(f"{p} latency")}
+        level |= {"verdict": row["Verdict"]} if row.get("Verdict") else {}
         found.append(level)
     return sorted(found, key=lambda level: level["load"])
 
@@ -142,13 +165,13 @@ def seconds_left(line: str) -> float | None:
     return float(found[1]) if found is not None else None
 
 
-def recommendation(text: str) -> dict[str, Any]:
-    """Return what a search found, from its JSON.
+def recommendation(text: str, model: str) -> dict[str, Any]:
+    """Return what a search found for a model, from its JSON.
 
     Returns:
         `conclusion`; `gain`, of throughput over the default as a factor; `sentences`; and, of the best
-        configuration, `config`, the text of its config.pbtxt, `instances`, `max_batch_size` and
-        `max_queue_delay_us`. Without a best configuration, just the first and the sentences.
+        configuration, `config`, the text of its config.pbtxt, and `change`, what a deployment says of the model to have
+        it, empty where that is the configuration that it has. Without a best one, just the first and the sentences.
     """
     group = json.loads(text)["groups"][0]
     decision = group["decision"]
@@ -158,12 +181,33 @@ def recommendation(text: str) -> dict[str, Any]:
     if not record:
         return found
     written = record["configs"][0]["text"]
-    config = parse(written)
+    changes = [each for each in best["variant"]["changes"] if each["model"] == model]
     return {
         **found,
         "gain": best["gain"]["value"] if best.get("gain") else 0.0,
         "config": written,
-        "instances": sum(group.count for group in config.instance_group) or 1,
-        "max_batch_size": config.max_batch_size,
-        "max_queue_delay_us": config.dynamic_batching.max_queue_delay_microseconds if config.dynamic_batching else 0,
+        "change": _as_deployed(changes[0], parse(written).dynamic_batching is not None) if changes else {},
     }
+
+
+def _as_deployed(change: Mapping[str, Any], batches: bool) -> dict[str, Any]:
+    """Return a change of a variant as the members of a model of a deployment.
+
+    Args:
+        change: The change; None for what stays as it is.
+        batches: Whether the variant has dynamic batching.
+    """
+    size, threads = change["max_batch_size"], change["thread_count"]
+    batching = {"max_batch_size": size, "max_queue_delay_microseconds": change["queue_delay_us"]}
+    config: dict[str, Any] = {name: json.loads(value) for name, value in change["fields"]}
+    if batches and size is not None:
+        preferred = change["preferred_batch_sizes"]
+        config.setdefault("dynamic_batching", {"preferred_batch_size": preferred} if preferred else {})
+    if threads is not None:
+        config["parameters"] = {**config.get("parameters", {}), THREADS_PARAMETER: {"string_value": str(threads)}}
+    found = {
+        "instances": {"min": count} if (count := change["instance_count"]) else {},
+        "batching": {name: value for name, value in batching.items() if value is not None},
+        "config": config,
+    }
+    return {name: value for name, value in found.items() if value}

@@ -19,6 +19,7 @@ from charonia.platform.jobs.commands import (
     TUNE_FILE,
     PerfJob,
     TuneJob,
+    level_begun,
     levels,
     recommendation,
     seconds_left,
@@ -95,8 +96,19 @@ def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database) ->
         address = seen.grpc if job.protocol == "grpc" else seen.http
         if not address:
             raise unavailable(f"deployment '{run.arguments['deployment']}' does not serve", hint="start it first")
-        run.progress(0.1, f"{job.model} is measured")
-        status = run.run([*_CHARONIA, *job.command(address, str(run.folder), seen.key)], timeout_s=PERF_S_MAX)
+        run.progress(0.02, f"{job.model} is measured")
+        begun = 0
+
+        def report(line: str) -> None:
+            nonlocal begun
+            load = level_begun(line)
+            if load is not None:
+                text = f"level {begun + 1} of {job.level_count}: {load} in flight"
+                run.progress(0.05 + 0.9 * begun / job.level_count, text)
+                begun += 1
+
+        command = [*_CHARONIA, *job.command(address, str(run.folder), seen.key)]
+        status = run.run(command, timeout_s=PERF_S_MAX, on_line=report)
         table = run.folder / CSV_FILE
         if status not in _MEASURED or not table.exists():
             raise internal(f"it could not be measured: charonia perf ended with status {status}", hint=_LOG)
@@ -131,7 +143,7 @@ def tune_handler(workloads: Workloads, database: Database) -> Handler:
             shutil.rmtree(run.folder / name, ignore_errors=True)
         if status not in _FOUND:
             raise internal(f"nothing was found: charonia tune ended with status {status}", hint=_LOG)
-        return recommendation((run.folder / TUNE_FILE).read_text(encoding="utf-8"))
+        return recommendation((run.folder / TUNE_FILE).read_text(encoding="utf-8"), job.model)
 
     return handle
 

@@ -43,7 +43,7 @@ class FoundBody(BaseModel):
     task: int = Field(description="The task, 0 where nothing was searched yet.")
     version: int = Field(description="The version that was measured.")
     result: dict[str, Any] = Field(
-        description="`conclusion`, `sentences`, `gain`, `config`, `instances`, `max_batch_size`, `max_queue_delay_us`."
+        description="`conclusion`, `sentences`, `gain`, `config`; `change`: what a deployment says of the model for it."
     )
 
 
