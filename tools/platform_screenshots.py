@@ -34,7 +34,7 @@ TRAFFIC_S = 90.0
 PAGES = (
     *("deployments", "deployments/new?model=digits", "deployments/digits", "deployments/digits/change"),
     *("deployments/digits/try", "deployments/digits/traffic", "deployments/digits/revisions"),
-    *("deployments/digits/revisions/1", "deployments/digits/explain", "deployments/digits/log"),
+    *("deployments/digits/revisions/1", "deployments/digits/explain", "deployments/digits/log", "deployments/words"),
     *("models", "models/digits", "models/greeter", "models/words", "models/add", "models/add?from=store"),
     *("models/digits/versions/2/try", "models/words/versions/1/try", "models/add?from=mlflow"),
     *("environments", "environments/new", "jobs", "jobs/1", "audit", "people"),
@@ -132,6 +132,7 @@ def fill(running: RunningPlatform, models: Path) -> str:
         versions = [1] if model == "digits" else "latest"
         ask(running, "POST", "deployments", {"name": model, "models": [{"name": model, "versions": versions}]})
         wait(running, model, 1)
+    ask(running, "POST", "deployments", {"name": "words", "models": [{"name": "words", "versions": "latest"}]})
     both = {"name": "digits", "versions": [1, 2], "traffic": {"weights": {"1": 80, "2": 20}}}
     ask(running, "PUT", "deployments/digits", {"name": "digits", "models": [both]})
     address = wait(running, "digits", 2)

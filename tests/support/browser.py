@@ -52,4 +52,4 @@ def without_faults(tab: Page) -> Iterator[None]:
     yield
     tab.remove_listener("pageerror", note_error)
     tab.remove_listener("console", note_line)
-    assert faults == []
+    assert faults == [], faults

@@ -1,16 +1,19 @@
 """What charts, tiles and the page of traffic make of figures."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 from charonia.platform.console import deployment_figures as shown
-from charonia.platform.console.audit_page import detail_text
+from charonia.platform.console.audit_page import DONE, action_text, detail_text
 from charonia.platform.console.environment_choice import suggested
 from charonia.platform.console.model_pages import deployment_name, difference, name_of, read_links
 from charonia.platform.console.traffic_pages import shadows, traffic_view
 from charonia.platform.database.tables import EnvironmentRow
 from charonia.platform.deployments.figures import Figures, FiguresPoint
-from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.deployments.views import DeploymentView, ReplicaView
 from charonia.platform.models.records import NeededPackageRecord, VersionReport
+from charonia.platform.people import audit
 
 SHADOW: dict[str, Any] = {"sent": 9, "compared": 8, "different": 2, "failed": 1, "dropped": 3, "difference_rate": 0.25}
 SHADOW |= {"latency_us": {"p99": 2500.0}}
@@ -55,12 +58,26 @@ def test_there_are_charts_without_figures() -> None:
 
 
 def test_a_deployment_in_the_list_says_what_fails() -> None:
-    line = shown.line(view(figures=point(1), revision=3, latest_state="failed"))
+    failed = {"revision": 3, "latest_state": "failed", "latest_reason": "there is no memory"}
+    line = shown.line(view(figures=point(1), target="local", **failed))
 
     assert line["errors"] == "10 %"
     assert line["has_errors"]
-    assert line["reason"] == "Revision 3 has failed"
+    assert line["says"] == "Revision 3 has failed: there is no memory"
     assert line["models"] == "a 1, 2"
+
+
+def test_a_deployment_in_the_list_says_where_it_runs_unless_that_is_here() -> None:
+    assert shown.line(view(target="kubernetes"))["models"] == "a 1, 2 at kubernetes"
+
+
+def test_a_deployment_waits_where_its_servers_say_why() -> None:
+    pod = ReplicaView("pod", is_ready=False, restarts=0, reason="it waits for a node")
+    says = {"reason": "it waits for a node", "doing": "it waits for a node"}
+
+    assert shown.waits(view(replicas=[pod], **says))
+    assert not shown.waits(view(replicas=[], **says))
+    assert not shown.waits(view(replicas=[pod], reason="degraded", doing=""))
 
 
 def test_versions_stand_side_by_side_in_the_order_of_their_numbers() -> None:
@@ -135,7 +152,23 @@ def test_a_difference_has_the_lines_that_differ() -> None:
     assert [line for line in difference("a\nb\n", "a\nc\n") if line[0] in "+-"] == ["-b", "+c"]
 
 
+def test_what_the_audit_log_notes_is_said_in_words() -> None:
+    platform = Path(audit.__file__).parents[1]
+    source = "".join(path.read_text() for path in platform.rglob("*.py"))
+    noted = set(re.findall(r'note\([^"]*"([a-z.]+\.[a-z]+)"', source)) | {"deployment.create", "deployment.change"}
+
+    assert len(noted) > 20
+    assert {action.rpartition(".")[2] for action in noted} == DONE.keys()
+    assert action_text("deployment.key.add") == "Deployment key added"
+
+
 def test_an_entry_of_the_audit_log_is_one_line_without_what_is_empty() -> None:
-    detail = {"changes": ["one", "two"], "step_seconds": 20, "note": "", "change": {"canary": {"stable": None}}}
+    detail = {
+        "changes": ["one", "two"],
+        "step_seconds": 20,
+        "note": "",
+        "take": 0,
+        "change": {"canary": {"stable": None}},
+    }
 
     assert detail_text(detail) == 'changes: one; two, step seconds: 20, change: {"canary": {"stable": null}}'

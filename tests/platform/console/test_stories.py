@@ -1,6 +1,7 @@
 """What people do with the platform, in Chromium, on a platform with servers that run."""
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,6 +170,32 @@ def test_an_upload_that_was_cut_off_goes_on(page: Page, running: RunningPlatform
     assert "offset=8388608" in sent[0]
 
 
+def test_an_upload_is_paused_and_cancelled(page: Page, running: RunningPlatform, tmp_path: Path) -> None:
+    file = tmp_path / "unwanted.onnx"
+    file.write_bytes(mlp((2048, 1280, 10)))
+    page.goto(path(running, "models", "add"))
+    page.route(re.compile(r"offset=[1-9]"), lambda route: None)  # it never gets there
+    page.locator("#pick-file").set_input_files(file)
+    page.get_by_role("button", name="Upload").click()
+    expect(page.locator("#sent-text")).to_contain_text("8.39 MB of")
+
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#sent-text")).to_have_text("Paused")
+    page.unroute_all()
+    page.route(re.compile(r"offset=[1-9]"), lambda route: route.abort())
+    page.get_by_role("button", name="Send on").click()
+    expect(page.locator("#sent-text")).to_have_text("The connection was cut: it is tried again")
+    page.get_by_role("button", name="Cancel").click()
+
+    page.wait_for_timeout(2_500)  # longer than until it would be tried again
+    expect(page.locator("#sent-text")).to_have_text("Cancelled")
+    expect(page.get_by_role("button", name="Upload")).to_be_visible()
+    page.unroute_all()
+    page.goto(path(running, "models", "add"))
+    page.locator("#pick-file").set_input_files(file)
+    expect(page.locator("#sent-text")).to_have_text("Ready to send")
+
+
 def test_it_is_loaded_beside_version_1_and_gets_no_requests_yet(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "models", "digits", "versions", "2"))
 
@@ -236,10 +263,15 @@ def test_of_two_who_change_a_deployment_the_second_sees_a_conflict(page: Page, r
 
     expect(page.locator("#form .notice.bad").first).to_be_visible()
     expect(page.get_by_label("Note on this revision")).to_have_value("mine")
+    expect(page.locator("#check .changes")).to_have_text("CPU cores 1 -> 2")
+    expect(page.locator("#form .notice.bad a")).to_have_attribute("href", re.compile("/deployments/digits/revisions$"))
+    page.get_by_role("button", name="Apply the change").click()
+    expect(page).to_have_url(path(running, "deployments", "digits"))
 
 
 def test_the_form_says_what_does_not_fit_before_anything_starts(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "deployments", "new?model=digits"))
+    expect(page.locator("#check .notice.bad")).to_contain_text("There is a deployment 'digits' already.")
 
     page.get_by_label("Name", exact=True).fill("huge")
     page.get_by_label("CPU cores").fill("4000")
@@ -272,7 +304,22 @@ def test_a_key_is_shown_once_and_revoked(page: Page, running: RunningPlatform) -
 
     expect(page.get_by_role("button", name="Revoke the key ci")).to_have_count(0)
     page.goto(path(running, "audit"))
-    expect(page.get_by_role("main")).to_contain_text("key revoke")
+    expect(page.get_by_role("main")).to_contain_text("Key revoked ci")
+
+
+def test_a_build_that_hangs_is_cancelled(page: Page, running: RunningPlatform, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/charonia-1-py3-none-any.whl"
+        monkeypatch.setattr(builder, "own_requirement", lambda extras=(): f"charonia @ {address}")
+        page.goto(path(running, "environments"))
+
+        page.get_by_role("button", name="Build ONNX Runtime").click()
+        expect(page.locator("#live h2 .badge").first).to_have_text("building")
+        page.get_by_role("button", name="Cancel").click()
+        sure(page)
+
+        expect(page.locator("#live h2 .badge").first).to_have_text("failed")
+        expect(page.locator("#live .notice.bad")).to_have_text("it was cancelled")
 
 
 def test_code_with_a_package_runs_in_an_environment_that_has_it(
@@ -331,6 +378,7 @@ PAGES = (
     "models/add?from=mlflow",
     "environments",
     "environments/new",
+    "environments/onnx",
     "environments/words",
     "models/words",
     "jobs",

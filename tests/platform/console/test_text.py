@@ -42,9 +42,3 @@ def test_what_was_long_ago_is_a_date() -> None:
 
 def test_a_name_is_escaped_and_breaks_after_its_separators() -> None:
     assert text.breakable("a_<b>/c") == "a_<wbr>&lt;b&gt;/<wbr>c"
-
-
-def test_a_line_of_a_log_is_what_it_says() -> None:
-    assert text.said('I1124 01:56:31.612597 27149 lifecycle.py:404] "loading: m:1"') == "loading: m:1"
-    assert text.said('E1124 01:56:31.612597 27149 a.py:4] "2 problems') == "2 problems"
-    assert text.said("the files are fetched") == "the files are fetched"

@@ -8,20 +8,23 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
+from sqlalchemy import select
 from tests.platform.models.mlflow_server import mlflow_server
 from tests.platform.people.oidc_provider import CLIENT, SECRET, OidcProvider
 from tests.support.browser import needed
-from tests.support.console import infer, path, sure, tensor
+from tests.support.console import infer, path, problems_of, sure, tensor
 from tests.support.models import mlp
 from tests.support.platform_models import add_version
-from tests.support.running_platform import RunningPlatform, running_platform
+from tests.support.running_platform import OWNER, RunningPlatform, running_platform
 
+from charonia.platform.database.tables import TaskRow
 from charonia.platform.settings import Oidc
 
 pytestmark = [needed, pytest.mark.timeout(400)]
 
 SHIFT_MAX = 0.05
 WATCHED_MS = 4_000
+READ_MS = 2_500
 
 CODE = """
 import time
@@ -230,6 +233,22 @@ def test_a_deployment_is_measured_and_the_report_kept(page: Page, running: Runni
     expect(page.locator("body")).to_contain_text("digits")
 
 
+def test_there_is_time_to_read_the_question_before_a_job_is_cancelled(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits"))
+    page.get_by_role("button", name="Measure").click()
+    expect(page.locator("#live .progress")).to_contain_text("level 1 of 4: 1 in flight")
+
+    go_to(page, page.get_by_role("button", name="Cancel"))
+    page.wait_for_timeout(READ_MS)  # the page is brought up to date meanwhile
+    expect(page.get_by_role("button", name="Cancel")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(READ_MS)
+    assert problems_of(page) == []
+    sure(page)
+
+    expect(page.locator("#live h2 .badge").first).to_have_text("cancelled")
+
+
 def test_what_a_search_has_found_is_offered_where_the_model_is_deployed(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "models", "digits", "versions", "1"))
     page.get_by_label("Minutes").fill("1")
@@ -240,10 +259,22 @@ def test_what_a_search_has_found_is_offered_where_the_model_is_deployed(page: Pa
 
     page.goto(path(running, "deployments", "new?model=digits"))
     expect(page.locator(".offer")).to_be_visible()
+    expect(page.locator(".offer")).to_contain_text(re.compile(r"\."))  # a sentence
+    assert problems_of(page) == []
+
+    # What it has found depends on the machine, so that is not compared: here something is better.
+    change = {"instances": {"min": 2}, "config": {"parameters": {"intra_op_thread_count": {"string_value": "1"}}}}
+    with running.platform.database.transaction() as session:
+        task = session.scalars(select(TaskRow).where(TaskRow.kind == "tune").order_by(TaskRow.id.desc())).first()
+        assert task is not None
+        task.result = {**task.result, "change": change}
+    page.reload()
+    page.get_by_label("Name", exact=True).fill("tuned")
     page.get_by_role("button", name="Use what was found").click()
 
-    expect(page.get_by_label("Instances at least")).not_to_have_value("")
-    expect(page.get_by_label("Largest batch")).not_to_have_value("")
+    expect(page.get_by_label("Instances at least")).to_have_value("2")
+    expect(page.get_by_label("Other fields of its configuration")).to_have_value(re.compile("intra_op_thread_count"))
+    expect(page.locator("#check .changes")).to_contain_text("instances as configured -> 2")
 
 
 def test_a_revision_that_never_becomes_ready_fails_and_the_one_before_serves_on(
@@ -254,7 +285,7 @@ def test_a_revision_that_never_becomes_ready_fails_and_the_one_before_serves_on(
     address = deploy(page, running, "eager")
     page.goto(path(running, "deployments", "eager", "change?model=eager&version=2"))
 
-    page.get_by_text("Replicas and patience").click()
+    page.get_by_text("Replicas and time to get ready").click()
     page.get_by_label("Ready within (s)").fill("5")
     page.get_by_role("button", name="Apply the change").click()
 
@@ -315,6 +346,71 @@ def test_the_keyboard_alone_adds_deploys_and_rolls_back(page: Page, running: Run
     page.keyboard.press("Escape")
     expect(page.locator("#sure")).to_be_hidden()
     expect(page.get_by_role("button", name="Stop")).to_be_focused()
+
+
+def test_a_deployment_that_starts_says_what_it_does(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "models", "slow"))
+
+    page.get_by_role("button", name="Deploy version 1").click()
+    expect(page.locator("#head .doing")).to_have_text("loading: slow:1")
+
+    expect(page.locator("h1 .badge")).to_have_text("starting")
+    expect(page.locator("#notices .notice")).to_have_count(0)
+    expect(page.locator("#charts")).to_have_count(0)
+    page.goto(path(running, "deployments"))
+    expect(page.locator(".fleet")).to_contain_text("loading: slow:1")
+
+
+def test_a_page_says_so_while_the_platform_does_not_answer(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits"))
+    expect(page.locator("#tiles")).to_be_visible()
+
+    page.route(re.compile("."), lambda route: route.abort())
+    expect(page.locator(".said")).to_contain_text("The platform cannot be reached.\nWhat is shown is from")
+    page.unroute_all()
+
+    expect(page.locator(".said")).to_have_count(0)
+
+
+def test_a_page_of_what_was_removed_says_so(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "slow"))
+
+    running.platform.deployments.changes.remove(OWNER, "default", "slow")
+
+    expect(page.locator(".said.bad")).to_contain_text("there is no deployment 'slow'")
+
+
+def test_who_was_signed_out_keeps_what_was_entered(browser: Browser, running: RunningPlatform) -> None:
+    with browser.new_context() as context:
+        visitor = context.new_page()
+        visitor.goto(running.login_link())
+        visitor.goto(path(running, "deployments", "digits", "change"))
+        context.clear_cookies()
+
+        visitor.get_by_label("Note on this revision").fill("a long note")
+        visitor.get_by_role("button", name="Apply the change").click()
+
+        expect(visitor.locator(".said.bad")).to_contain_text("You are signed out")
+        expect(visitor.get_by_label("Note on this revision")).to_have_value("a long note")
+
+
+WRONG = (
+    *("deployments", "deployments/eager", "deployments/eager/revisions", "jobs", "models/reader/versions/1"),
+    *("models/broken/versions/1/try", "models/nothing"),
+)
+"""Pages with something that has failed."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", WRONG)
+def test_axe_finds_nothing_where_something_has_failed(
+    page: Page, running: RunningPlatform, name: str, theme: str
+) -> None:
+    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+    page.goto(path(running, name))
+    page.wait_for_load_state("networkidle")
+
+    assert problems_of(page) == []
 
 
 LIVE_PAGES = (

@@ -11,6 +11,30 @@ from charonia.platform.people import audit
 
 router = APIRouter()
 
+DONE: Mapping[str, str] = {
+    "add": "added",
+    "annotate": "described",
+    "begin": "begun",
+    "cancel": "cancelled",
+    "change": "changed",
+    "check": "checked again",
+    "create": "created",
+    "delete": "deleted",
+    "link": "got a link to sign in",
+    "perf": "started: load test",
+    "rebuild": "built again",
+    "remove": "removed",
+    "retry": "tried again",
+    "revoke": "revoked",
+    "role": "got a role",
+    "start": "started",
+    "stop": "stopped",
+    "traffic": "traffic changed",
+    "try": "tried",
+    "tune": "started: search for a configuration",
+}
+"""What the verbs of actions are when it has happened."""
+
 
 @router.get("/p/{project}/audit")
 def show(visit: OnPage, before: int = 0) -> Response:
@@ -20,7 +44,7 @@ def show(visit: OnPage, before: int = 0) -> Response:
         found = audit.entries(session, visit.who, project=project, before=before, limit=ROWS_MAX + 1)
     entries = [
         {
-            "action_text": row.action.replace(".", " "),
+            "action_text": action_text(row.action),
             "subject": row.subject,
             "detail": detail_text(row.detail),
             "who": row.who,
@@ -34,6 +58,12 @@ def show(visit: OnPage, before: int = 0) -> Response:
     return visit.show("audit.html", {"entries": entries, "pages": pages})
 
 
+def action_text(action: str) -> str:
+    """Return what has happened: "Deployment changed"."""
+    noun, _, verb = action.rpartition(".")
+    return f"{noun.replace('.', ' ').capitalize()} {DONE.get(verb, verb)}"
+
+
 def detail_text(detail: Mapping[str, Any]) -> str:
     """Return what an entry says beside its subject, in one line."""
     parts = []
@@ -41,6 +71,6 @@ def detail_text(detail: Mapping[str, Any]) -> str:
         shown = "; ".join(map(str, value)) if isinstance(value, list) else value
         if isinstance(shown, dict):
             shown = json.dumps(shown)
-        if shown not in ("", None):
+        if shown not in ("", None, 0):
             parts.append(f"{name.replace('_', ' ')}: {shown}")
     return ", ".join(parts)

@@ -26,6 +26,9 @@ SERIES_MAX = 4
 
 NONE = "\N{EN DASH}"
 
+LOCAL = "local"
+"""The target that goes without saying."""
+
 _MB = 1e6
 
 
@@ -46,12 +49,12 @@ def line(view: DeploymentView) -> dict[str, Any]:
     point = view.figures
     share = error_share(point.all) if point is not None else 0.0
     has_traffic = point is not None and point.all.requests_per_s > 0
+    failure = f"Revision {view.revision} has failed: {view.latest_reason}" if view.latest_state == "failed" else ""
     return {
         "name": view.name,
         "state": view.state,
-        "reason": f"Revision {view.revision} has failed" if view.latest_state == "failed" else view.reason,
-        "doing": view.doing,
-        "models": models_text(view),
+        "says": failure or view.reason or view.doing,
+        "models": models_text(view) + ("" if view.target == LOCAL else f" at {view.target}"),
         "rate": f"{figure(point.all.requests_per_s)} /s" if point is not None else NONE,
         "p99": ms_text(point.all.p99_ms) if point is not None else NONE,
         "errors": percent(share) if has_traffic else NONE,
@@ -59,6 +62,11 @@ def line(view: DeploymentView) -> dict[str, Any]:
         "device": device_text(view),
         "revision": view.serving or view.revision,
     }
+
+
+def waits(view: DeploymentView) -> bool:
+    """Whether a deployment makes no progress, and its servers say why: no node has room for a pod, for example."""
+    return bool(view.doing) and view.reason == view.doing and any(server.reason for server in view.replicas)
 
 
 def models_text(view: DeploymentView) -> str:

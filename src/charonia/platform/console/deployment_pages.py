@@ -114,8 +114,12 @@ def explain(visit: OnPage, name: str) -> Response:
 def log(visit: OnPage, name: str) -> Response:
     """Show the end of the log."""
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
-    text = visit.platform.deployments.servers.log(visit.who, visit.project, name, lines=LOG_LINES)
-    return page(visit, view, "deployment_log.html", "log", {"log": text, "lines": LOG_LINES})
+    text, problem = "", ""
+    try:
+        text = visit.platform.deployments.servers.log(visit.who, visit.project, name, lines=LOG_LINES)
+    except ServingError as error:
+        problem = error.message
+    return page(visit, view, "deployment_log.html", "log", {"log": text, "lines": LOG_LINES, "problem": problem})
 
 
 @router.get("/{name}/try")
@@ -171,7 +175,7 @@ def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **
 
 def page(visit: Visit, view: DeploymentView, template: str, tab: str, values: dict[str, Any], **more: Any) -> Response:
     """Return one of the pages of a deployment."""
-    return visit.show(template, {"it": view, "tab": tab, **values}, **more)
+    return visit.show(template, {"it": view, "tab": tab, "waits": shown.waits(view), **values}, **more)
 
 
 def as_file(spec: Any) -> str:

@@ -39,6 +39,7 @@ def show_all(visit: OnPage, offset: int = 0) -> Response:
 @router.get("/new")
 def show_form(visit: OnPage) -> Response:
     """Show the form for a new one."""
+    visit.demand_deployer()
     return _form(visit, {"name": "", "python": "", "requirements": "", "imports": ""})
 
 

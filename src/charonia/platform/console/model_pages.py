@@ -64,6 +64,7 @@ def show_all(visit: OnPage, search: str = "", tag: str = "", offset: int = 0) ->
 @router.get("/add")
 def show_form(visit: OnPage, model: str = "", way: Annotated[str, Query(alias="from")] = "upload") -> Response:
     """Show the form to add a model, or a version of one."""
+    visit.demand_deployer()
     form = {**_FORM, "name": model, "fixed": bool(model)}
     return _form(visit, way if way in dict(WAYS) else "upload", form)
 

@@ -67,6 +67,14 @@ class Visit:
         """Whether they may say who may."""
         return self.who.role(self.project) is ProjectRole.ADMIN
 
+    def demand_deployer(self) -> None:
+        """Check that they may, for forms that only such people can send.
+
+        Raises:
+            NotPermittedError: If not.
+        """
+        self.who.demand(ProjectRole.DEPLOYER, self.project)
+
     def path(self, *parts: object) -> str:
         """Return the path of a page of the project."""
         return "/".join(["/p", *(quote(str(part), safe="") for part in (self.project, *parts))])
@@ -208,7 +216,6 @@ def _environment() -> Environment:
         "kind": text.kind_of,
         "percent": text.percent,
         "plural": text.plural,
-        "said": text.said,
         "size": text.size_text,
     }
     environment.globals |= {"asset": address, "places": PLACES, "project": "", "projects": (), "place": ""}

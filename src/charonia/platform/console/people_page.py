@@ -88,11 +88,13 @@ def make_link(visit: OnPage, number: int) -> Response:
 
 def _page(visit: Visit, *, block: str = "", status: int = 200, **values: Any) -> Response:
     with visit.platform.database.reading() as session:
-        own = [_key(visit.who, row) for row in _or_none(keys.visible, session, visit.who)]
-        known = [_user(row, visit.project) for row in _or_none(users.known, session, visit.who)]
+        found = _or_none(keys.visible, session, visit.who)
+        own = [_key(visit.who, row) for row in found or ()]
+        known = [_user(row, visit.project) for row in _or_none(users.known, session, visit.who) or ()]
     form = {"name": "", "role": "deployer", "days": "90", "code": ""}
     defaults = {"secret": None, "link": None, "form": form, "problems": {}, "user_problem": ""}
     context = {
+        "sees_all": found is not None,
         "keys": own,
         "users": known,
         "roles": _ROLES,
@@ -103,11 +105,11 @@ def _page(visit: Visit, *, block: str = "", status: int = 200, **values: Any) ->
 
 
 def _or_none(listed: Any, session: Session, who: Principal) -> Any:
-    """Return a list that only administrators may see, empty for others."""
+    """Return a list that only administrators may see, None for others."""
     try:
         return listed(session, who, limit=PEOPLE_MAX)
     except NotPermittedError:
-        return ()
+        return None
 
 
 def _key(who: Principal, row: KeyRow) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Figures as people read them."""
 
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -31,7 +30,6 @@ KINDS: Mapping[str, str] = {
 
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _AGES = ((86400.0, "day", "days"), (3600.0, "hour", "hours"), (60.0, "min", "min"))
-_LOGGED = re.compile(r'[A-Z]\d{4} [\d:.]+ +\d+ \S+\] "(.*?)"?')
 _AGO_S_MAX = 30 * 86400.0
 
 
@@ -99,9 +97,3 @@ def plural(count: int, word: str) -> str:
 def breakable(name: str) -> Markup:
     """Return a name that may be broken after its separators."""
     return Markup("".join(f"{escape(c)}<wbr>" if c in "_.-/:" else escape(c) for c in name))
-
-
-def said(line: str) -> str:
-    """Return what a line of a server's log says, without when and where it was said."""
-    found = _LOGGED.fullmatch(line)
-    return found[1] if found is not None else line

@@ -6,6 +6,7 @@ MOVED = "new requests go to it"
 """What `charonia upgrade` says when the new engine has all new requests."""
 
 _LOGGED = re.compile(r'^E\d{4} [^\]]*\] "(.*)"$', re.MULTILINE)
+_SAID = re.compile(r'[A-Z]\d{4} [\d:.]+ +\d+ \S+\] "(.*?)"?')
 _TOLD = re.compile(r"^charonia serve: (.*)$", re.MULTILINE)
 _OF_THE_GUARD = re.compile(r"(engine|front_end)\S* \(pid \d+\) ended")
 _UPGRADE = "charonia upgrade: "
@@ -29,3 +30,10 @@ def last_line(text: str) -> str:
     """Return the last line of a text, "" for none."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""
+
+
+def last_said(log: str) -> str:
+    """Return what the last line of a server's log says, without when and where it was said."""
+    line = last_line(log)
+    found = _SAID.fullmatch(line)
+    return found[1] if found is not None else line

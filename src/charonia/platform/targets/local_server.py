@@ -23,7 +23,7 @@ from charonia.platform.targets.local_folder import (
     tail,
     write_whole,
 )
-from charonia.platform.targets.local_reasons import MOVED, last_line, why_ended, why_not_upgraded
+from charonia.platform.targets.local_reasons import MOVED, last_line, last_said, why_ended, why_not_upgraded
 from charonia.platform.targets.rollout import ReplicaPhase, ServerState
 
 HOST = "127.0.0.1"
@@ -114,7 +114,7 @@ class DeployedServer:
         applying = self.folder.read("applying")
         if applying.get("is_upgrade"):
             return last_line(Steps(self.folder.path).text())
-        return last_line(tail(self.folder.log, 1))
+        return last_said(tail(self.folder.log, 1))
 
     def start(self, revision: int, beside: "DeployedServer | None") -> None:
         """Start it with a revision.

@@ -22,7 +22,7 @@ from pathlib import Path
 from charonia.core.errors import ServingError
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.targets.api import Workload
-from charonia.platform.targets.local_reasons import last_line, why_ended
+from charonia.platform.targets.local_reasons import last_said, why_ended
 from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.tasks.process_group import end_group
 
@@ -207,7 +207,7 @@ class TrialServer:
             if found := _ADDRESS.search(line):
                 self.address = f"http://{found[1]}"
             if self._phase is TrialPhase.STARTING:
-                self._doing = last_line(line) or self._doing
+                self._doing = last_said(line) or self._doing
 
     def _fail(self, reason: str) -> None:
         self._phase, self._reason = TrialPhase.FAILED, reason

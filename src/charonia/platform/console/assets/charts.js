@@ -25,7 +25,7 @@ function draw(chart, labels, data) {
   chart.plot = new uPlot({
     width: box.clientWidth,
     height: box.clientHeight,
-    padding: [8, 8, 0, 0],
+    padding: [8, 26, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: "deployment" }, points: { size: 6 }, y: false },
     scales: { x: { time: true }, y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] } },
@@ -48,7 +48,7 @@ function legend(chart) {
     entry.append(key, `${label} `, value);
     return entry;
   }));
-  if (plot.cursor.idx === null) figure.querySelector(".plot").setAttribute("aria-label", `${figure.querySelector("figcaption").firstChild.textContent} in ${unit}, now: ${texts.join(", ") || "nothing"}`);
+  if (plot.cursor.idx === null) figure.querySelector(".plot").setAttribute("aria-label", `${figure.querySelector("figcaption").firstChild.textContent}${unit && `, ${unit}`}, now: ${texts.join(", ") || "nothing"}`);
 }
 
 let latest = null;

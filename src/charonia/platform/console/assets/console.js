@@ -9,6 +9,7 @@ function say(text, isBad = false) {
   box.className = isBad ? "said bad" : "said";
   const line = document.createElement("p");
   line.textContent = text;
+  for (const other of document.querySelectorAll(".said")) if (other.querySelector("p").textContent === text) other.remove();
   const close = document.createElement("button");
   close.type = "button";
   close.textContent = "✕";
@@ -17,6 +18,7 @@ function say(text, isBad = false) {
   box.append(line, close);
   document.getElementById("said").append(box);
   if (!isBad) setTimeout(() => box.remove(), 5000);
+  return box;
 }
 
 function problemOf(text, status) {
@@ -52,30 +54,52 @@ document.addEventListener("htmx:confirm", async (event) => {
 
 // ---- requests
 
-// What is asked again and again rests while nobody looks, and is put in place only where it differs.
+// What is asked again and again rests while nobody looks, or a question is open whose button it would replace. It is put
+// in place only where it differs.
 const shown = new Map();
 const isPolled = (detail) => detail.elt.matches("[hx-trigger^=every]");
 
 document.addEventListener("htmx:beforeRequest", (event) => {
-  if (document.hidden && isPolled(event.detail)) event.preventDefault();
+  if ((document.hidden || sure.open) && isPolled(event.detail)) event.preventDefault();
 });
 
 document.addEventListener("htmx:beforeSwap", (event) => {
   const { elt, xhr } = event.detail;
   if (!isPolled(event.detail) || xhr.status !== 200) return;
-  if (shown.get(elt.id) === xhr.responseText) event.detail.shouldSwap = false;
-  shown.set(elt.id, xhr.responseText);
+  heard(elt.id);
+  if (sure.open || shown.get(elt.id) === xhr.responseText) event.detail.shouldSwap = false;
+  else shown.set(elt.id, xhr.responseText);
 });
 
 document.addEventListener("htmx:responseError", (event) => {
-  const { xhr } = event.detail;
-  if (xhr.status === 401) location.reload();
-  else if (!isPolled(event.detail)) say(problemOf(xhr.responseText, xhr.status), true);
+  const { elt, xhr } = event.detail;
+  const text = problemOf(xhr.responseText, xhr.status);
+  if (isPolled(event.detail)) xhr.status === 401 ? location.reload() : growsOld(elt.id, text);
+  else say(xhr.status === 401 ? "You are signed out, so nothing was changed. Copy what you have entered, then load the page again to sign in." : text, true);
 });
 
 document.addEventListener("htmx:sendError", (event) => {
-  if (!isPolled(event.detail)) say(problemOf("", 0), true);
+  if (isPolled(event.detail)) growsOld(event.detail.elt.id, problemOf("", 0));
+  else say(problemOf("", 0), true);
 });
+
+// What cannot be read again grows old: the page says so once, and since when, until there are answers again.
+const unheard = new Set();
+let old = null;
+let heardAt = new Date();
+
+function growsOld(part, text) {
+  unheard.add(part);
+  old ??= say(`${text}\nWhat is shown is from ${heardAt.toLocaleTimeString("en-GB")}.`, true);
+}
+
+function heard(part) {
+  heardAt = new Date();
+  unheard.delete(part);
+  if (unheard.size) return;
+  old?.remove();
+  old = null;
+}
 
 document.addEventListener("said", (event) => say(event.detail.value));
 

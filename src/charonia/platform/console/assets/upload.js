@@ -9,8 +9,7 @@ const csrf = document.querySelector('meta[name="csrf-token"]').content;
 
 let files = [];  // { path, file }
 let batch = null;
-let abort = null;
-let wasCancelled = false;
+let abort = null;  // ends what is being sent: it stays when that is paused, and is gone when it is cancelled
 
 class Refused extends Error {
   constructor(status, message) {
@@ -109,12 +108,12 @@ async function begin() {
 // ---- sending
 
 async function send() {
-  abort = new AbortController();
-  wasCancelled = false;
+  const own = new AbortController();
+  abort = own;
   complain("");
   running(true);
   let tries = 0;
-  while (tries < TRIES_MAX) {
+  while (tries < TRIES_MAX && !own.signal.aborted) {
     let progress = 0;
     try {
       const records = await begin();
@@ -138,11 +137,7 @@ async function send() {
       location.assign(`${pages}/${encodeURIComponent(added.model)}/versions/${added.number}`);
       return;
     } catch (error) {
-      if (abort.signal.aborted) {
-        running(false);
-        if (!wasCancelled) show(byId("sent").value * total(), "Paused");
-        return;
-      }
+      if (own.signal.aborted) break;
       tries = progress ? 1 : tries + 1;
       if (error instanceof Refused && error.status !== 503) {
         complain(error.message);
@@ -153,7 +148,9 @@ async function send() {
       if (tries >= TRIES_MAX) complain("The platform cannot be reached. What was sent is kept: send on when it is back.");
     }
   }
+  if (own !== abort) return;
   running(false);
+  if (own.signal.aborted) show(byId("sent").value * total(), "Paused");
 }
 
 function running(is) {
@@ -164,7 +161,6 @@ function running(is) {
 }
 
 async function cancel() {
-  wasCancelled = true;
   abort?.abort();
   abort = null;
   const given = batch;
