@@ -70,8 +70,8 @@ def test_the_time_left_is_read_from_a_line() -> None:
 
 def search_result(change: dict[str, Any] | None) -> str:
     """Return the JSON of a search with a best variant that changes this, None for the configuration as it is."""
-    nothing = {"instance_count": None, "max_batch_size": None, "queue_delay_us": None, "preferred_batch_sizes": None}
-    nothing |= {"model": "m", "thread_count": None, "fields": []}
+    nothing: dict[str, Any] = dict.fromkeys(("instance_count", "max_batch_size", "queue_delay_us"))
+    nothing |= {"model": "m", "preferred_batch_sizes": None, "thread_count": None, "fields": []}
     variant = {"changes": [] if change is None else [{**nothing, "model": "other"}, {**nothing, **change}]}
     text = "" if change is None else "max_batch_size: 4 dynamic_batching { }"
     decision = {"conclusion": "better", "sentences": ["Use it."], "best": {"variant": variant, "gain": {"value": 1.5}}}
