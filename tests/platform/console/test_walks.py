@@ -349,16 +349,17 @@ def test_the_keyboard_alone_adds_deploys_and_rolls_back(page: Page, running: Run
 
 
 def test_a_deployment_that_starts_says_what_it_does(page: Page, running: RunningPlatform) -> None:
-    page.goto(path(running, "models", "slow"))
+    add(running, "patient", python("time.sleep(300)"), runs_code=True)
+    page.goto(path(running, "models", "patient"))
 
     page.get_by_role("button", name="Deploy version 1").click()
-    expect(page.locator("#head .doing")).to_have_text("loading: slow:1")
+    expect(page.locator("#head .doing")).to_have_text("loading: patient:1")
 
     expect(page.locator("h1 .badge")).to_have_text("starting")
     expect(page.locator("#notices .notice")).to_have_count(0)
     expect(page.locator("#charts")).to_have_count(0)
     page.goto(path(running, "deployments"))
-    expect(page.locator(".fleet")).to_contain_text("loading: slow:1")
+    expect(page.locator(".fleet")).to_contain_text("loading: patient:1")
 
 
 def test_a_page_says_so_while_the_platform_does_not_answer(page: Page, running: RunningPlatform) -> None:
@@ -373,11 +374,11 @@ def test_a_page_says_so_while_the_platform_does_not_answer(page: Page, running: 
 
 
 def test_a_page_of_what_was_removed_says_so(page: Page, running: RunningPlatform) -> None:
-    page.goto(path(running, "deployments", "slow"))
+    page.goto(path(running, "deployments", "patient"))
 
-    running.platform.deployments.changes.remove(OWNER, "default", "slow")
+    running.platform.deployments.changes.remove(OWNER, "default", "patient")
 
-    expect(page.locator(".said.bad")).to_contain_text("there is no deployment 'slow'")
+    expect(page.locator(".said.bad")).to_contain_text("there is no deployment 'patient'")
 
 
 def test_who_was_signed_out_keeps_what_was_entered(browser: Browser, running: RunningPlatform) -> None:
