@@ -108,7 +108,8 @@ def test_a_step_waits_until_there_is_enough_to_compare_p99() -> None:
     simulated.run(10)
 
     assert simulated.share == 50
-    assert "more requests to compare p99" in simulated.canary.waits_for(simulated.now_ns)
+    assert "to compare p99: " in simulated.canary.waits_for(simulated.now_ns)
+    assert " of version 1 without an error are too few" in simulated.canary.waits_for(simulated.now_ns)
     assert simulated.run(30) is CanaryState.FINISHED
 
 
@@ -244,6 +245,25 @@ def test_a_canary_that_is_not_ready_any_more_is_rolled_back() -> None:
     simulated.do(ReadyVersions({1}))
     assert (simulated.canary.state, simulated.share) == (CanaryState.ROLLED_BACK, 0)
     assert "version 2 is not ready any more" in simulated.canary.reason
+
+
+def test_a_plan_waits_for_a_model_that_is_unloaded_as_a_whole() -> None:
+    simulated = Simulated(PLAN)
+    simulated.do(ReadyVersions(set()))
+    simulated.do(ReadyVersions({1, 2}))
+
+    assert (simulated.canary.state, simulated.share) == (CanaryState.RUNNING, 1)
+
+
+def test_a_canary_that_only_hangs_is_rolled_back() -> None:
+    """Its clients give up after 10 s; that is no error, but a latency."""
+    canary = Canary(PLAN, 0)
+    for second in range(1, 11):
+        given_up = RequestWindow(0, 0, np.full(9, 10 * S))
+        canary.handle(Looked(given_up, RequestWindow(200, 0, np.full(200, 2_000_000))), second * S)
+
+    assert canary.state is CanaryState.ROLLED_BACK
+    assert "p99 is 10000 ms with version 2, 2 ms with version 1" in canary.reason
 
 
 def test_without_the_stable_version_a_plan_pauses() -> None:

@@ -13,9 +13,11 @@ from tests.server.lifecycle.test_lifecycle import CONFIG, Harness, run, write_mo
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
+from charonia.core.metadata import ModelState
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
+from charonia.server.backends.api import ModelFiles
 from charonia.server.traffic import canary as canary_module
 from charonia.server.traffic import shadowing
 from charonia.server.traffic.service import TrafficService
@@ -547,6 +549,49 @@ def test_a_canary_whose_version_is_unloaded_is_rolled_back(tmp_path: Path) -> No
 
         shown = await served.shown()
         assert (shown["canary"]["state"], shown["weights"]) == ("rolled_back", {"1": 100.0})
+
+    served(tmp_path, scenario)
+
+
+def test_a_model_that_comes_back_answers_when_the_versions_with_weights_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its canary is ready first, and must not get all requests meanwhile. The plan goes on."""
+
+    async def scenario(served: Served) -> None:
+        await served.change(canary={**PLAN, "stable": 1})
+        await served.engine.unload_model("m")
+        opened, load = asyncio.Event(), served.backend.load
+
+        async def slowly(files: ModelFiles, *others: Any) -> Any:
+            if files.version_dir.name == "1":
+                await opened.wait()
+            return await load(files, *others)
+
+        monkeypatch.setattr(served.backend, "load", slowly)
+        loading = asyncio.ensure_future(served.engine.load_model("m"))
+        await until(lambda: {"2", "3"} <= {v for v, state in served.states().items() if state is ModelState.READY})
+        with pytest.raises(ServingError, match="is not at ready state: it is being loaded"):
+            await served.send()
+        assert await served.send(model_version="2") == 2
+        opened.set()
+        await loading
+
+        assert (await served.shown())["canary"]["state"] == "running"
+        assert set(await served.counts()) == {1, 2}
+
+    served(tmp_path, scenario)
+
+
+def test_a_model_that_comes_back_without_a_version_that_has_a_weight_answers_with_the_others(tmp_path: Path) -> None:
+    async def scenario(served: Served) -> None:
+        await served.change(weights={"1": 90, "2": 10})
+        await served.engine.unload_model("m")
+        (tmp_path / "m" / "1" / "value.txt").unlink()
+        with pytest.raises(ServingError, match="there is no value.txt"):
+            await served.engine.load_model("m")
+
+        assert await served.counts(10) == {2: 10}
 
     served(tmp_path, scenario)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from charonia.server.traffic.figures import RequestWindow
-from charonia.server.traffic.judgement import ErrorTest, LatencyTest, RateTest
+from charonia.server.traffic.judgement import LATENCIES_MIN, ErrorTest, LatencyTest, RateTest
 from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryState
 
 LOOK_NS = 1_000_000_000
@@ -39,7 +39,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class ReadyVersions:
-    """The versions that are ready have changed."""
+    """The versions that are ready, or are being loaded, have changed. Without any, the model is unloaded."""
 
     versions: Set[int]
 
@@ -148,7 +148,10 @@ class Canary:
             counts.append((self._step_compared, "compared answers"))
         few = [f"{count} of {wanted} {what}" for count, what in counts if count < wanted]
         if not few and self._latency is not None and not self._latency.is_judged:
-            few = [f"more requests to compare p99: {self._latency.stable.count} of version {plan.stable} are too few"]
+            is_ours = self._latency.canary.count < LATENCIES_MIN
+            count = self._latency.canary.count if is_ours else self._latency.stable.count
+            version = plan.version if is_ours else plan.stable
+            few = [f"more requests to compare p99: {count} of version {version} without an error are too few"]
         return ", ".join(few)
 
     def waits_for(self, now_ns: int) -> str:
@@ -177,6 +180,8 @@ class Canary:
     def _begin_step(self, now_ns: int) -> None:
         self._due_ns = now_ns + round(self.plan.step_seconds * _S)
         self._step_canary = self._step_stable = self._step_compared = 0
+        if self._errors is not None and self.percent < _WHOLE:
+            self._errors.begin(self.percent / _WHOLE)
         if self._latency is not None:
             self._latency.begin()
 
@@ -230,6 +235,8 @@ class Canary:
 
     def _follow(self, versions: Set[int]) -> list[CanaryCommand]:
         plan = self.plan
+        if not versions:  # nobody gets a wrong answer: the plan goes on when the model is back
+            return []
         if plan.version not in versions:
             text = f"rolled back at {self.percent:g} %: version {plan.version} is not ready any more"
             return self._end(CanaryState.ROLLED_BACK, 0.0, text)
@@ -262,13 +269,17 @@ class Canary:
     def _latency_text(self) -> str:
         plan, test = self.plan, self._latency
         assert test is not None
-        ours, theirs = (each.percentile(99) / 1e6 for each in (test.canary, test.stable))
-        text = f"p99 is {ours:.3g} ms with version {plan.version}, {theirs:.3g} ms with version {plan.stable}"
+        ours, theirs = (each.percentile(99) for each in (test.canary, test.stable))
+        text = f"p99 is {_ms(ours)} with version {plan.version}, {_ms(theirs)} with version {plan.stable}"
         shown = f"at least {test.ratio_min:.2f} times as long" if test.is_judged else "too few to compare"
         return f"{text}: {shown}, {plan.p99_ratio_max:g} times is permitted"
 
     def _weight(self, evidence: float) -> str:
         return f"evidence {evidence:.3g} of {self._enough:.3g} to roll back"
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.3g} ms" if ns < 999_500_000 else f"{ns / 1e6:.0f} ms"
 
 
 def is_ascending(steps: Sequence[float]) -> bool:

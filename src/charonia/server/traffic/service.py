@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 
 from charonia.core.errors import ServingError, invalid, not_found, unsupported
@@ -45,11 +45,13 @@ class TrafficService:
     Attributes:
         sticky: The models whose clients are kept on a version by a header.
         keep: Called with the key of a model and what to keep of its traffic, "" for nothing, after every change.
+        demand: Loads the model of a change; None where models are not loaded on demand.
     """
 
     def __init__(self, reroute: Callable[[str], None]) -> None:
         self.sticky: Sticky = {}
         self.keep: Callable[[str, str], None] | None = None
+        self.demand: Callable[[str], Awaitable[None] | None] | None = None
         self._reroute = reroute
         self._models: dict[str, ModelTraffic[Runner]] = {}
         self._shadowings: dict[str, Shadowing] = {}
@@ -57,8 +59,17 @@ class TrafficService:
 
     # For the life cycle.
 
-    def follow(self, key: str, runners: Mapping[int, Runner]) -> Runner | None:
-        """Take in the versions of a model that are ready; return what takes requests without a version, if any is."""
+    def follow(self, key: str, runners: Mapping[int, Runner], loading: Collection[int] = ()) -> Runner | None:
+        """Take in the versions of a model that are ready; return what takes requests without a version, if anything does.
+
+        Where a model comes back, nothing does until no version with a weight is being loaded: the one that is ready first
+        may be a canary that should get 1 %, or a version that should get nothing.
+
+        Args:
+            key: Key of the model.
+            runners: The runners of the versions that are ready.
+            loading: The versions that are being loaded and do not answer yet.
+        """
         traffic = self._models.get(key)
         newest = runners[max(runners)] if runners else None
         own = configured(newest.config) if newest is not None else None
@@ -68,9 +79,13 @@ class TrafficService:
         if newest is not None:
             traffic.configured = own
         if traffic.running is not None:
-            self._handle(traffic, ReadyVersions(frozenset(runners)))
+            self._handle(traffic, ReadyVersions(frozenset((*runners, *loading))))
         self._note_sticky(traffic)
-        if newest is None or not traffic.is_split:
+        waits = not traffic.is_routed and any(traffic.settings.weights.get(version) for version in loading)
+        traffic.is_routed = newest is not None and not waits
+        if newest is None or waits:
+            return None
+        if not traffic.is_split:
             return newest
         shadowing = self._shadowings.setdefault(key, Shadowing(traffic))
         return SplitRunner(traffic, shadowing)
@@ -89,9 +104,14 @@ class TrafficService:
         """Change the traffic of a model, and return it.
 
         Raises:
-            ServingError: As `show`; INVALID_ARG with the reason for a change that cannot be made, UNSUPPORTED.
+            ServingError: As `show`; INVALID_ARG with the reason for a change that cannot be made, UNSUPPORTED; why the
+                model cannot be loaded.
         """
-        change, traffic = read_change(document), self._find(model)
+        change = read_change(document)
+        loaded = self.demand(model) if self.demand is not None else None
+        if loaded is not None:
+            await loaded
+        traffic = self._find(model)
         if change.action is not None and traffic.running is None:
             raise invalid(f"there is no canary plan of '{model}' to {change.action.value}")
         settings = self._changed(traffic, change)
@@ -112,7 +132,7 @@ class TrafficService:
         before = self._find(model)
         self._shadowings.pop(before.model, None)
         traffic = self._models[before.model] = ModelTraffic(before.model, configured=before.configured)
-        traffic.runners = before.runners
+        traffic.runners, traffic.is_routed = before.runners, before.is_routed
         _log.info("traffic of '%s': reset", traffic.model)
         self._apply(traffic)
         return await self.show(model)
