@@ -383,6 +383,20 @@ def test_large_answers_are_compared_in_a_thread(tmp_path: Path, monkeypatch: pyt
     served(tmp_path, scenario)
 
 
+def test_answers_are_part_of_the_bytes_that_copies_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadowing, "COPIES_BYTES_MAX", 7)  # an input of 4 bytes, and not its answer, too
+
+    async def scenario(served: Served) -> None:
+        await served.change(weights={"1": 1}, shadow={"2": 1})
+        assert await served.counts(5) == {1: 5}
+
+        shadow = (await served.version(2))["shadow"]
+        assert (shadow["sent"], shadow["dropped"]) == (0, 5)
+        assert served.traffic._shadowings["m"].count == served.traffic._shadowings["m"].size_bytes == 0
+
+    served(tmp_path, scenario)
+
+
 def test_copies_of_requests_that_fail_are_not_sent(tmp_path: Path) -> None:
     async def scenario(served: Served) -> None:
         await served.change(weights={"1": 1}, shadow={"2": 1})
