@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.traffic.canary import LOOK_NS, Act, Canary, Looked, ReadyVersions, Say, SetShare
+from charonia.server.traffic.canary import LOOK_NS, Act, Canary, Looked, ReadyVersions, Replaced, Say, SetShare
 from charonia.server.traffic.figures import RequestWindow
 from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryState
 
@@ -56,7 +56,7 @@ class Simulated:
             self.tick()
         return self.canary.state
 
-    def do(self, event: Looked | ReadyVersions | Act) -> None:
+    def do(self, event: Looked | ReadyVersions | Replaced | Act) -> None:
         for command in self.canary.handle(event, self.now_ns):
             if isinstance(command, SetShare):
                 self.share = command.percent
@@ -266,6 +266,19 @@ def test_a_canary_that_only_hangs_is_rolled_back() -> None:
     assert "p99 is 10000 ms with version 2, 2 ms with version 1" in canary.reason
 
 
+def test_a_version_that_is_loaded_again_is_judged_by_what_comes_then() -> None:
+    simulated = Simulated(PLAN, rate=10_000, errors=(0.5, 0.5))
+    simulated.run(9)
+    simulated.do(Replaced(2))
+    assert simulated.said[-1] == "version 2 was loaded again: the step of 1 % begins again"
+    assert simulated.canary.checks()["errors"].startswith("0 of 0 requests failed with version 2")
+
+    simulated.run(9)
+    assert simulated.share == 1
+    simulated.run(1)
+    assert simulated.share == 10
+
+
 def test_without_the_stable_version_a_plan_pauses() -> None:
     simulated = Simulated(PLAN)
     simulated.do(ReadyVersions({2}))
@@ -284,6 +297,7 @@ def test_a_plan_that_begins_with_everything_is_finished_at_once() -> None:
 EVENTS = st.one_of(
     st.sampled_from([Act(action) for action in CanaryAction]),
     st.sampled_from([ReadyVersions({1, 2}), ReadyVersions({1}), ReadyVersions({2}), ReadyVersions(set())]),
+    st.sampled_from([Replaced(1), Replaced(2)]),
     st.builds(
         lambda ours, failed, theirs, also, compared, different: Looked(
             RequestWindow(ours, min(failed, ours), np.full(ours - min(failed, ours), 1_000_000)),
@@ -299,7 +313,7 @@ EVENTS = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 20)), max_size=30), st.sampled_from([None, 0.0, 0.1]))
 def test_whatever_happens_the_share_belongs_to_the_state(
-    events: list[tuple[Looked | ReadyVersions | Act, int]], rate: float | None
+    events: list[tuple[Looked | ReadyVersions | Replaced | Act, int]], rate: float | None
 ) -> None:
     simulated = Simulated(CanaryPlan(2, 1, step_seconds=5, samples_min=100, difference_rate_max=rate))
     canary = simulated.canary

@@ -567,6 +567,24 @@ def test_a_canary_whose_version_is_unloaded_is_rolled_back(tmp_path: Path) -> No
     served(tmp_path, scenario)
 
 
+def test_a_step_begins_again_when_the_files_of_its_canary_change(tmp_path: Path) -> None:
+    async def scenario(served: Served) -> None:
+        await served.change(canary={**PLAN, "stable": 1})
+        (tmp_path / "m" / "3" / "value.txt").write_text("3.5")
+        await served.engine.load_model("m")
+        assert len((await served.shown())["history"]) == 1
+
+        (tmp_path / "m" / "2" / "value.txt").write_text("2.5")
+        await served.engine.load_model("m")
+        shown = await served.shown()
+        assert [each["text"] for each in shown["history"]][1:] == [
+            "version 2 was loaded again: the step of 1 % begins again"
+        ]
+        assert shown["canary"]["state"] == "running"
+
+    served(tmp_path, scenario)
+
+
 def test_a_model_that_comes_back_answers_when_the_versions_with_weights_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

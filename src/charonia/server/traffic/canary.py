@@ -45,6 +45,13 @@ class ReadyVersions:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """A version was loaded again from other files: what is known of it says nothing about what answers now."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Act:
     """An operator does something."""
 
@@ -65,7 +72,7 @@ class Say:
     text: str
 
 
-CanaryEvent = Looked | ReadyVersions | Act
+CanaryEvent = Looked | ReadyVersions | Replaced | Act
 CanaryCommand = SetShare | Say
 
 
@@ -89,15 +96,10 @@ class Canary:
         self.state = CanaryState.RUNNING
         self.step = step
         self.reason = ""
-        chance = plan.significance / max(1, plan.condition_count)
-        self._enough = 1 / chance
-        self._errors = ErrorTest() if plan.checks_errors else None
-        self._latency = LatencyTest(plan.p99_ratio_max, chance) if plan.p99_ratio_max is not None else None
-        self._differences = RateTest(plan.difference_rate_max) if plan.difference_rate_max is not None else None
-        self._canary = self._stable = (0, 0)  # requests and errors since the beginning
-        self._compared = self._different = 0
+        self._chance = plan.significance / max(1, plan.condition_count)
+        self._enough = 1 / self._chance
         self._looked_ns = now_ns
-        self._begin_step(now_ns)
+        self._begin_tests(now_ns)
 
     @property
     def percent(self) -> float:
@@ -125,6 +127,10 @@ class Canary:
             return self._act(event.action, now_ns)
         if isinstance(event, ReadyVersions):
             return self._follow(event.versions)
+        if isinstance(event, Replaced):
+            self._begin_tests(now_ns)
+            self.reason = f"version {event.version} was loaded again: the step of {self.percent:g} % begins again"
+            return [Say(self.reason)]
         self._looked_ns = now_ns
         failure = self._take(event)
         if failure:
@@ -176,6 +182,15 @@ class Canary:
         return found
 
     # Inside.
+
+    def _begin_tests(self, now_ns: int) -> None:
+        plan, chance = self.plan, self._chance
+        self._errors = ErrorTest() if plan.checks_errors else None
+        self._latency = LatencyTest(plan.p99_ratio_max, chance) if plan.p99_ratio_max is not None else None
+        self._differences = RateTest(plan.difference_rate_max) if plan.difference_rate_max is not None else None
+        self._canary = self._stable = (0, 0)  # requests and errors since then
+        self._compared = self._different = 0
+        self._begin_step(now_ns)
 
     def _begin_step(self, now_ns: int) -> None:
         self._due_ns = now_ns + round(self.plan.step_seconds * _S)

@@ -19,6 +19,7 @@ from charonia.server.traffic.canary import (
     CanaryEvent,
     Looked,
     ReadyVersions,
+    Replaced,
     SetShare,
 )
 from charonia.server.traffic.configuration import POLICY_HINT, configured, policy_obstacle, shadow_obstacle
@@ -75,11 +76,16 @@ class TrafficService:
         own = configured(newest.config) if newest is not None else None
         if traffic is None:
             traffic = self._models[key] = ModelTraffic(key)
-        traffic.runners = runners
+        before, traffic.runners = traffic.runners, runners
         if newest is not None:
             traffic.configured = own
         if traffic.running is not None:
             self._handle(traffic, ReadyVersions(frozenset((*runners, *loading))))
+        if traffic.running is not None:
+            plan = traffic.running.plan
+            for version in (plan.version, plan.stable):
+                if version in before and version in runners and before[version] is not runners[version]:
+                    self._handle(traffic, Replaced(version))
         self._note_sticky(traffic)
         waits = not traffic.is_routed and any(traffic.settings.weights.get(version) for version in loading)
         traffic.is_routed = newest is not None and not waits
