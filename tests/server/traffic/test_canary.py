@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.traffic.canary import LOOK_NS, Act, Canary, Looked, ReadyVersions, Replaced, Say, SetShare
+from charonia.server.traffic.canary import (
+    LOOK_NS,
+    Act,
+    Canary,
+    EngineEnded,
+    Looked,
+    ReadyVersions,
+    Replaced,
+    Say,
+    SetShare,
+)
 from charonia.server.traffic.figures import RequestWindow
 from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryState
 
@@ -277,6 +287,17 @@ def test_a_version_that_is_loaded_again_is_judged_by_what_comes_then() -> None:
     assert simulated.share == 1
     simulated.run(1)
     assert simulated.share == 10
+
+
+def test_a_plan_during_which_the_engine_ends_twice_is_rolled_back() -> None:
+    simulated = Simulated(PLAN)
+    simulated.do(EngineEnded())
+    assert (simulated.canary.state, simulated.share) == (CanaryState.RUNNING, 1)
+    assert simulated.said[-1] == "the engine ended at 1 %: the step begins again"
+
+    simulated.do(EngineEnded())
+    assert (simulated.canary.state, simulated.share) == (CanaryState.ROLLED_BACK, 0)
+    assert "rolled back at 1 %: the engine has ended 2 times during this plan" in simulated.canary.reason
 
 
 def test_without_the_stable_version_a_plan_pauses() -> None:

@@ -620,7 +620,7 @@ def test_a_model_that_comes_back_without_a_version_that_has_a_weight_answers_wit
         await served.change(weights={"1": 90, "2": 10})
         await served.engine.unload_model("m")
         (tmp_path / "m" / "1" / "value.txt").unlink()
-        with pytest.raises(ServingError, match="there is no value.txt"):
+        with pytest.raises(ServingError, match="there is no value"):
             await served.engine.load_model("m")
 
         assert await served.counts(10) == {2: 10}
@@ -646,6 +646,11 @@ def test_what_is_kept_makes_the_traffic_of_the_engine_that_follows(tmp_path: Pat
         assert len(shown["history"]) == 3
         assert await served.counts(10) == pytest.approx({1: 7, 2: 3}, abs=1)
         served.traffic.keep = kept.__setitem__
+        served.traffic.engine_ended()
+        served.traffic.restore("m", kept["m"])
+        served.traffic.engine_ended()
+        assert (await served.shown())["canary"]["state"] == "rolled_back"
+        assert await served.counts(10) == {1: 10}
         await served.traffic.reset("m")
         assert kept == {"m": ""}
         served.traffic.keep = None

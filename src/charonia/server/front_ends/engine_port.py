@@ -104,6 +104,8 @@ class EnginePort:
             raise invalid(f"{NOT_ALL_LOADED}:\n" + "\n".join(failures))
         if not self._is_due_to_catch_up:
             self._keep_changes()
+            if engine.traffic is not None:
+                engine.traffic.engine_ended()
         engine.on_change(self._changed)
         self._listener.open()
         self.spawn(self._keep_up())

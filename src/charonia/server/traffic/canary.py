@@ -16,6 +16,9 @@ from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryStat
 LOOK_NS = 1_000_000_000
 """Time between two looks."""
 
+ENDS_MAX = 2
+"""Engines that may have ended during a plan before it is rolled back, this one included."""
+
 _S = 1_000_000_000
 _WHOLE = 100.0
 
@@ -52,6 +55,11 @@ class Replaced:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineEnded:
+    """The engine before this one has crashed, or was killed: maybe by what the canary did."""
+
+
+@dataclass(frozen=True, slots=True)
 class Act:
     """An operator does something."""
 
@@ -72,7 +80,7 @@ class Say:
     text: str
 
 
-CanaryEvent = Looked | ReadyVersions | Replaced | Act
+CanaryEvent = Looked | ReadyVersions | Replaced | EngineEnded | Act
 CanaryCommand = SetShare | Say
 
 
@@ -83,18 +91,21 @@ class Canary:
         plan: The plan, with its stable version.
         now_ns: The time.
         step: The step to begin with, from 0.
+        ends: Engines that have ended during the plan.
 
     Attributes:
         plan: The plan.
         state: Where it is.
         step: The present step.
+        ends: Engines that have ended during the plan.
         reason: Why it is in this state.
     """
 
-    def __init__(self, plan: CanaryPlan, now_ns: int, step: int = 0) -> None:
+    def __init__(self, plan: CanaryPlan, now_ns: int, step: int = 0, ends: int = 0) -> None:
         self.plan = plan
         self.state = CanaryState.RUNNING
         self.step = step
+        self.ends = ends
         self.reason = ""
         self._chance = plan.significance / max(1, plan.condition_count)
         self._enough = 1 / self._chance
@@ -131,6 +142,8 @@ class Canary:
             self._begin_tests(now_ns)
             self.reason = f"version {event.version} was loaded again: the step of {self.percent:g} % begins again"
             return [Say(self.reason)]
+        if isinstance(event, EngineEnded):
+            return self._engine_ended()
         self._looked_ns = now_ns
         failure = self._take(event)
         if failure:
@@ -261,6 +274,13 @@ class Canary:
                 "has nothing to be compared with"
             )
         return []
+
+    def _engine_ended(self) -> list[CanaryCommand]:
+        self.ends += 1
+        if self.ends < ENDS_MAX:
+            return [Say(f"the engine ended at {self.percent:g} %: the step begins again")]
+        text = f"rolled back at {self.percent:g} %: the engine has ended {self.ends} times during this plan"
+        return self._end(CanaryState.ROLLED_BACK, 0.0, f"{text}; version {self.plan.stable} gets all requests")
 
     def _pause(self, text: str) -> list[CanaryCommand]:
         self.state, self.reason = CanaryState.PAUSED, text

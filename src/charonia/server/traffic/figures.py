@@ -22,7 +22,7 @@ class RequestWindow:
     Attributes:
         requests: Requests that were answered.
         errors: Those of them with an error.
-        latencies_ns: Times from arrival to the last response, or until the client gave up, of requests without an error.
+        latencies_ns: Times of requests without an error: from arrival to the last response, or until clients gave up.
     """
 
     requests: int = 0

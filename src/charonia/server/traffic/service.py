@@ -17,6 +17,7 @@ from charonia.server.traffic.canary import (
     Canary,
     CanaryCommand,
     CanaryEvent,
+    EngineEnded,
     Looked,
     ReadyVersions,
     Replaced,
@@ -61,10 +62,10 @@ class TrafficService:
     # For the life cycle.
 
     def follow(self, key: str, runners: Mapping[int, Runner], loading: Collection[int] = ()) -> Runner | None:
-        """Take in the versions of a model that are ready; return what takes requests without a version, if anything does.
+        """Take in the versions of a model that are ready; return what takes requests without a version, if anything.
 
-        Where a model comes back, nothing does until no version with a weight is being loaded: the one that is ready first
-        may be a canary that should get 1 %, or a version that should get nothing.
+        Where a model comes back, that is nothing until no version with a weight is being loaded: the one that is ready
+        first may be a canary that should get 1 %, or a version that should get nothing.
 
         Args:
             key: Key of the model.
@@ -170,11 +171,18 @@ class TrafficService:
         traffic.history.extend(Happening(*each) for each in kept["history"])
         plan = kept["canary"]
         if plan is not None:
-            traffic.canary = Canary(read_plan(plan["plan"]), now_ns(), plan["step"])
+            traffic.canary = Canary(read_plan(plan["plan"]), now_ns(), plan["step"], plan.get("ends", 0))
             traffic.canary.state, traffic.canary.reason = CanaryState(plan["state"]), plan["reason"]
             for version in (traffic.canary.plan.version, traffic.canary.plan.stable):
                 traffic.figures(version).is_watched = not traffic.canary.state.is_over
         self._reroute(key)
+        self._arm()
+
+    def engine_ended(self) -> None:
+        """The engine before this one has not handed over: it has crashed, or was killed."""
+        for traffic in list(self._models.values()):
+            if self._handle(traffic, EngineEnded()):
+                self._reroute(traffic.model)
         self._arm()
 
     def close(self) -> None:
@@ -328,6 +336,7 @@ def kept_text(traffic: ModelTraffic[Runner]) -> str:
         "plan": plan_json(canary.plan),
         "state": canary.state.value,
         "step": canary.step,
+        "ends": canary.ends,
         "reason": canary.reason,
     }
     settings = settings_json(traffic.requested) if traffic.requested is not None else None
