@@ -151,10 +151,6 @@ class TrafficService:
         except ServingError:
             return []
 
-    def is_split(self, model: str) -> bool:
-        """Whether requests of a model without a version are divided."""
-        return any(each.is_split for key, each in self._models.items() if model in (key, name_of(key)))
-
     def families(self) -> list[Family]:
         """Return the metrics."""
         return traffic_families(self._models.values())
