@@ -11,6 +11,7 @@ from charonia.server.traffic.canary import (
     LOOK_NS,
     Act,
     Canary,
+    CanaryEvent,
     EngineEnded,
     Looked,
     ReadyVersions,
@@ -66,7 +67,7 @@ class Simulated:
             self.tick()
         return self.canary.state
 
-    def do(self, event: Looked | ReadyVersions | Replaced | Act) -> None:
+    def do(self, event: CanaryEvent) -> None:
         for command in self.canary.handle(event, self.now_ns):
             if isinstance(command, SetShare):
                 self.share = command.percent
@@ -318,7 +319,7 @@ def test_a_plan_that_begins_with_everything_is_finished_at_once() -> None:
 EVENTS = st.one_of(
     st.sampled_from([Act(action) for action in CanaryAction]),
     st.sampled_from([ReadyVersions({1, 2}), ReadyVersions({1}), ReadyVersions({2}), ReadyVersions(set())]),
-    st.sampled_from([Replaced(1), Replaced(2)]),
+    st.sampled_from([Replaced(1), Replaced(2), EngineEnded()]),
     st.builds(
         lambda ours, failed, theirs, also, compared, different: Looked(
             RequestWindow(ours, min(failed, ours), np.full(ours - min(failed, ours), 1_000_000)),
@@ -334,7 +335,7 @@ EVENTS = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 20)), max_size=30), st.sampled_from([None, 0.0, 0.1]))
 def test_whatever_happens_the_share_belongs_to_the_state(
-    events: list[tuple[Looked | ReadyVersions | Replaced | Act, int]], rate: float | None
+    events: list[tuple[CanaryEvent, int]], rate: float | None
 ) -> None:
     simulated = Simulated(CanaryPlan(2, 1, step_seconds=5, samples_min=100, difference_rate_max=rate))
     canary = simulated.canary

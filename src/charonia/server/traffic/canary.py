@@ -278,7 +278,8 @@ class Canary:
     def _engine_ended(self) -> list[CanaryCommand]:
         self.ends += 1
         if self.ends < ENDS_MAX:
-            return [Say(f"the engine ended at {self.percent:g} %: the step begins again")]
+            self.reason = f"the engine ended at {self.percent:g} %: the step begins again"
+            return [Say(self.reason)]
         text = f"rolled back at {self.percent:g} %: the engine has ended {self.ends} times during this plan"
         return self._end(CanaryState.ROLLED_BACK, 0.0, f"{text}; version {self.plan.stable} gets all requests")
 
