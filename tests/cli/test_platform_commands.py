@@ -181,6 +181,17 @@ def test_a_revision_that_fails_is_said(run: Any, echo: ServedPlatform) -> None:
     assert [line.split()[:2] for line in history[1].splitlines()[2:]] == [["2", "failed"], ["1", "serving"]]
 
 
+def test_the_hint_of_a_first_revision_that_fails_is_to_start_it_again(run: Any, echo: ServedPlatform) -> None:
+    echo.target.broken = {1: "it has no weights"}
+    first = run("deploy", "echo/1", "--name=reader")
+    echo.target.broken = {}
+    again = run("rollout", "start", "reader")
+
+    assert "none serves: it has no weights (hint: charonia rollout start reader)" in first[2]
+    assert again[0] == 0
+    assert run("rollout", "status", "reader")[0] == 0
+
+
 def test_a_deployment_is_stopped_started_and_removed(run: Any, echo: ServedPlatform) -> None:
     def states() -> list[list[str]]:
         return [line.split()[:2] for line in run("rollout", "status")[1].splitlines()[2:]]

@@ -92,7 +92,7 @@ Keep models, environments and deployments, with pages, an API and the commands `
             ),
             Option(
                 *("--store-hosts", "store_hosts", names, "HOSTS"),
-                "Hosts outside the internet that deployers may add models from, with commas between; * for all",
+                "Servers that deployers may add models from, beside clouds, with commas between; * for all",
             ),
         ),
         "Kubernetes": (

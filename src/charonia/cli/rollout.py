@@ -144,7 +144,8 @@ def failure(found: Mapping[str, Any]) -> ServingError | None:
     if found["latest_state"] == "failed":
         serving = f"revision {found['serving']} serves" if found["serving"] else "none serves"
         reason = found["latest_reason"] or found["reason"]
-        return internal(f"{name}: revision {revision} has failed, {serving}: {reason}", hint="charonia rollout undo")
+        hint = f"charonia rollout {'undo' if found['serving'] else 'start'} {name}"
+        return internal(f"{name}: revision {revision} has failed, {serving}: {reason}", hint=hint)
     if found["state"] == "failed":
         return internal(f"{name}: {found['reason'] or 'it has failed'}")
     if found["state"] in ("stopping", "stopped"):

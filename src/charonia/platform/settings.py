@@ -106,7 +106,7 @@ class PlatformSettings:
         port: Their port, 0 for any free one.
         public_url: Where browsers reach it, "" for host and port.
         ports: First and last port for deployments on this machine; each takes two, and two for each of its servers.
-        store_hosts: Hosts outside the internet that versions may be read from; "*" for all.
+        store_hosts: Servers that versions may be read from, beside clouds; "*" for all.
         oidc: Single sign-on.
         kubernetes: The cluster of the target `kubernetes`.
         ray: The cluster of the target `ray`.

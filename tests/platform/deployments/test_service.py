@@ -65,6 +65,23 @@ def test_a_revision_that_fails_leaves_the_one_before(stage: Stage) -> None:
     assert (view.latest_state, view.latest_reason) == ("failed", "model 'echo' cannot be loaded: no such file")
 
 
+def test_a_revision_that_has_failed_is_under_way_again_when_it_is_started(stage: Stage) -> None:
+    stage.target.broken[1] = "model 'echo' cannot be loaded: no such file"
+    stage.deployments.changes.create(ADA, "default", stage.spec())
+    stage.pass_s(5)
+    failed = stage.deployments.reads.get(ADA, "default", "reader")
+    stage.target.broken = {}
+
+    stage.deployments.changes.start(ADA, "default", "reader")
+    begun = stage.deployments.reads.get(ADA, "default", "reader")
+    stage.pass_s(5)
+
+    ready = stage.deployments.reads.get(ADA, "default", "reader")
+    assert (failed.state, failed.latest_state) == ("failed", "failed")
+    assert (begun.state, begun.latest_state, begun.latest_reason) == ("starting", "pending", "")
+    assert (ready.state, ready.serving) == ("ready", 1)
+
+
 def test_the_same_specification_again_changes_nothing(stage: Stage) -> None:
     stage.deployments.changes.create(ADA, "default", stage.spec())
     stage.pass_s(3)

@@ -76,6 +76,20 @@ def test_a_model_that_a_deployment_lacks_is_named(admin: TestClient, deployment:
     assert answer.json()["hint"] == "it has mlp"
 
 
+def test_a_search_that_would_run_code_needs_the_permission_for_it(admin: TestClient, platform: Platform) -> None:
+    add_version(platform.database, platform.settings.data, "greet", {"1/model.py": b""}, runs_code=True)
+    roles = [{"role": "deployer", "project": "default"}]
+    key = admin.post("/api/v1/keys", json={"name": "ci", "roles": roles}).json()["key"]
+    body = {"model": "greet", "version": 1}
+
+    refused = admin.post(f"{PROJECT}/jobs/tune", json=body, headers={"Authorization": f"Bearer {key}"})
+
+    assert (refused.status_code, refused.json()["error"]) == (
+        403,
+        "key ci: may not use models that run code in 'default'",
+    )
+
+
 def test_a_search_finds_a_configuration_that_is_offered(admin: TestClient, model: str) -> None:
     body = {"model": model, "version": 1, "minutes": 0.1}
 

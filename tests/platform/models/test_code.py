@@ -11,6 +11,7 @@ from charonia.platform.models.code import (
     code_in,
     dependencies,
     is_pickled_estimator,
+    is_program,
     may_make_code,
     needed_package,
 )
@@ -69,6 +70,16 @@ def test_files_that_run_are_named(path: str, why: str) -> None:
             "it brings a library",
         ),
         (
+            'backend: "onnxruntime" optimization { execution_accelerators { cpu_execution_accelerator '
+            '{ name: "openvino" parameters { key: "CPU_EXTENSION_PATH" value: "x" } } } }',
+            "it brings a library",
+        ),
+        (
+            'backend: "onnxruntime" optimization { execution_accelerators { gpu_execution_accelerator '
+            '{ name: "tensorrt" parameters { key: "trt_extra_plugin_lib_paths" value: "x" } } } }',
+            "it brings a library",
+        ),
+        (
             'backend: "onnxruntime" model_operations { op_library_filename: "ops" }',
             "model_operations: it brings a library",
         ),
@@ -98,6 +109,10 @@ def test_a_name_cannot_hide_code() -> None:
         ({"default_model_filename": "weights.bin"}, True),
         ({"parameters": {"TRUSTED": {"string_value": "true"}}}, True),
         ({"model_operations": {}}, True),
+        (
+            {"optimization": {"execution_accelerators": {"cpu": [{"parameters": {"CPU_EXTENSION_PATH": "x"}}]}}},
+            True,
+        ),
         ({"max_batch_size": 8, "parameters": {"intra_op_thread_count": {"string_value": "2"}}}, False),
         ({"parameters": None}, False),
         ({}, False),
@@ -105,6 +120,23 @@ def test_a_name_cannot_hide_code() -> None:
 )
 def test_changes_that_decide_what_reads_the_files_may_make_code(changes: dict[str, object], may: bool) -> None:
     assert may_make_code(changes) is may
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["m/version", "m/data/aotinductor/model/a.so"], True),
+        (["data/aotinductor/model/a.so", "version"], True),
+        (["m/archive_format", "m/models/model.json"], True),
+        (["serialized_exported_program.json", "version"], True),
+        (["m/constants.pkl", "m/code/__torch__/models/net.py", "m/data.pkl"], False),
+        (["m/data.pkl", "m/data/0"], False),
+        (["config.json", "metadata.json", "model.weights.h5"], False),
+        ([], False),
+    ],
+)
+def test_a_program_of_pytorch_is_told_by_what_its_archive_holds(names: list[str], found: bool) -> None:
+    assert is_program(names) is found
 
 
 def test_every_backend_of_the_server_is_data_or_code() -> None:

@@ -1,9 +1,11 @@
 """Models and versions over the API, without real checks, on SQLite and PostgreSQL."""
 
+import io
 import json
 import os
 import resource
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +249,17 @@ def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) 
     assert (refused["state"], refused["runs_code"]) == ("refused", True)
     assert refused["report"]["problem"] == "it runs code: 1/model.py: Python code"
     assert (allowed["state"], allowed["runs_code"]) == ("ready", True)
+
+
+def test_the_name_of_a_file_does_not_hide_that_it_is_machine_code(admin: TestClient, as_caller: Caller) -> None:
+    package = io.BytesIO()
+    with zipfile.ZipFile(package, "w") as archive:
+        archive.writestr("net/data/aotinductor/model/net.so", b"\x7fELF")
+
+    refused = add_files(admin, "net", {"net.pt": package.getvalue()}, as_caller("deployer"))
+
+    assert (refused["state"], refused["runs_code"]) == ("refused", True)
+    assert refused["report"]["problem"].startswith("it runs code: 1/model.pt: a program of PyTorch")
 
 
 def test_who_may_only_look_adds_nothing(admin: TestClient, as_caller: Caller) -> None:

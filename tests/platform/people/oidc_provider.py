@@ -15,6 +15,7 @@ from joserfc.jwk import Key, KeySet, RSAKey
 
 CLIENT = "charonia"
 SECRET = "its-secret"
+ACCESS_TOKEN = "x"
 
 
 class OidcProvider:
@@ -25,6 +26,7 @@ class OidcProvider:
         signing_key: What it signs with; `keys` is what it publishes.
         algorithm: Signature of its tokens; `key_id` names the key.
         asked: What the last browser came with.
+        userinfo: What it says at the userinfo endpoint; None for a provider that has none.
     """
 
     def __init__(self) -> None:
@@ -34,6 +36,7 @@ class OidcProvider:
         self.algorithm = "RS256"
         self.key_id = "1"
         self.asked: dict[str, str] = {}
+        self.userinfo: dict[str, Any] | None = None
         self._codes: dict[str, dict[str, str]] = {}
         provider = self
 
@@ -49,6 +52,8 @@ class OidcProvider:
                         self.send_response(302)
                         self.send_header("Location", provider.authorize(_single(split.query)))
                         self.end_headers()
+                    case "/userinfo" if self.headers["Authorization"] == f"Bearer {ACCESS_TOKEN}":
+                        self.answer(provider.userinfo)
                     case _:
                         self.send_error(404)
 
@@ -81,12 +86,13 @@ class OidcProvider:
         self._thread.join()
 
     def metadata(self) -> dict[str, Any]:
-        return {
+        found = {
             "issuer": self.issuer,
             "authorization_endpoint": f"{self.issuer}/authorize",
             "token_endpoint": f"{self.issuer}/token",
             "jwks_uri": f"{self.issuer}/keys",
         }
+        return found if self.userinfo is None else found | {"userinfo_endpoint": f"{self.issuer}/userinfo"}
 
     def authorize(self, asked: dict[str, str]) -> str:
         self.asked = asked
@@ -120,7 +126,7 @@ class OidcProvider:
             token = ".".join([*(_base64(json.dumps(part).encode()) for part in (header, claims)), ""])
         else:
             token = jwt.encode(header, claims, self.signing_key, algorithms=[self.algorithm])
-        return {"access_token": "x", "token_type": "Bearer", "expires_in": 300, "id_token": token}, 200
+        return {"access_token": ACCESS_TOKEN, "token_type": "Bearer", "expires_in": 300, "id_token": token}, 200
 
 
 def _single(query: str) -> dict[str, str]:

@@ -91,6 +91,31 @@ def test_an_email_that_is_not_verified_makes_no_administrator(
     assert browser.get("/api/v1/me").json() == {"name": "Ada Lovelace (42)", "roles": []}
 
 
+THIN = {"name": None, "email": None, "email_verified": None}
+"""An ID token as OpenID Connect 5.4 has it: who somebody is, and nothing else."""
+
+
+def test_a_provider_that_has_the_address_elsewhere_is_asked_for_it(browser: TestClient, provider: OidcProvider) -> None:
+    provider.claims = THIN
+    provider.userinfo = {"sub": "42", "name": "Ada L.", "email": "ada@example.org", "email_verified": True}
+    sign_in(browser)
+
+    assert browser.get("/api/v1/me").json() == {
+        "name": "Ada L. <ada@example.org>",
+        "roles": [{"role": "admin", "project": "", "may_run_code": False}],
+    }
+
+
+def test_what_the_provider_says_of_somebody_else_does_not_count(
+    browser: TestClient, provider: OidcProvider, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider.claims = THIN
+    provider.userinfo = {"sub": "43", "email": "ada@example.org", "email_verified": True}
+
+    assert sign_in(browser) == "/login?problem=refused"
+    assert "speaks of somebody else" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("claims", "reason"),
     [

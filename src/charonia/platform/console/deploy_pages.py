@@ -123,7 +123,7 @@ def _redrawn(
     status: int = 200,
 ) -> Response:
     """Return the form as it was sent, with a model more or less."""
-    form: dict[str, Any] = {key: values[0] for key, values in sent.items() if values}
+    form: dict[str, Any] = form_of({}) | {key: values[0] for key, values in sent.items() if values}
     form["models"] = [_as_sent(sent, index, each) for index, each in enumerate(sent.get("model", ()))]
     form["keys"] = bool(text_of(sent, "keys"))
     form["models"] = [each for each in form["models"] if each["name"] != text_of(sent, "leave")]

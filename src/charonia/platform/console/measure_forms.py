@@ -40,7 +40,7 @@ def search(visit: OnPage, name: str, version: int, sent: Sent) -> Response:
     )
     with visit.platform.database.transaction() as session:
         project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
-        task = jobs.start_tune(session, project, visit.platform.workloads, job, visit.who.name)
+        task = jobs.start_tune(session, project, visit.platform.workloads, job, visit.who)
         audit.note(session, visit.who, "job.tune", f"{visit.project}/{task.subject}", project_id=project.id)
     return _started(visit, task)
 

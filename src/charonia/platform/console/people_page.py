@@ -81,8 +81,8 @@ def set_role(visit: OnPage, number: int, role: Field = "none") -> Response:
 def make_link(visit: OnPage, number: int) -> Response:
     """Make a link that signs somebody in."""
     with visit.platform.database.transaction() as session:
-        name = session.get_one(UserRow, number).name
         secret = users.link(session, visit.who, number)
+        name = session.get_one(UserRow, number).name
     return _page(visit, block="users", link={"name": name, "address": login.link(visit.platform.settings, secret)})
 
 
@@ -116,7 +116,7 @@ def _key(who: Principal, row: KeyRow) -> dict[str, Any]:
     grants = kept(row.grants)
     return {
         "name": row.name,
-        "roles": [audit.role_text(grant) for grant in grants],
+        "roles": [audit.role_text(grant) for grant in who.seen(grants)],
         "used": row.used,
         "expires": row.expires,
         "may_revoke": all(

@@ -140,6 +140,8 @@ class DeploymentChanges:
             _demand_kept(row)
             wanted = row.serving if latest.state == "failed" and row.serving else row.latest
             if row.wanted != wanted or row.failure:
+                if latest.state == "failed" and wanted == row.latest:
+                    latest.state, latest.reason = "pending", ""
                 _want(row, wanted, "starting")
                 detail = {"revision": wanted}
                 audit.note(session, who, "deployment.start", f"{project}/{name}", detail, project_id=row.project_id)

@@ -24,6 +24,7 @@ from charonia.platform.jobs.commands import (
     recommendation,
     seconds_left,
 )
+from charonia.platform.people.access import Principal
 from charonia.platform.targets.api import DeploymentTarget
 from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.tasks import queue
@@ -66,14 +67,16 @@ def start_perf(session: Session, project: ProjectRow, deployment: str, job: Perf
     return queue.add(session, PERF, project.id, f"{deployment}/{job.model}", arguments, author)
 
 
-def start_tune(session: Session, project: ProjectRow, workloads: Workloads, job: TuneJob, author: str) -> TaskRow:
+def start_tune(session: Session, project: ProjectRow, workloads: Workloads, job: TuneJob, who: Principal) -> TaskRow:
     """Add the task that searches the best configuration of a version of a model.
 
     Raises:
+        NotPermittedError: If the version holds code and the caller may not run it.
         ServingError: INVALID_ARG if there is no such version, or no such environment that is ready.
     """
-    workloads.named(session, project.id, _trial(job))
-    return queue.add(session, TUNE, project.id, f"{job.model}/{job.version}", {"job": asdict(job)}, author)
+    if workloads.named(session, project.id, _trial(job)).runs_code:
+        who.demand_code(project.name)
+    return queue.add(session, TUNE, project.id, f"{job.model}/{job.version}", {"job": asdict(job)}, who.name)
 
 
 def found(session: Session, project_id: int, model: str, version: int = 0) -> TaskRow | None:

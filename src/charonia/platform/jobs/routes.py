@@ -68,7 +68,7 @@ def search(platform: Here, who: Caller, project: str, body: SearchRequest) -> Ta
     job = TuneJob(**body.model_dump())
     with platform.database.transaction() as session:
         owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
-        task = jobs.start_tune(session, owner, platform.workloads, job, who.name)
+        task = jobs.start_tune(session, owner, platform.workloads, job, who)
         audit.note(session, who, "job.tune", f"{project}/{task.subject}", project_id=owner.id)
         shown = TaskBody.of(task)
     platform.tasks.wake()

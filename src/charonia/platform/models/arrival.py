@@ -227,6 +227,7 @@ class VersionTasks:
             version.id,
             state=READY,
             backend=report.backend,
+            runs_code=bool(report.code),
             report=report.to_json(),
             reason="",
         )

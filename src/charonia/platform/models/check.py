@@ -3,9 +3,11 @@
 They run in processes of their own, because a file that crashes its reader must not end the platform.
 """
 
+import contextlib
 import importlib.util
 import json
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,14 @@ from charonia.core.errors import ServingError, invalid
 from charonia.platform.artifacts.manifest import Manifest
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.models.child import CheckingPython, CheckOutput, charonia
-from charonia.platform.models.code import backend_of, code_in, dependencies, needed_package
+from charonia.platform.models.code import (
+    PROGRAM,
+    backend_of,
+    code_in,
+    dependencies,
+    is_program,
+    needed_package,
+)
 from charonia.platform.models.layout import CONFIG
 from charonia.platform.models.load_trial import try_to_load
 from charonia.platform.models.records import NeededPackageRecord, TensorRecord, VersionReport
@@ -60,7 +69,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionRepor
         config=to_json(config) if CONFIG in files else {},
         needs=needs,
         requirements=dependencies(read, files),
-        code=code_in(name, files, config),
+        code=code_in(name, files, config) + _programs(files, store),
     )
 
 
@@ -135,6 +144,18 @@ def read_warnings(lines: Sequence[str]) -> list[str]:
         for check in checks
         if check.get("problem")
     ]
+
+
+def _programs(files: Manifest, store: ArtifactStore) -> list[str]:
+    """Return the files that hold a program of PyTorch and whose names do not say so, a phrase each."""
+    found = []
+    for path in sorted(files):
+        if path.startswith("1/") and not path.lower().endswith(".pt2"):
+            here = store.fetch(files[path])
+            with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(here) as archive:
+                if is_program(archive.namelist()):
+                    found.append(f"{path}: {PROGRAM}")
+    return found
 
 
 def _refusal(ran: CheckOutput, name: str, folder: str) -> ServingError:

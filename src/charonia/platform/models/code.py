@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,6 +13,8 @@ from charonia.config.model import ModelConfig
 from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import ServingError
 
+PROGRAM = "a program of PyTorch, which may hold machine code"
+
 _SUFFIXES = {
     ".py": "Python code",
     ".pyc": "Python code",
@@ -20,7 +22,7 @@ _SUFFIXES = {
     ".pickle": "a pickle",
     ".joblib": "a pickle",
     ".cloudpickle": "a pickle",
-    ".pt2": "a program of PyTorch, which may hold machine code",
+    ".pt2": PROGRAM,
     ".so": "machine code",
     ".dll": "machine code",
     ".dylib": "machine code",
@@ -41,7 +43,11 @@ _CODE_PARAMETERS = {
     "TRITON_BATCH_STRATEGY_PATH": "it brings a batching strategy",
     "TRUSTED": "its pickles are read",
     "TRUSTED_TYPES": "types of its file are made",
+    "trt_extra_plugin_lib_paths": "it brings a library",
 }
+"""Parameters of a model, or of an accelerator that it asks for."""
+
+_PROGRAM_ENTRIES = ("data/aotinductor/", "models/", "serialized_exported_program.json")
 
 _DECIDING = frozenset({"backend", "platform", "runtime", "default_model_filename", "model_operations"})
 """Members of a configuration that decide what reads the files of a model."""
@@ -111,7 +117,8 @@ def code_in(name: str, paths: Iterable[str], config: ModelConfig) -> list[str]:
     backend = backend_of(name, listed, config)
     if backend not in _DATA_BACKENDS | {ENSEMBLE, ""} and not found:
         found.append(f"backend {backend}: its models are code")
-    found += [f"parameter {key}: {why}" for key, why in _CODE_PARAMETERS.items() if config.parameters.get(key)]
+    given = {key for parameters in _parameters(config) for key, text in parameters.items() if text}
+    found += [f"parameter {key}: {why}" for key, why in _CODE_PARAMETERS.items() if key in given]
     if config.model_operations is not None and config.model_operations.op_library_filename:
         found.append("model_operations: it brings a library")
     return found
@@ -123,9 +130,18 @@ def may_make_code(changes: Mapping[str, Any]) -> bool:
     Args:
         changes: Members of the JSON form that are replaced.
     """
-    parameters = changes.get("parameters")
-    named = parameters if isinstance(parameters, Mapping) else {}
-    return bool(_DECIDING & changes.keys() or _CODE_PARAMETERS.keys() & named.keys())
+    return bool(_DECIDING & changes.keys() or _CODE_PARAMETERS.keys() & set(_members(changes)))
+
+
+def is_program(names: Sequence[str]) -> bool:
+    """Return whether an archive with these entries is a program that PyTorch loads, whatever the name of its file is.
+
+    It may hold machine code. TorchScript is none of them: it is read as data.
+    """
+    root = names[0].partition("/")[0] + "/" if names else ""
+    if all(name.startswith(root) for name in names):
+        names = [name.removeprefix(root) for name in names]
+    return "constants.pkl" not in names and any(name.startswith(_PROGRAM_ENTRIES) for name in names)
 
 
 def needed_package(backend: str) -> NeededPackage | None:
@@ -159,3 +175,20 @@ def dependencies(read: Callable[[str], str], paths: Iterable[str]) -> str:
     except tomllib.TOMLDecodeError:
         return ""  # the check says so
     return "\n".join(map(str, listed_there)) if isinstance(listed_there, list) else ""
+
+
+def _parameters(config: ModelConfig) -> Iterator[Mapping[str, str]]:
+    """Yield the parameters of a model, and of the accelerators that it asks for."""
+    yield config.parameters
+    asked = config.optimization.execution_accelerators if config.optimization is not None else None
+    if asked is not None:
+        for accelerator in (*asked.gpu_execution_accelerator, *asked.cpu_execution_accelerator):
+            yield accelerator.parameters
+
+
+def _members(value: object) -> Iterator[str]:
+    """Yield the names of all members of a JSON value, at any depth."""
+    if isinstance(value, Mapping):
+        yield from value
+    for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _members(each)

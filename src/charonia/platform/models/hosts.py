@@ -24,10 +24,10 @@ def resolve(host: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Servers that may be read from: those on the internet, and some.
+    """Servers that may be read from. A stranger's server is none, wherever it is: it may send on to any other.
 
     Attributes:
-        entries: Further ones: names, addresses, networks such as 10.1.0.0/16; "*" for all.
+        entries: Names, addresses, networks such as 10.1.0.0/16; "*" for all.
         resolve: Returns the addresses of a name.
     """
 
@@ -55,29 +55,28 @@ class AllowedHosts:
             host = urlsplit(url).hostname or ""
         except ValueError as error:
             raise invalid(f"'{url}' is no address: {error}") from None
-        if host in self.entries or ANY in self.entries:
+        if host in self.entries or ANY in self.entries or self._is_in_networks(host, url):
             return
+        raise invalid(
+            f"'{url}': expected a cloud, or a server that the platform may read from, got '{host}'",
+            hint=f"`charonia platform --store-hosts {host}` allows it; administrators of all projects may name any",
+        )
+
+    def _is_in_networks(self, host: str, url: str) -> bool:
+        networks = [network for entry in self.entries if (network := _network(entry)) is not None]
+        if not networks:
+            return False
         try:
             found = [_plain(ipaddress.ip_address(text.partition("%")[0])) for text in self.resolve(host)]
         except (OSError, UnicodeError, ValueError):
             raise unavailable(f"the host '{host}' of '{url}' is unknown") from None
-        networks = [network for entry in self.entries if (network := _network(entry)) is not None]
-        for address in found:
-            if not (_is_public(address) or any(address in network for network in networks)):
-                raise invalid(
-                    f"'{url}' is at {address}: expected a server on the internet, or one that is allowed",
-                    hint=f"`charonia platform --store-hosts {host}` allows it",
-                )
+        return bool(found) and all(any(address in network for network in networks) for address in found)
 
 
 def _plain(address: _Address) -> _Address:
     """Return the IPv4 address that an IPv6 address stands for, else the address."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def _is_public(address: _Address) -> bool:
-    return address.is_global and not address.is_multicast
 
 
 def _network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:

@@ -86,6 +86,10 @@ class Principal:
         found = [role for role in (self.everywhere, self.roles.get(project)) if role is not None]
         return max(found, default=None)
 
+    def seen(self, grants: Iterable[Grant]) -> list[Grant]:
+        """Return the roles of somebody, without those in projects in which the caller has none."""
+        return [grant for grant in grants if not grant.project or self.role(grant.project) is not None]
+
     def demand(self, role: ProjectRole, project: str = "") -> None:
         """Check that the caller has a role, in a project or everywhere.
 

@@ -106,25 +106,37 @@ class Provider:
                 does not answer.
         """
         metadata, keys = self._known()
+        with self._client() as client:
+            token = self._token(client, metadata["token_endpoint"], code, sent)
+            try:
+                claims = self._claims(token, keys, sent)
+            except InvalidKeyIdError:  # it has new keys
+                claims = self._claims(token, self._known(fresh=True)[1], sent)
+            if "email" not in claims and "userinfo_endpoint" in metadata:
+                claims = {**_asked(client, metadata["userinfo_endpoint"], claims["sub"]), **claims}
+        subject, email = str(claims["sub"]), str(claims.get("email") or "")
+        email = email if claims.get("email_verified") is True else ""
+        name = str(claims.get("name") or claims.get("preferred_username") or subject)
+        return Identity(self._settings.issuer, subject, name if email else f"{name} ({subject})", email)
+
+    def _token(self, client: OAuth2Client, endpoint: str, code: str, sent: SentBrowser) -> Mapping[str, Any]:
+        """Return what the provider gives for a code; the client has its access token then."""
         try:
-            with self._client() as client:
-                token = client.fetch_token(
-                    metadata["token_endpoint"],
-                    grant_type="authorization_code",
-                    code=code,
-                    redirect_uri=self._callback,
-                    code_verifier=sent.verifier,
-                )
+            token: Mapping[str, Any] = client.fetch_token(
+                endpoint,
+                grant_type="authorization_code",
+                code=code,
+                redirect_uri=self._callback,
+                code_verifier=sent.verifier,
+            )
         except OAuthError as error:
             raise invalid(f"single sign-on: the provider refuses the code: {error}") from error
         except (HTTPError, ValueError) as error:
             raise unavailable(f"single sign-on: the provider does not answer: {error}") from error
-        try:
-            return self._identity(token, keys, sent)
-        except InvalidKeyIdError:  # it has new keys
-            return self._identity(token, self._known(fresh=True)[1], sent)
+        return token
 
-    def _identity(self, token: Mapping[str, Any], keys: Mapping[str, Any], sent: SentBrowser) -> Identity:
+    def _claims(self, token: Mapping[str, Any], keys: Mapping[str, Any], sent: SentBrowser) -> Mapping[str, Any]:
+        """Return what the ID token says, after it was checked."""
         try:
             decoded = jwt.decode(
                 str(token.get("id_token", "")), KeySet.import_key_set(cast(KeySetSerialization, keys)), list(ALGORITHMS)
@@ -147,10 +159,7 @@ class Provider:
             raise
         except (JoseError, ValueError, KeyError, TypeError) as error:
             raise invalid(f"single sign-on: the token of the provider is not valid: {error}") from error
-        subject, email = str(claims["sub"]), str(claims.get("email") or "")
-        email = email if claims.get("email_verified") is True else ""
-        name = str(claims.get("name") or claims.get("preferred_username") or subject)
-        return Identity(self._settings.issuer, subject, name if email else f"{name} ({subject})", email)
+        return cast(Mapping[str, Any], claims)
 
     def _known(self, *, fresh: bool = False) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Return the metadata and the keys of the provider."""
@@ -192,4 +201,17 @@ def _json(client: OAuth2Client, address: str) -> dict[str, Any]:
     found = response.json()
     if not isinstance(found, dict):
         raise ValueError(f"expected an object at {address}")
+    return found
+
+
+def _asked(client: OAuth2Client, endpoint: str, subject: str) -> Mapping[str, Any]:
+    """Return the claims that a provider does not write into ID tokens, as OpenID Connect 5.4 lets it."""
+    try:
+        response = client.request("GET", endpoint)
+        response.raise_for_status()
+        found = response.json()
+    except (HTTPError, OAuthError, ValueError) as error:
+        raise unavailable(f"single sign-on: the provider does not say who has come: {error!r}") from error
+    if not isinstance(found, dict) or found.get("sub") != subject:
+        raise invalid("single sign-on: the provider speaks of somebody else than its token")
     return found

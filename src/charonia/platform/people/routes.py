@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from charonia.platform.database.tables import AuditRow, KeyRow, UserRow
 from charonia.platform.people import audit, keys, login, projects, users
-from charonia.platform.people.access import Grant, ProjectRole
+from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.grants import kept
 from charonia.platform.people.paging import Limit, Offset
@@ -59,9 +59,9 @@ class KeyBody(BaseModel):
     used: float = Field(description="About when it was used last; 0 for never.")
 
     @classmethod
-    def of(cls, key: KeyRow) -> "KeyBody":
-        """Return a row as it is shown."""
-        roles = [RoleBody.of(grant) for grant in kept(key.grants)]
+    def of(cls, key: KeyRow, who: Principal) -> "KeyBody":
+        """Return a row as it is shown to somebody."""
+        roles = [RoleBody.of(grant) for grant in who.seen(kept(key.grants))]
         return cls(name=key.name, roles=roles, created=key.created, expires=key.expires, used=key.used)
 
 
@@ -89,9 +89,9 @@ class UserBody(BaseModel):
     created: float
 
     @classmethod
-    def of(cls, user: UserRow) -> "UserBody":
-        """Return a row as it is shown."""
-        roles = [RoleBody.of(grant) for grant in kept(user.grants)]
+    def of(cls, user: UserRow, who: Principal) -> "UserBody":
+        """Return a row as it is shown to somebody."""
+        roles = [RoleBody.of(grant) for grant in who.seen(kept(user.grants))]
         return cls(id=user.id, name=user.name, email=user.email, issuer=user.issuer, roles=roles, created=user.created)
 
 
@@ -167,7 +167,7 @@ def create_project(platform: Here, who: Caller, body: ProjectBody) -> ProjectBod
 def list_keys(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[KeyBody]:
     """List API keys: those with a role in a project that the caller administers."""
     with platform.database.reading() as session:
-        return [KeyBody.of(key) for key in keys.visible(session, who, offset=offset, limit=limit)]
+        return [KeyBody.of(key, who) for key in keys.visible(session, who, offset=offset, limit=limit)]
 
 
 @router.post("/keys", status_code=201)
@@ -176,7 +176,7 @@ def create_key(platform: Here, who: Caller, body: KeyRequest) -> NewKeyBody:
     grants = [role.grant() for role in body.roles]
     with platform.database.transaction() as session:
         key, secret = keys.create(session, who, body.name, grants, expires=body.expires)
-        return NewKeyBody(key=secret, **KeyBody.of(key).model_dump())
+        return NewKeyBody(key=secret, **KeyBody.of(key, who).model_dump())
 
 
 @router.delete("/keys/{name}", status_code=204)
@@ -190,14 +190,14 @@ def revoke_key(platform: Here, who: Caller, name: str) -> None:
 def list_users(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[UserBody]:
     """List the people who can sign in."""
     with platform.database.reading() as session:
-        return [UserBody.of(user) for user in users.known(session, who, offset=offset, limit=limit)]
+        return [UserBody.of(user, who) for user in users.known(session, who, offset=offset, limit=limit)]
 
 
 @router.post("/users", status_code=201)
 def create_user(platform: Here, who: Caller, body: UserRequest) -> UserBody:
     """Add somebody who signs in with links."""
     with platform.database.transaction() as session:
-        return UserBody.of(users.create(session, who, body.name, body.email))
+        return UserBody.of(users.create(session, who, body.name, body.email), who)
 
 
 @router.post("/users/{id}/link", status_code=201)
@@ -213,7 +213,7 @@ def set_role(platform: Here, who: Caller, id: int, body: UserRoleBody) -> UserBo
     """Give a user a role in a project or in all, in place of the one before."""
     grant = None if body.role == "none" else Grant(ProjectRole[body.role.upper()], body.project, body.may_run_code)
     with platform.database.transaction() as session:
-        return UserBody.of(users.set_role(session, who, id, body.project, grant))
+        return UserBody.of(users.set_role(session, who, id, body.project, grant), who)
 
 
 @router.delete("/users/{id}", status_code=204)
