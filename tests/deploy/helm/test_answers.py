@@ -171,6 +171,33 @@ def test_models_may_take_long_to_load() -> None:
     assert short["readinessProbe"]["httpGet"]["path"] == "/v2/models/bert/ready"
 
 
+@pytest.mark.parametrize(("name", "scheme"), [("default", "HTTP"), ("tls", "HTTPS")])
+def test_a_busy_or_half_loaded_server_gets_no_requests_and_is_not_restarted(name: str, scheme: str) -> None:
+    server = container(made(name))
+    probes = {kind: server[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
+
+    asked = {kind: (probe["httpGet"]["path"], probe["httpGet"]["scheme"]) for kind, probe in probes.items()}
+    assert asked == {
+        "startup": ("/v2/health/live", scheme),
+        "readiness": ("/v2/health/ready", scheme),
+        "liveness": ("/v2/health/live", scheme),
+    }
+    unready_s, dead_s = (probes[kind]["periodSeconds"] * probes[kind]["failureThreshold"] for kind in [*probes][1:])
+    assert unready_s <= 5
+    assert dead_s >= 60
+
+
+def test_an_update_takes_no_pod_away_before_another_one_is_ready_and_pods_are_spread() -> None:
+    deployment, stateful = server_of(made("default"))["spec"], server_of(made("statefulset"))["spec"]
+
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert stateful["podManagementPolicy"] == "Parallel"
+    for spec in (deployment, stateful):
+        spread = spec["template"]["spec"]["topologySpreadConstraints"]
+        assert [each["topologyKey"] for each in spread] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+        assert {each["whenUnsatisfiable"] for each in spread} == {"ScheduleAnyway"}  # one node is enough
+
+
 def test_scaling_on_cpu_needs_no_metric_of_others() -> None:
     (scaler,) = of_kind(made("hpa-cpu"), "HorizontalPodAutoscaler")
 
@@ -226,7 +253,7 @@ def test_credentials_are_never_in_a_pod() -> None:
     assert of_kind(made("store-s3-identity"), "Secret") == []
 
 
-def test_a_changed_key_needs_no_restart_and_changed_credentials_make_one() -> None:
+def test_a_changed_key_needs_no_restart_and_changed_files_and_credentials_make_one() -> None:
     keys = [objects_of({"apiKeys": {"file": f"ci infer {letter * 20}"}}) for letter in "ab"]
     stores = [
         objects_of({"models": {"type": "store", "store": {"uris": ["s3://a/b"], "credentials": {"KEY": letter}}}})
@@ -237,6 +264,8 @@ def test_a_changed_key_needs_no_restart_and_changed_credentials_make_one() -> No
     # A mount of a single file would never change.
     assert all("subPath" not in mount for mount in container(keys[0])["volumeMounts"])
     assert server_of(stores[0]) != server_of(stores[1])
+    files = [objects_of({"models": {"files": {"identity/config.pbtxt": letter}}}) for letter in "ab"]
+    assert server_of(files[0]) != server_of(files[1])
 
 
 @pytest.mark.parametrize("name", ["network-policy", "network-policy-closed"])

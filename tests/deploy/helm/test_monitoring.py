@@ -269,6 +269,9 @@ def test_no_alert_comes_from_a_server_at_ease(tmp_path: Path) -> None:
         series("nv_inference_request_failure", "0+30x60", **M, reason="CANCELED"),
         series("charonia_queue_duration_seconds_sum", "0+5x60", **M),
         series("charonia_compute_duration_seconds_sum", "0+10x60", **M),
+        # 4000 answers of the response cache a second
+        series("charonia_queue_duration_seconds_sum", "0+4x60", **{**M, "model": "cached"}),
+        series("charonia_compute_duration_seconds_sum", "1x60", **{**M, "model": "cached"}),
         series("charonia_process_restarts_total", "0x10 1x50", **M, process="engine", reason="renewed"),
         series("charonia_cache_up", "1x60", namespace="models"),
     ]
@@ -299,6 +302,7 @@ def test_what_is_scaled_on_is_zero_without_requests_and_the_sum_over_the_pods_el
     inputs = [
         *load("demo-charonia-5f7-x2", "0+30x30 900x30", "0+10x30 300x30"),
         *load("demo-charonia-5f7-y3", "0+10x30 300x30", "0+10x30 300x30"),
+        *load("demo-charonia-5f7-z4", "0x40 0+3x20", "1x60"),  # answers of the response cache
         *load("demo-charonia-other-5f7-y3", "0+90x60", "0+1x60"),  # another release
     ]
     samples = [
@@ -307,6 +311,6 @@ def test_what_is_scaled_on_is_zero_without_requests_and_the_sum_over_the_pods_el
             "eval_time": at,
             "exp_samples": [{"labels": "charonia:queue_ratio:sum", "value": value}],
         }
-        for at, value in (("20m", 4), ("50m", 0))
+        for at, value in (("20m", 4), ("38m", 0), ("60m", 0.5))
     ]
     run_rules(tmp_path, rules, inputs, promql_expr_test=samples)

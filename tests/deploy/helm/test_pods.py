@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.chart import Manifest, objects, objects_of, of_kind, server_of
+from tests.support.fork_server import run_command
 from tests.support.kubelet import Service, delete, mount_config_map
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
@@ -62,6 +63,25 @@ def test_the_default_release_serves_and_its_test_infers(tmp_path: Path, capsys: 
 
     assert status == 0
     assert "OUTPUT0" in capsys.readouterr().out
+
+
+def test_where_keys_are_asked_for_probes_need_none_and_the_test_of_the_release_has_one(tmp_path: Path) -> None:
+    manifests = objects(HERE / "values" / "api-keys.yaml")
+    spec = pod_of(manifests)
+    (data,) = [made["data"] for made in of_kind(manifests, "ConfigMap")]
+    (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "models"]
+    models = mount_config_map(data, volume["configMap"]["items"], tmp_path / "models")
+    key = run_command("key", "ci", "infer,read", "--file", tmp_path / "keys.txt").stdout.split()[-1]
+    (test,) = of_kind(manifests, "Pod")
+    arguments = [a for a in test["spec"]["containers"][0]["args"] if not a.startswith("--url=")]
+
+    with ServeProcess(models, *(a.replace("/etc/charonia/keys", str(tmp_path)) for a in arguments_of(spec))) as server:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert get(server.http, spec["containers"][0][probe]["httpGet"]["path"]) == 200
+        with_key = [a.replace("$(CHARONIA_API_KEY)", key) for a in arguments]
+        assert infer([*with_key, f"--url=http://{server.http}"]) == 0
+        assert infer([*arguments, f"--url=http://{server.http}"]) == 1
+        server.kill()
 
 
 def test_a_model_that_cannot_be_loaded_stops_the_roll_out_and_restarts_nothing(tmp_path: Path) -> None:

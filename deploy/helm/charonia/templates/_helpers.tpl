@@ -257,11 +257,11 @@ scaleDown:
       periodSeconds: 60
 {{- end -}}
 
-{{/* Time in the queue over time of execution by pod, summed: 0 without requests, so that pods go. */}}
+{{/* As in files/prometheus-adapter.yaml, summed over the pods. */}}
 {{- define "charonia.queueRatioSum" -}}
 {{- $pods := printf "%s-%s" (include "charonia.fullname" .) (ternary "[0-9]+" "[a-z0-9]+-[a-z0-9]+" (eq .Values.kind "StatefulSet")) -}}
 {{- $labels := printf "{namespace=\"%s\",pod=~\"%s\"}[2m]" .Release.Namespace $pods -}}
-sum(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $labels }})) / clamp_min(sum by (pod) (rate(charonia_compute_duration_seconds_sum{{ $labels }})), 0.001))
+sum(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $labels }})) / clamp_min(sum by (pod) (rate(charonia_compute_duration_seconds_sum{{ $labels }})), 0.1))
 {{- end -}}
 
 {{/* Seconds of a time such as 90s, 10m or 2h. */}}
