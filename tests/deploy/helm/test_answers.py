@@ -182,6 +182,7 @@ def test_a_busy_or_half_loaded_server_gets_no_requests_and_is_not_restarted(name
         "readiness": ("/v2/health/ready", scheme),
         "liveness": ("/v2/health/live", scheme),
     }
+    assert {f"--{protocol}-use-ssl=true" in server["args"] for protocol in ("http", "grpc")} == {scheme == "HTTPS"}
     unready_s, dead_s = (probes[kind]["periodSeconds"] * probes[kind]["failureThreshold"] for kind in [*probes][1:])
     assert unready_s <= 5
     assert dead_s >= 60

@@ -117,9 +117,7 @@ class Lifecycle:
         keys = [key for key in wanted if name_of(key) not in without and key not in self._tried]
         results = await self._load_all(keys, found)
         failed = {key: error for key, error in zip(keys, results, strict=True) if error is not None}
-        later = self._to_try_again(failed, found)
-        self._tried |= found.models.keys() & set(keys) - later
-        self._note_complete(not found.unread and not later)
+        self._tried |= found.models.keys() & set(keys) - self._note_unfetched(failed, found)
         return [
             *found.unread,
             *(
@@ -212,9 +210,7 @@ class Lifecycle:
         wanted = [*changes.added, *changes.modified]
         if self._options.control_mode is ControlMode.AUTO:  # the others are loaded on demand
             wanted = [name for name in wanted if name in self.table.models and self.table.models[name].is_loaded]
-        failed = dict(zip(wanted, await self._load_all(wanted, found), strict=True))
-        later = self._to_try_again(failed, found)
-        self._note_complete(not (found.unread or later or self._watch.is_pending))
+        self._note_unfetched(dict(zip(wanted, await self._load_all(wanted, found), strict=True)), found)
         return self._watch.is_pending
 
     def is_overridden(self, name: str) -> bool:
@@ -251,17 +247,16 @@ class Lifecycle:
             self.table.notify()
         return self.found
 
-    def _to_try_again(self, failed: Mapping[str, BaseException | None], found: Scan) -> set[str]:
-        """Return the models of stores whose files could not be fetched; for the next scan, they are new."""
+    def _note_unfetched(self, failed: Mapping[str, BaseException | None], found: Scan) -> set[str]:
+        """Return the models of stores that could not be fetched, which are new to the next scan; set `is_complete`."""
         later = {k for k, e in failed.items() if isinstance(e, ServingError) and e.code is Code.UNAVAILABLE}
         for key in later:
             self._watch.forget(key)
-        return {key for key in later if key in found.models and found.models[key].origin}
-
-    def _note_complete(self, is_complete: bool) -> None:
-        if is_complete and not self.is_complete:
+        unfetched = {key for key in later if key in found.models and found.models[key].origin}
+        if not (self.is_complete or unfetched or found.unread or self._watch.is_pending):
             self.is_complete = True
             self.table.notify()
+        return unfetched
 
     async def _load_all(
         self, names: Sequence[str], found: Scan, override: ModelConfig | None = None, *, are_expected: bool = True

@@ -1,4 +1,4 @@
-"""How models are found and loaded. Pure."""
+"""How models are found and loaded."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
