@@ -198,6 +198,14 @@ def test_the_tune_job_understands_its_arguments(values: Path) -> None:
         assert container["command"] == ["charonia", "tune", "profile"]
         options = parse_profile(container["args"]).options
         assert options.launch.http_endpoint in ("demo-charonia:8000", "staging-charonia-headless:8000")
+        ports = {
+            service["metadata"]["name"].replace("demo", "staging"): {port["port"] for port in service["spec"]["ports"]}
+            for service in of_kind(manifests, "Service")
+        }
+        metrics = options.launch.metrics_url.removeprefix("http://").removesuffix("/metrics")
+        for endpoint in (options.launch.http_endpoint, options.launch.grpc_endpoint, metrics):
+            host, port = endpoint.replace("demo", "staging").split(":")
+            assert int(port) in ports[host]
         assert str(options.output.journal_folder).startswith(container["workingDir"])
         # It waits for as long as the server may take to start, then searches.
         probe = server_of(manifests)["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
