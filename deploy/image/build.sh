@@ -9,7 +9,7 @@ usage="usage: deploy/image/build.sh [--variant cpu|cuda|torch|llm|platform] [--t
   --base          image to begin with (default: that of the Dockerfile); 'debian' makes one with mmdebstrap
   --certificates  certificates of a proxy that stands between here and the package index
   --tree          also unpack its files to FOLDER/root, and write its configuration to FOLDER/image.json (with buildah)
-ENGINE names the program to use (default: the first of docker, podman, buildah)."
+ENGINE names the program to use (default: the first of docker, podman, buildah that works)."
 
 variant=cpu tag="" tree="" options=()
 while (($#)); do
@@ -28,11 +28,12 @@ cd "$(dirname "$0")/../.."
 : "${tag:=charonia:$variant}"
 
 has() { command -v "$1" >/dev/null; }
+works() { has "$1" && { [ "$1" != docker ] || docker info >/dev/null 2>&1; }; }  # docker needs its service
 if [ -z "${ENGINE:-}" ]; then
-  for ENGINE in docker podman buildah none; do ! has "$ENGINE" || break; done
+  for ENGINE in docker podman buildah none; do ! works "$ENGINE" || break; done
 fi
 case $ENGINE in
-  none) echo "error: there is no docker, podman or buildah; in Debian: apt install buildah uidmap" >&2; exit 1 ;;
+  none) echo "error: there is no docker with its service, podman or buildah; in Debian: apt install buildah uidmap" >&2; exit 1 ;;
   # Images of the OCI's own format have no health check.
   podman | buildah) options+=(--format=docker --layers) ;;
 esac

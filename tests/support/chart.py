@@ -34,9 +34,9 @@ def objects(values: Path) -> list[Manifest]:
     return loaded(rendered(values))
 
 
-def objects_of(values: Mapping[str, Any]) -> list[Manifest]:
+def objects_of(values: Mapping[str, Any], release: str = RELEASE) -> list[Manifest]:
     """Return the objects for values. Raises `ChartRefusalError`."""
-    return loaded(_template("--values=-", text=json.dumps(values)))
+    return loaded(_template("--values=-", text=json.dumps(values), release=release))
 
 
 def loaded(text: str) -> list[Manifest]:
@@ -69,9 +69,9 @@ def pod_specs(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
         )
 
 
-def _template(*arguments: str, text: str = "") -> str:
+def _template(*arguments: str, text: str = "", release: str = RELEASE) -> str:
     done = subprocess.run(
-        [tool("helm"), "template", RELEASE, CHART, f"--namespace={NAMESPACE}", *arguments],
+        [tool("helm"), "template", release, CHART, f"--namespace={NAMESPACE}", *arguments],
         input=text,
         capture_output=True,
         text=True,

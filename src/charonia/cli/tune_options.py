@@ -150,7 +150,7 @@ SERVER = (
     ),
     Option(
         *("--client-max-retries -r", "launch.retries", integer(1, 10_000), "N"),
-        "Most attempts of a call while the server starts",
+        "Most attempts to reach a remote server while it starts, about one a second",
     ),
     _switch("--reload-model-disable", "launch.reload_disabled", "Load no variants: search the load alone"),
 )

@@ -31,10 +31,11 @@ from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
 from charonia.server.lifecycle.entries import folders_of
 from charonia.server.lifecycle.in_front import WhereRun
-from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
+from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
+from charonia.server.lifecycle.options import LifecycleOptions
 from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
 from charonia.server.listening import GRACE_S, check_address
@@ -89,6 +90,9 @@ SWITCH_INTERVAL_S = 0.0005
 
 SERVES_THE_REST = "exit_on_error off (--exit-on-error=false) serves the rest"
 """The hint for a server that does not start because of some of its models."""
+
+START_RETRY_S = 10.0
+"""Pause before what could not be read or fetched at the start is tried again."""
 
 SETTLE_S = 1.0
 """Pause before the next poll while a change waits for its confirmation."""
@@ -235,9 +239,7 @@ class InferenceServer:
         if isinstance(self._cache, RedisCache):
             await self._cache.connect()
         try:
-            failures = await self._lifecycle.load_at_start(
-                (*options.models.load, *options.models.auto.pinned), self._left_out
-            )
+            failures = await self._load_at_start()
         except ServingError as error:
             if options.exit_on_error:
                 raise
@@ -253,6 +255,8 @@ class InferenceServer:
         self.engine.started()
         if options.models.poll_interval_secs:
             self._poller = asyncio.create_task(self._poll(options.models.poll_interval_secs))
+        elif not self._lifecycle.is_complete:
+            self._poller = asyncio.create_task(self._load_rest())
 
     async def shutdown(self) -> bool:
         """Turn not ready, finish the requests in flight, unload everything, close the endpoints when clients are done.
@@ -428,6 +432,19 @@ class InferenceServer:
         options = DemandOptions(budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs)
         self.engine.demand = OnDemandLoader(self._lifecycle, options, self.engine.infer_loaded)
         return self.engine.demand
+
+    async def _load_at_start(self) -> list[str]:
+        models = self._options.models
+        return await self._lifecycle.load_at_start((*models.load, *models.auto.pinned), self._left_out)
+
+    async def _load_rest(self) -> None:
+        """Try again what could not be read or fetched at the start; who polls does so anyway."""
+        while not self._lifecycle.is_complete:
+            await asyncio.sleep(START_RETRY_S)
+            try:
+                await self._load_at_start()
+            except ServingError as error:
+                _log.error("%s", error)
 
     async def _poll(self, interval_s: float) -> None:
         is_pending = False

@@ -125,8 +125,13 @@ class ModelEngine:
             return False
         # Models that are loaded on demand do not count for the server's readiness.
         needed = self.demand.is_pinned if self.demand is not None else None
-        return not self._strict_readiness or all(
-            model.is_ready for key, model in self._models.items() if model.wanted and (needed is None or needed(key))
+        return not self._strict_readiness or (
+            self._lifecycle.is_complete
+            and all(
+                model.is_ready
+                for key, model in self._models.items()
+                if model.wanted and (needed is None or needed(key))
+            )
         )
 
     def is_exiting(self) -> bool:

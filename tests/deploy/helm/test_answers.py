@@ -66,17 +66,16 @@ def test_values_that_the_manual_names_exist() -> None:
 
 def test_the_table_of_the_manual_names_tests_that_there_are() -> None:
     table = DOCS.read_text(encoding="utf-8").split("## What charts")[1]
-    sources = {path.name: path.read_text(encoding="utf-8") for path in HERE.glob("test_*.py")}
+    tests = CHART.parents[2] / "tests"
     rows = [row for row in table.splitlines() if row.startswith("| ") and "`test_" in row]
 
-    assert len(rows) >= 20
+    assert len(rows) >= 30
     for row in rows:
-        for file, names in re.findall(r"`(test_\w+\.py)`((?:[:;, ]+`[\w.]+`(?!:))*)", row.split("|")[3]):
-            for name in re.findall(r"`([\w.]+)`", names):
-                if name in sources:
-                    continue
-                before, after = (*name.split("..."), "")[:2]
-                assert re.search(rf"def {before}\w*{after}\(" if before else rf"def \w+{after}\(", sources[file]), name
+        named = re.findall(r"`([\w/]*test_\w+\.py)`: `(\w*)(?:\.\.\.)?(\w*)`", row.split("|")[3])
+        assert named, row
+        for file, before, after in named:
+            source = (tests / file if "/" in file else HERE / file).read_text(encoding="utf-8")
+            assert re.search(rf"def {before}\w*{after}\(", source), (file, before, after)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +86,7 @@ def test_the_table_of_the_manual_names_tests_that_there_are() -> None:
         ("store-azure", "", "--model-repository=as://account/models/production"),
         ("pvc", "persistentVolumeClaim", "/models/resnet/models"),
         ("pvc-made", "persistentVolumeClaim", "/models"),
+        ("pvc-nfs", "persistentVolumeClaim", "/models"),
         ("image-volume", "image", "/models/models"),
         ("image-copied", "emptyDir", "/models"),
         ("default", "configMap", "/models"),
@@ -171,6 +171,34 @@ def test_models_may_take_long_to_load() -> None:
     assert short["readinessProbe"]["httpGet"]["path"] == "/v2/models/bert/ready"
 
 
+@pytest.mark.parametrize(("name", "scheme"), [("default", "HTTP"), ("tls", "HTTPS")])
+def test_a_busy_or_half_loaded_server_gets_no_requests_and_is_not_restarted(name: str, scheme: str) -> None:
+    server = container(made(name))
+    probes = {kind: server[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
+
+    asked = {kind: (probe["httpGet"]["path"], probe["httpGet"]["scheme"]) for kind, probe in probes.items()}
+    assert asked == {
+        "startup": ("/v2/health/live", scheme),
+        "readiness": ("/v2/health/ready", scheme),
+        "liveness": ("/v2/health/live", scheme),
+    }
+    assert {f"--{protocol}-use-ssl=true" in server["args"] for protocol in ("http", "grpc")} == {scheme == "HTTPS"}
+    unready_s, dead_s = (probes[kind]["periodSeconds"] * probes[kind]["failureThreshold"] for kind in [*probes][1:])
+    assert unready_s <= 5
+    assert dead_s >= 60
+
+
+def test_an_update_takes_no_pod_away_before_another_one_is_ready_and_pods_are_spread() -> None:
+    deployment, stateful = server_of(made("default"))["spec"], server_of(made("statefulset"))["spec"]
+
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert stateful["podManagementPolicy"] == "Parallel"
+    for spec in (deployment, stateful):
+        spread = spec["template"]["spec"]["topologySpreadConstraints"]
+        assert [each["topologyKey"] for each in spread] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+        assert {each["whenUnsatisfiable"] for each in spread} == {"ScheduleAnyway"}  # one node is enough
+
+
 def test_scaling_on_cpu_needs_no_metric_of_others() -> None:
     (scaler,) = of_kind(made("hpa-cpu"), "HorizontalPodAutoscaler")
 
@@ -226,7 +254,7 @@ def test_credentials_are_never_in_a_pod() -> None:
     assert of_kind(made("store-s3-identity"), "Secret") == []
 
 
-def test_a_changed_key_needs_no_restart_and_changed_credentials_make_one() -> None:
+def test_a_changed_key_needs_no_restart_and_changed_files_and_credentials_make_one() -> None:
     keys = [objects_of({"apiKeys": {"file": f"ci infer {letter * 20}"}}) for letter in "ab"]
     stores = [
         objects_of({"models": {"type": "store", "store": {"uris": ["s3://a/b"], "credentials": {"KEY": letter}}}})
@@ -237,6 +265,41 @@ def test_a_changed_key_needs_no_restart_and_changed_credentials_make_one() -> No
     # A mount of a single file would never change.
     assert all("subPath" not in mount for mount in container(keys[0])["volumeMounts"])
     assert server_of(stores[0]) != server_of(stores[1])
+    files = [objects_of({"models": {"files": {"identity/config.pbtxt": letter}}}) for letter in "ab"]
+    assert server_of(files[0]) != server_of(files[1])
+
+
+@pytest.mark.parametrize("name", ["network-policy", "network-policy-closed"])
+def test_test_and_tune_job_get_through_the_network_policy_of_their_release(name: str) -> None:
+    values = yaml.safe_load((HERE / "values" / f"{name}.yaml").read_text(encoding="utf-8"))
+    tune = {"server": {"modelControlMode": "explicit"}, "tune": {"enabled": True, "models": ["resnet"]}}
+    manifests = objects_of({**values, **tune})
+    (test,) = [pod["metadata"]["labels"] for pod in of_kind(manifests, "Pod")]
+    (job,) = [job["spec"]["template"]["metadata"]["labels"] for job in of_kind(manifests, "Job")]
+
+    def may_send(labels: dict[str, str], rule: Manifest) -> bool:
+        selectors = [sender["podSelector"].get("matchLabels", {}) for sender in rule["from"] if "podSelector" in sender]
+        return any(selector.items() <= labels.items() for selector in selectors)
+
+    (policy,) = of_kind(manifests, "NetworkPolicy")
+    requests, metrics = policy["spec"]["ingress"]
+    stranger = {"app.kubernetes.io/name": "charonia", "app.kubernetes.io/instance": "other"}
+    assert may_send(test, requests)
+    assert may_send(job, requests)
+    assert may_send(job, metrics)
+    assert may_send(stranger, requests) == (name == "network-policy")
+
+
+def test_releases_side_by_side_have_addresses_of_their_own() -> None:
+    vision, text = (objects_of({}, release) for release in ("vision", "text"))
+
+    def services(manifests: list[Manifest]) -> dict[str, dict[str, str]]:
+        return {made["metadata"]["name"]: made["spec"]["selector"] for made in of_kind(manifests, "Service")}
+
+    labels = server_of(text)["spec"]["template"]["metadata"]["labels"]
+    assert not services(vision).keys() & services(text).keys()
+    assert not any(selector.items() <= labels.items() for selector in services(vision).values())
+    assert all(selector.items() <= labels.items() for selector in services(text).values())
 
 
 def test_the_tune_job_shares_no_volume() -> None:

@@ -197,9 +197,21 @@ def test_the_tune_job_understands_its_arguments(values: Path) -> None:
         container = job["spec"]["template"]["spec"]["containers"][0]
         assert container["command"] == ["charonia", "tune", "profile"]
         options = parse_profile(container["args"]).options
-        assert options.launch.http_endpoint.startswith(("demo-charonia:8000", "charonia-staging:8000"))
+        assert options.launch.http_endpoint in ("demo-charonia:8000", "staging-charonia-headless:8000")
+        ports = {
+            service["metadata"]["name"].replace("demo", "staging"): {port["port"] for port in service["spec"]["ports"]}
+            for service in of_kind(manifests, "Service")
+        }
+        metrics = options.launch.metrics_url.removeprefix("http://").removesuffix("/metrics")
+        for endpoint in (options.launch.http_endpoint, options.launch.grpc_endpoint, metrics):
+            host, port = endpoint.replace("demo", "staging").split(":")
+            assert int(port) in ports[host]
         assert str(options.output.journal_folder).startswith(container["workingDir"])
-        assert options.search.time_budget_s < job["spec"]["activeDeadlineSeconds"]
+        # It waits for as long as the server may take to start, then searches.
+        probe = server_of(manifests)["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+        start_s = probe["periodSeconds"] * probe["failureThreshold"]
+        assert options.launch.retries >= start_s  # one a second
+        assert start_s + options.search.time_budget_s < job["spec"]["activeDeadlineSeconds"]
 
 
 @each

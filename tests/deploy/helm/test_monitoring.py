@@ -132,9 +132,13 @@ def run_rules(folder: Path, rules: Path, inputs: list[dict[str, str]], **expecte
 M = {"namespace": "models", "pod": "demo-charonia-5f7-x2", "model": "resnet", "version": "1"}
 
 
-def alert(name: str, severity: str, summary: str, **labels: str) -> list[dict[str, Any]]:
+POD = {"namespace": "models", "pod": "demo-charonia-5f7-x2"}
+WORKER = {**M, "model_instance": "resnet_0"}
+
+
+def alert(name: str, severity: str, summary: str, at: str = "30m", **labels: str) -> list[dict[str, Any]]:
     found = {"exp_labels": {"severity": severity, **labels}, "exp_annotations": {"summary": summary}}
-    return [{"eval_time": "30m", "alertname": name, "exp_alerts": [found]}]
+    return [{"eval_time": at, "alertname": name, "exp_alerts": [found]}]
 
 
 @promtool
@@ -184,8 +188,72 @@ def alert(name: str, severity: str, summary: str, **labels: str) -> list[dict[st
                 namespace="models",
             ),
         ),
+        (
+            [
+                series("charonia_request_duration_seconds_bucket", "0+60x1440 86400+0x60", **M, le="0.1"),
+                series("charonia_request_duration_seconds_bucket", "0+60x1440 86400+120x60", **M, le="0.4"),
+                series("charonia_request_duration_seconds_bucket", "0+60x1440 86400+120x60", **M, le="+Inf"),
+                series("charonia_request_duration_seconds_count", "0+60x1440 86400+120x60", **M),
+            ],
+            alert(
+                "CharoniaModelSlow",
+                "warning",
+                "p99 of resnet is twice that of yesterday: 397ms",
+                at="24h30m",
+                namespace="models",
+                model="resnet",
+            ),
+        ),
+        (
+            [series("charonia_worker_restarts_total", "0x15 1+1x45", **WORKER)],
+            alert(
+                "CharoniaWorkerRestarts",
+                "warning",
+                "the worker resnet_0 was started again 15 times in 15 minutes",
+                **WORKER,
+            ),
+        ),
+        (  # series that begin with the event
+            [series("charonia_process_restarts_total", "_x20 1x40", **POD, process="engine", reason="SIGKILL")],
+            alert(
+                "CharoniaProcessRestarts",
+                "warning",
+                "engine ended (SIGKILL) and was started again",
+                **POD,
+                process="engine",
+                reason="SIGKILL",
+            ),
+        ),
+        (
+            [series("charonia_process_restarts_total", "1x25 2x35", **POD, process="engine", reason="SIGKILL")],
+            alert(
+                "CharoniaProcessRestarts",
+                "warning",
+                "engine ended (SIGKILL) and was started again",
+                **POD,
+                process="engine",
+                reason="SIGKILL",
+            ),
+        ),
+        (
+            [series("charonia_model_load_failures_total", "_x20 1x40", **POD, model="resnet")],
+            alert("CharoniaModelLoadsFail", "warning", "resnet could not be loaded on demand", **POD, model="resnet"),
+        ),
+        (
+            [series("charonia_worker_memory_bytes", "1000000000+20000000x300", **WORKER)],
+            alert(
+                "CharoniaWorkerLeaks",
+                "warning",
+                "the memory of the worker resnet_0 has grown by half in two hours, and goes on",
+                at="210m",
+                **WORKER,
+            ),
+        ),
     ],
-    ids=["failures", "waiting", "instances", "cache"],
+    ids=[
+        *("failures", "waiting", "instances", "cache", "latency", "workers"),
+        *("first-restart", "another-restart", "loads", "leak"),
+    ],
 )
 def test_an_alert_comes_when_it_should(
     tmp_path: Path, inputs: list[dict[str, str]], expected: list[dict[str, Any]]
@@ -201,6 +269,9 @@ def test_no_alert_comes_from_a_server_at_ease(tmp_path: Path) -> None:
         series("nv_inference_request_failure", "0+30x60", **M, reason="CANCELED"),
         series("charonia_queue_duration_seconds_sum", "0+5x60", **M),
         series("charonia_compute_duration_seconds_sum", "0+10x60", **M),
+        # 4000 answers of the response cache a second
+        series("charonia_queue_duration_seconds_sum", "0+4x60", **{**M, "model": "cached"}),
+        series("charonia_compute_duration_seconds_sum", "1x60", **{**M, "model": "cached"}),
         series("charonia_process_restarts_total", "0x10 1x50", **M, process="engine", reason="renewed"),
         series("charonia_cache_up", "1x60", namespace="models"),
     ]
@@ -231,6 +302,7 @@ def test_what_is_scaled_on_is_zero_without_requests_and_the_sum_over_the_pods_el
     inputs = [
         *load("demo-charonia-5f7-x2", "0+30x30 900x30", "0+10x30 300x30"),
         *load("demo-charonia-5f7-y3", "0+10x30 300x30", "0+10x30 300x30"),
+        *load("demo-charonia-5f7-z4", "0x40 0+3x20", "1x60"),  # answers of the response cache
         *load("demo-charonia-other-5f7-y3", "0+90x60", "0+1x60"),  # another release
     ]
     samples = [
@@ -239,6 +311,6 @@ def test_what_is_scaled_on_is_zero_without_requests_and_the_sum_over_the_pods_el
             "eval_time": at,
             "exp_samples": [{"labels": "charonia:queue_ratio:sum", "value": value}],
         }
-        for at, value in (("20m", 4), ("50m", 0))
+        for at, value in (("20m", 4), ("38m", 0), ("60m", 0.5))
     ]
     run_rules(tmp_path, rules, inputs, promql_expr_test=samples)

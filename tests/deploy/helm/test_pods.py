@@ -2,6 +2,10 @@
 
 import http.client
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +18,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.chart import Manifest, objects, objects_of, of_kind, server_of
+from tests.support.fork_server import run_command
 from tests.support.kubelet import Service, delete, mount_config_map
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
+from tests.support.redis_server import free_port
 
 from charonia.cli.infer import run as infer
 
@@ -59,6 +65,25 @@ def test_the_default_release_serves_and_its_test_infers(tmp_path: Path, capsys: 
     assert "OUTPUT0" in capsys.readouterr().out
 
 
+def test_where_keys_are_asked_for_probes_need_none_and_the_test_of_the_release_has_one(tmp_path: Path) -> None:
+    manifests = objects(HERE / "values" / "api-keys.yaml")
+    spec = pod_of(manifests)
+    (data,) = [made["data"] for made in of_kind(manifests, "ConfigMap")]
+    (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "models"]
+    models = mount_config_map(data, volume["configMap"]["items"], tmp_path / "models")
+    key = run_command("key", "ci", "infer,read", "--file", tmp_path / "keys.txt").stdout.split()[-1]
+    (test,) = of_kind(manifests, "Pod")
+    arguments = [a for a in test["spec"]["containers"][0]["args"] if not a.startswith("--url=")]
+
+    with ServeProcess(models, *(a.replace("/etc/charonia/keys", str(tmp_path)) for a in arguments_of(spec))) as server:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert get(server.http, spec["containers"][0][probe]["httpGet"]["path"]) == 200
+        with_key = [a.replace("$(CHARONIA_API_KEY)", key) for a in arguments]
+        assert infer([*with_key, f"--url=http://{server.http}"]) == 0
+        assert infer([*arguments, f"--url=http://{server.http}"]) == 1
+        server.kill()
+
+
 def test_a_model_that_cannot_be_loaded_stops_the_roll_out_and_restarts_nothing(tmp_path: Path) -> None:
     spec = pod_of(objects(HERE / "values" / "default.yaml"))
     write_model(tmp_path, "good", b"", config=identity_pbtxt("identity", dims=(4,)))
@@ -70,6 +95,57 @@ def test_a_model_that_cannot_be_loaded_stops_the_roll_out_and_restarts_nothing(t
         assert get(server.http, probes["livenessProbe"]["httpGet"]["path"]) == 200
         assert get(server.http, probes["readinessProbe"]["httpGet"]["path"]) >= 400  # which is a failure of a probe
         server.kill()
+
+
+def started_job(manifests: list[Manifest], ports: dict[str, int], scratch: Path) -> "subprocess.Popen[str]":
+    """Start the container of the tune Job, where the services are ports of this machine, and its volume is a folder."""
+    (job,) = of_kind(manifests, "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (home,) = [entry["value"] for entry in container["env"] if entry["name"] == "HOME"]
+    assert home == container["workingDir"] == "/scratch"
+    words = [argument.replace("/scratch", str(scratch)) for argument in (*container["command"], *container["args"])]
+    words = [re.sub(r"demo-charonia(?:-headless)?:(\d+)", lambda m: f"127.0.0.1:{ports[m[1]]}", w) for w in words]
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        cwd=scratch,
+        env={**os.environ, "HOME": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_tune_job_waits_for_the_server_of_its_release_and_prints_what_it_found(tmp_path: Path) -> None:
+    quick = [
+        "--measurement-time=0.2",
+        "--run-config-search-max-concurrency=2",
+        "--run-config-search-max-instance-count=2",
+    ]
+    tune = {"enabled": True, "models": ["echo"], "timeBudget": "5s", "args": quick}
+    manifests = objects_of(
+        {"server": {"modelControlMode": "explicit", "loadModels": ["*"]}, "tune": tune, "cpuCores": 1}
+    )
+    delay = 'parameters { key: "execute_delay_ms" value { string_value: "4" } }'
+    write_model(tmp_path / "models", "echo", b"", config=identity_pbtxt("identity", dims=(4,), more=delay))
+    (tmp_path / "scratch").mkdir()
+    ports = {port: free_port() for port in ("8000", "8001", "8002")}
+    listening = [
+        f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports.values(), strict=True)
+    ]
+
+    # Helm makes both at once.
+    with started_job(manifests, ports, tmp_path / "scratch") as job:
+        assert job.stderr is not None
+        first = job.stderr.readline()
+        with ServeProcess(tmp_path / "models", *arguments_of(pod_of(manifests)), *listening):
+            out, log = job.communicate(timeout=100)
+
+    assert first.startswith("waiting for a server: no connection to ")
+    assert job.returncode == 0, log
+    (line,) = [line for line in out.splitlines() if line.startswith('{"format"')]  # as the manual tells to find it
+    (group,) = json.loads(line)["groups"]
+    assert group["decision"]["best"]["variant"] in [variant["variant"] for variant in group["variants"]]
+    assert re.search(r"^\[1\] echo_config_default, concurrency 1: \d+ infer/s", log, re.MULTILINE)
 
 
 def get(address: str, path: str) -> int:

@@ -38,6 +38,25 @@ def test_schema_and_values_have_the_same_names() -> None:
     assert [name for name in differences(SCHEMA, DEFAULTS) if "resources." not in name] == []
 
 
+def misspelt(schema: dict[str, Any], values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Values with one name that there is not, at each place that has names of its own."""
+    names = resolved(schema).get("properties")
+    if names is None:
+        return
+    yield {"misspelt": 1}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from ({name: inner} for inner in misspelt(names[name], value))
+
+
+def test_a_misspelt_name_is_refused_wherever_it_stands() -> None:
+    validator = jsonschema.Draft7Validator(SCHEMA)
+    wrong = [*misspelt(SCHEMA, DEFAULTS)]
+
+    assert len(wrong) > 30
+    assert [values for values in wrong if validator.is_valid(values)] == []
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [

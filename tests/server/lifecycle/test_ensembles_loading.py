@@ -17,7 +17,8 @@ from charonia.core.tensor import Tensor
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
+from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.lifecycle.options import LifecycleOptions
 from charonia.server.options import ControlMode
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE

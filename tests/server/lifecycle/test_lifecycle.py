@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError, invalid
+from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.core.metadata import ModelState, ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
@@ -28,7 +29,9 @@ from charonia.server.engine import ModelEngine
 from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.entries import ModelEntry, VersionEntry
-from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
+from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.lifecycle.options import LifecycleOptions
+from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
 from charonia.server.options import ControlMode
 
 CONFIG = """
@@ -587,6 +590,92 @@ def test_a_server_whose_repository_is_not_there_is_not_live_until_it_is(tmp_path
         await harness.lifecycle.drain()
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"), [(ControlMode.NONE, ()), (ControlMode.EXPLICIT, ("m", "later")), (ControlMode.EXPLICIT, ("*",))]
+)
+def test_a_server_is_not_ready_before_it_has_the_models_of_a_store_that_was_down_and_loads_no_other_again(
+    tmp_path: Path, mode: ControlMode, names: tuple[str, ...]
+) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path)
+        write_model(tmp_path, "later", v1=2)
+        harness = Harness(tmp_path, mode)
+        look = harness.lifecycle.sources.look
+        harness.lifecycle.sources.look = lambda **_: without(look(), "later", "the store is down")  # type: ignore[method-assign]
+        await harness.lifecycle.load_at_start(names)
+        harness.engine.started()
+        assert (harness.engine.is_live(), harness.engine.is_ready()) == (True, False)
+        assert await harness.value("m") == 1.0
+
+        harness.lifecycle.sources.look = look  # type: ignore[method-assign]
+        await harness.lifecycle.load_at_start(names)
+
+        assert harness.engine.is_ready()
+        assert await harness.value("later") == 2.0
+        assert harness.backend.loaded == ["1", "1"]
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_a_server_that_polls_is_ready_once_the_models_of_the_store_are(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path)
+        harness = Harness(tmp_path, ControlMode.POLL)
+        look = harness.lifecycle.sources.look
+        harness.lifecycle.sources.look = lambda **_: without(look(), "m", "the store is down")  # type: ignore[method-assign]
+        await harness.lifecycle.load_at_start(())
+        harness.engine.started()
+        await harness.lifecycle.poll()
+        assert not harness.engine.is_ready()
+
+        harness.lifecycle.sources.look = look  # type: ignore[method-assign]
+        while not harness.engine.is_ready():
+            await harness.lifecycle.poll()
+
+        assert harness.states() == {"1": ModelState.READY}
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_what_could_not_be_fetched_at_the_start_is_tried_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path)
+        harness = Harness(tmp_path, ControlMode.NONE)
+        sources = harness.lifecycle.sources
+        look, failures = sources.look, [unavailable("the store is down")]
+
+        def fetch(folder: ModelFolder) -> tuple[ModelFolder, None]:
+            if failures:
+                raise failures.pop()
+            return folder, None
+
+        def from_store(**_: bool) -> Scan:
+            found = look()
+            return replace(found, models={k: replace(m, origin="s3://bucket") for k, m in found.models.items()})
+
+        sources.look, sources.fetch = from_store, fetch  # type: ignore[method-assign]
+        await harness.lifecycle.load_at_start(())
+        harness.engine.started()
+        assert not harness.lifecycle.is_complete
+        assert not harness.engine.is_ready()
+
+        await harness.lifecycle.load_at_start(())
+
+        assert harness.lifecycle.is_complete
+        assert harness.engine.is_ready()
+        assert await harness.value("m") == 1.0
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def without(found: Scan, name: str, reason: str) -> Scan:
+    """What a scan sees while the store of a model is down."""
+    return replace(found, models={k: m for k, m in found.models.items() if k != name}, unread=(reason,))
 
 
 @pytest.mark.parametrize("name", ["m", "unknown", ""])

@@ -15,7 +15,8 @@ from charonia.server.backends.python import supervisor as supervisor_module
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
+from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.lifecycle.options import LifecycleOptions
 
 CODE = """\
 import os

@@ -257,11 +257,16 @@ scaleDown:
       periodSeconds: 60
 {{- end -}}
 
-{{/* Time in the queue over time of execution by pod, summed: 0 without requests, so that pods go. */}}
+{{/* As in files/prometheus-adapter.yaml, summed over the pods. */}}
 {{- define "charonia.queueRatioSum" -}}
 {{- $pods := printf "%s-%s" (include "charonia.fullname" .) (ternary "[0-9]+" "[a-z0-9]+-[a-z0-9]+" (eq .Values.kind "StatefulSet")) -}}
 {{- $labels := printf "{namespace=\"%s\",pod=~\"%s\"}[2m]" .Release.Namespace $pods -}}
-sum(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $labels }})) / clamp_min(sum by (pod) (rate(charonia_compute_duration_seconds_sum{{ $labels }})), 0.001))
+sum(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $labels }})) / clamp_min(sum by (pod) (rate(charonia_compute_duration_seconds_sum{{ $labels }})), 0.1))
+{{- end -}}
+
+{{/* Seconds of a time such as 90s, 10m or 2h. */}}
+{{- define "charonia.seconds" -}}
+{{- mul (regexFind "[0-9]+" .) (index (dict "s" 1 "m" 60 "h" 3600) (regexFind "[smh]$" .)) -}}
 {{- end -}}
 
 {{/* The specification of the Job that runs `charonia tune`. */}}
@@ -271,7 +276,8 @@ sum(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $labels }})) / clam
 {{- $http := ternary 8000 .Values.service.httpPort (not (empty .Values.tune.server)) -}}
 {{- $grpc := ternary 8001 .Values.service.grpcPort (not (empty .Values.tune.server)) -}}
 backoffLimit: 0 # a second attempt would only repeat what the first one found
-activeDeadlineSeconds: {{ .Values.tune.deadlineSeconds }}
+# The server starts, then the budget, then a last variant may take as long to load.
+activeDeadlineSeconds: {{ add (include "charonia.seconds" .Values.tune.timeBudget) (mul 2 .Values.probes.startupSeconds) 600 }}
 ttlSecondsAfterFinished: 86400
 template:
   metadata:
@@ -297,6 +303,7 @@ template:
           - {{ printf "--profile-models=%s" (join "," .Values.tune.models) | quote }}
           - --time-budget={{ .Values.tune.timeBudget }}
           - --triton-launch-mode=remote
+          - --client-max-retries={{ min 10000 .Values.probes.startupSeconds }}
           - --triton-http-endpoint={{ $host }}:{{ $http }}
           - --triton-grpc-endpoint={{ $host }}:{{ $grpc }}
           - --triton-metrics-url=http://{{ $metrics }}:8002/metrics

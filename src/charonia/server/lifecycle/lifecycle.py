@@ -12,7 +12,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from charonia.config.json_form import from_json
@@ -22,7 +22,7 @@ from charonia.core.errors import Code, ServingError, invalid, not_found, unavail
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.names import name_of, namespace_of
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.configure import ConfigurationError, Configured, ConfigureOptions, configure
+from charonia.server.lifecycle.configure import ConfigurationError, Configured, configure
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.ensembles import Ensembles
 from charonia.server.lifecycle.entries import (
@@ -37,12 +37,13 @@ from charonia.server.lifecycle.entries import (
 from charonia.server.lifecycle.load_errors import PollError, load_error, log_failure, logged, reason_of
 from charonia.server.lifecycle.loader import load_version
 from charonia.server.lifecycle.model_table import ModelTable
+from charonia.server.lifecycle.options import LifecycleOptions
 from charonia.server.lifecycle.pending_load import PendingLoad
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
-from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
+from charonia.server.lifecycle.repository.sources import Sources
 from charonia.server.lifecycle.repository.watch import Watch
 from charonia.server.machine.private_folder import remove_abandoned
 from charonia.server.options import ALL_MODELS, ControlMode
@@ -51,37 +52,6 @@ _log = logging.getLogger(__name__)
 
 DRAIN_LOOK_S = 0.005
 """Pause between two checks whether requests are in flight, at shutdown."""
-
-
-@dataclass(frozen=True, slots=True)
-class LifecycleOptions:
-    """How models are found and loaded.
-
-    Attributes:
-        repositories: Folders that hold model folders, and URIs of stores.
-        control_mode: Who decides what is loaded.
-        configure: How configurations are completed.
-        cores: Cores that this process may use.
-        load_threads: Models that load at the same time.
-        load_retries: Retries of a load that fails.
-        stores: How stores are read.
-        has_namespaces: Whether the repository is part of a model's key.
-        agents: Folder of repository agents, None for the built-in ones only.
-        summarizes: Whether models keep summaries of latencies.
-        strict_versions: Whether one version that fails to load keeps all others of that load from answering.
-    """
-
-    repositories: tuple[str | Path, ...]
-    control_mode: ControlMode = ControlMode.NONE
-    configure: ConfigureOptions = field(default_factory=ConfigureOptions)
-    cores: int = 1
-    load_threads: int = 4
-    load_retries: int = 0
-    stores: StoreOptions = field(default_factory=StoreOptions)
-    has_namespaces: bool = False
-    agents: Path | None = None
-    summarizes: bool = False
-    strict_versions: bool = False
 
 
 class Lifecycle:
@@ -93,6 +63,7 @@ class Lifecycle:
         sources: The repositories.
         found: What the last scan of them saw.
         unread: Why the repositories could not be read at the start, "" from the first time that they could.
+        is_complete: Whether all repositories, stores too, could be read since the start, and what they had loaded.
         bring_steps: Loads the missing models of an ensemble in place of this object; None where it does so itself.
     """
 
@@ -102,17 +73,21 @@ class Lifecycle:
         self.sources = Sources(options.repositories, options.stores, has_namespaces=options.has_namespaces)
         self.found = Scan()
         self.unread = ""
+        self.is_complete = True
         self.bring_steps: Callable[[Sequence[str]], Awaitable[None]] | None = None
         self._provisioner = Provisioner(self.sources, config_name=options.configure.config_name, agents=options.agents)
         self._options = options
         self._backends = backends
         self._loaders = asyncio.Semaphore(options.load_threads)
         self._loads: dict[str, asyncio.Task[None]] = {}  # under way, by model
+        self._tried: set[str] = set()  # at the start
         self._requested: set[str] = set()  # models loaded for their own sake; others were loaded for an ensemble
         self._watch = Watch()
 
     async def load_at_start(self, names: Sequence[str], without: Collection[str] = ()) -> list[str]:
         """Load the models that the control mode selects at startup: all, or in explicit mode `names` ("*" for all).
+
+        Where a store could not be read, or a model not fetched, `is_complete` is false: call this again for them.
 
         Args:
             names: The models of explicit mode.
@@ -126,6 +101,7 @@ class Lifecycle:
             ServingError: NOT_FOUND or UNAVAILABLE when a repository cannot be read; `unread` says so, too.
         """
         await asyncio.to_thread(remove_abandoned)
+        self.is_complete = False
         try:
             found = await self._look()
         except ServingError as error:
@@ -138,9 +114,10 @@ class Lifecycle:
             wanted = [key for name in names for key in keys_of(name, found) or [name]]
         for reason in found.unread:
             _log.error("%s", reason)
-        keys = [key for key in wanted if name_of(key) not in without]
+        keys = [key for key in wanted if name_of(key) not in without and key not in self._tried]
         results = await self._load_all(keys, found)
         failed = {key: error for key, error in zip(keys, results, strict=True) if error is not None}
+        self._tried |= found.models.keys() & set(keys) - self._note_unfetched(failed, found)
         return [
             *found.unread,
             *(
@@ -233,9 +210,7 @@ class Lifecycle:
         wanted = [*changes.added, *changes.modified]
         if self._options.control_mode is ControlMode.AUTO:  # the others are loaded on demand
             wanted = [name for name in wanted if name in self.table.models and self.table.models[name].is_loaded]
-        for name, error in zip(wanted, await self._load_all(wanted, found), strict=True):
-            if isinstance(error, ServingError) and error.code is Code.UNAVAILABLE:
-                self._watch.forget(name)  # its files could not be fetched: retry at the next scan
+        self._note_unfetched(dict(zip(wanted, await self._load_all(wanted, found), strict=True)), found)
         return self._watch.is_pending
 
     def is_overridden(self, name: str) -> bool:
@@ -271,6 +246,17 @@ class Lifecycle:
             self.unread = ""
             self.table.notify()
         return self.found
+
+    def _note_unfetched(self, failed: Mapping[str, BaseException | None], found: Scan) -> set[str]:
+        """Return the models of stores that could not be fetched, which are new to the next scan; set `is_complete`."""
+        later = {k for k, e in failed.items() if isinstance(e, ServingError) and e.code is Code.UNAVAILABLE}
+        for key in later:
+            self._watch.forget(key)
+        unfetched = {key for key in later if key in found.models and found.models[key].origin}
+        if not (self.is_complete or unfetched or found.unread or self._watch.is_pending):
+            self.is_complete = True
+            self.table.notify()
+        return unfetched
 
     async def _load_all(
         self, names: Sequence[str], found: Scan, override: ModelConfig | None = None, *, are_expected: bool = True

@@ -44,7 +44,7 @@ class LaunchOptions:
         server_log: File for the server's log.
         server_flags: More flags of a local server.
         server_environment: More environment of a local server.
-        retries: Most attempts of a call to the server.
+        retries: Most attempts to reach a remote server.
         reload_disabled: Whether a remote server's models stay as they are: loads alone are searched.
     """
 

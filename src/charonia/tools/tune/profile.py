@@ -85,7 +85,7 @@ def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: St
     _note_server(options, done, progress)
     with (
         Journal(options.output.journal_folder) as journal,
-        server_of(options.launch, options.measure.protocol) as server,
+        server_of(options.launch, options.measure.protocol, lambda text: progress(Noted(text)), stop) as server,
     ):
         deployment = Deployment(server)
         if not options.launch.reload_disabled:

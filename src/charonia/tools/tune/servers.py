@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from typing import IO, Protocol, Self
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.die_with_parent import with_parent_death_signal
+from charonia.tools.perf.api import StopRequest
 from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.options import LaunchMode, LaunchOptions
 
@@ -26,6 +28,7 @@ START_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 30.0
 END_SECONDS_MAX = 1.0
 RETRY_SECONDS = 0.05
+REMOTE_RETRY_SECONDS_MAX = 1.0
 LOG_LINES = 20
 """Last lines of a server's log that an error shows."""
 
@@ -212,40 +215,53 @@ class RemoteServer:
     Args:
         options: Where it answers.
         protocol: What requests are sent over.
+        note: Is told that the server is waited for.
+        stop: Ends the wait.
     """
 
     is_ours = False
 
-    def __init__(self, options: LaunchOptions, protocol: WireProtocol) -> None:
+    def __init__(
+        self, options: LaunchOptions, protocol: WireProtocol, note: Callable[[str], None], stop: StopRequest
+    ) -> None:
         self._options = options
         self._protocol = protocol
+        self._note = note
+        self._stop = stop
         self.metrics_url = options.metrics_url
 
     def __enter__(self) -> Self:
-        """Wait until it answers.
+        """Wait until it answers: it may have been started at the same moment, and loads its models.
 
         Raises:
             ServingError: UNAVAILABLE when it does not.
         """
         protocols = sorted(WireProtocol, key=lambda protocol: protocol is not self._protocol)
         problems: dict[str, str] = {}
-        for _ in range(self._options.retries):
+        pause = RETRY_SECONDS
+        for attempt in range(self._options.retries):
+            if self._stop.requested:
+                break
             for url in map(self.url, protocols):
                 client = Client(url)
                 try:
                     if client.server_ready():
                         self.control_url, self.client = url, client
                         return self
-                    problems[url] = "it is not ready"
+                    client.server_metadata()  # where nobody answers, the error says why
+                    problems[url] = f"{url} is not ready"
                 except ServingError as error:
                     problems[url] = error.message
                 except BaseException:
                     client.close()
                     raise
                 client.close()
-            time.sleep(RETRY_SECONDS)
+            if attempt == 0:
+                self._note(f"waiting for a server: {'; '.join(problems.values())}")
+            time.sleep(pause)
+            pause = min(2 * pause, REMOTE_RETRY_SECONDS_MAX)
         raise unavailable(
-            "no server answers: " + "; ".join(f"{url}: {problem}" for url, problem in problems.items()),
+            "no server answers: " + "; ".join(problems.values()),
             hint="--triton-http-endpoint and --triton-grpc-endpoint say where it is",
         )
 
@@ -281,9 +297,11 @@ def fate_of(server: MeasuredServer) -> str:
     return fate
 
 
-def server_of(options: LaunchOptions, protocol: WireProtocol) -> LocalServer | RemoteServer:
+def server_of(
+    options: LaunchOptions, protocol: WireProtocol, note: Callable[[str], None], stop: StopRequest
+) -> LocalServer | RemoteServer:
     """Return the server that the options ask for, not yet started; requests are sent to it over a protocol."""
-    return RemoteServer(options, protocol) if options.mode is LaunchMode.REMOTE else LocalServer(options)
+    return RemoteServer(options, protocol, note, stop) if options.mode is LaunchMode.REMOTE else LocalServer(options)
 
 
 def command_of(options: LaunchOptions) -> list[str]:

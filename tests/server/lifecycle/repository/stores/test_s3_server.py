@@ -117,17 +117,33 @@ def test_a_load_request_looks_into_the_bucket(s3: S3, tmp_path: Path) -> None:
         s3.start()
 
 
-def test_a_store_that_is_down_at_start_ends_the_server_unless_it_may_wait(tmp_path: Path) -> None:
+def test_a_store_that_is_down_at_start_ends_the_server(tmp_path: Path) -> None:
     nobody = "s3://127.0.0.1:1/bucket/models"
-    arguments = (f"--model-store-cache={tmp_path}", "--model-control-mode=poll", "--repository-poll-secs=1")
-    with pytest.raises(RuntimeError, match="cannot be read"), ServeProcess(nobody, *arguments):
+    with pytest.raises(RuntimeError, match="cannot be read"), ServeProcess(nobody, f"--model-store-cache={tmp_path}"):
         pass
 
-    with (
-        ServeProcess(nobody, "--exit-on-error=false", *arguments) as server,
-        http_client.InferenceServerClient(server.http) as client,
-    ):
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param((), id="none"),
+        pytest.param(("--model-control-mode=poll", "--repository-poll-secs=1", "--front-ends=2"), id="poll"),
+    ],
+)
+def test_a_server_that_may_wait_for_its_store_is_not_ready_until_it_has_the_models(
+    s3: S3, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    s3.put("m/config.pbtxt", CONFIG)
+    s3.put("m/1/model.onnx", identity(dims=(4,)))
+    s3.stop()
+
+    more = ("--exit-on-error=false", f"--model-store-cache={tmp_path}", *arguments)
+    with ServeProcess(s3.uri, *more) as server, http_client.InferenceServerClient(server.http) as client:
         assert client.is_server_live()
+        assert not client.is_server_ready()
+        s3.start()
+        until(client.is_server_ready)
+        assert infer(client, http_client) == [1, 2, 3, 4]
 
 
 def test_a_file_that_changes_while_it_is_fetched_is_not_taken_for_the_old_one(s3: S3) -> None:
