@@ -37,7 +37,7 @@ def addresses(application: str = "default", *, timeout_s: float = 10.0) -> list[
     handle = serve.get_app_handle(application)
     if not handle.is_initialized:
         # Its own would need an event loop here with RAY_SERVE_THROUGHPUT_OPTIMIZED. Ray has no public name for this.
-        handle._init(_run_router_in_separate_loop=True)
+        handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]
     response = handle.broadcast("address")
     return _listening(response.results(timeout_s=timeout_s, return_exceptions=True))
 
