@@ -2,8 +2,10 @@
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
 import yaml
 from pydantic import ValidationError
 from ray.serve import Application
@@ -80,6 +82,19 @@ def test_replicas_by_requests_in_flight() -> None:
     scaling = deployment._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 4)
     assert (scaling.target_ongoing_requests, scaling.downscale_delay_s) == (8, 5)
+
+
+def test_replicas_run_on_rays_event_loop_in_the_environment_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = {"pip": ["pillow"], "env_vars": {"AWS_REGION": "eu-central-1"}}
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env=program))
+
+    (deployment,) = deployments(charonia.ray.app(repository="a"))
+
+    assert deployment.ray_actor_options["runtime_env"] == {
+        "pip": ["pillow"],
+        "env_vars": {"AWS_REGION": "eu-central-1", "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"},
+    }
 
 
 def test_ray_takes_it_for_a_builder_with_typed_arguments() -> None:

@@ -5,6 +5,8 @@ import json
 import os
 import queue
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import ray
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from ray import serve
-from tests.ray.cluster import Cluster, cluster, load, wait_until
+from tests.ray.cluster import ENVIRONMENT, Cluster, cluster, load, wait_until
 from tests.support.models import write_model
 from tritonclient.utils import InferenceServerException
 
@@ -188,6 +191,16 @@ def test_replicas_are_reached_at_ports_of_their_own(application: Cluster) -> Non
     connection.close()
     with grpcclient.InferenceServerClient(replica["grpc"]) as client:
         assert client.is_server_live()
+
+
+def test_addresses_are_found_by_a_program_that_is_set_up_for_throughput(application: Cluster) -> None:
+    address = ray.get_runtime_context().gcs_address
+    program = f"import ray, charonia.ray; ray.init({address!r}); print(charonia.ray.addresses())"
+    environment = {**os.environ, **ENVIRONMENT, "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+
+    assert found.stdout.splitlines()[-1:] == [str(charonia.ray.addresses())], found.stderr
 
 
 def test_a_python_model_calls_a_model_of_another_application(

@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 
@@ -11,6 +12,10 @@ from charonia.ray.replica import RayReplica
 
 HEALTH_PERIOD_S = 5.0
 """Time between two health checks of a replica."""
+
+ON_RAYS_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""Lets Ray run a replica's code on the event loop of its own calls. By default Ray gives that code a thread, since it
+might block. A server does not block, and saves each request the way to another thread and back."""
 
 
 def app(options: AppOptions | None = None, /, **given: Any) -> Application:
@@ -40,7 +45,7 @@ def app(options: AppOptions | None = None, /, **given: Any) -> Application:
         }
     deploy = serve.deployment(
         name=options.name,
-        ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
+        ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus, **_environment()},
         max_ongoing_requests=options.max_ongoing_requests,
         # First the requests of Ray's proxies, then those of the replica's own ports.
         graceful_shutdown_timeout_s=2 * options.drain_s,
@@ -49,6 +54,17 @@ def app(options: AppOptions | None = None, /, **given: Any) -> Application:
     )
     application: Application = deploy(RayReplica).bind(options)
     return application
+
+
+def _environment() -> dict[str, Any]:
+    """Return the runtime environment of this program with `ON_RAYS_LOOP`: Ray does not merge the two.
+
+    Before `ray.init`, nobody knows that of the program. Then replicas just inherit it.
+    """
+    if not ray.is_initialized():
+        return {}
+    program = dict(ray.get_runtime_context().runtime_env)
+    return {"runtime_env": {**program, "env_vars": {**ON_RAYS_LOOP, **program.get("env_vars", {})}}}
 
 
 # Ray takes builders with one parameter, and reads arguments as its type.

@@ -5,7 +5,8 @@ the event loop on which Ray runs the deployment's code, where the server runs, t
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from charonia.server.grpc.detached import DetachedCall
@@ -20,6 +21,10 @@ from charonia.wire.grpc_status import RpcError
 UNTAKEN_BYTES_MAX = 1024 * 1024
 """Bytes of a streaming call's messages that may wait in the server before no more are read from its caller."""
 
+ANSWER_TURNS = 0 if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" else 3
+"""Turns of the event loop that an answer waits for others, so that Ray sends more of them to its proxy together. Where
+HAProxy takes the place of that proxy, answers go straight to their connections."""
+
 
 class _Last:
     """The end of a gRPC call."""
@@ -28,18 +33,31 @@ class _Last:
         self.error = error
 
 
-async def answer_http(http: HttpFrontend, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message], None]:
-    """Yield the messages of the response to an HTTP request, as ASGI has them; to be closed if the client leaves."""
-    arrived: asyncio.Queue[list[Message]] = asyncio.Queue()
-    exchange = begin(http, scope, body, arrived.put_nowait)
-    more = True
+async def answer_http(
+    http: HttpFrontend, scope: Mapping[str, Any], body: bytes, send: Callable[[Message], Awaitable[None]]
+) -> None:
+    """Answer an HTTP request with ASGI messages; to be cancelled if the client leaves."""
+    messages: list[Message] = []
+    arrived = asyncio.Event()
+
+    def take(more: list[Message]) -> None:
+        messages.extend(more)
+        arrived.set()
+
+    exchange = begin(http, scope, body, take)
+    is_open = True
     try:
-        while more:
-            messages = await arrived.get()
-            more = messages[-1].get("more_body", True)
-            yield messages
+        while is_open:
+            await arrived.wait()
+            arrived.clear()
+            for _ in range(ANSWER_TURNS):
+                await asyncio.sleep(0)
+            sending, messages[:] = messages[:], ()
+            for message in sending:
+                await send(message)
+            is_open = sending[-1].get("more_body", True)
     finally:
-        if more:
+        if is_open:
             exchange.abandon()
 
 

@@ -34,7 +34,11 @@ def addresses(application: str = "default", *, timeout_s: float = 10.0) -> list[
         RayServeException: There is no such application.
         TimeoutError: Replicas did not answer in time.
     """
-    response = serve.get_app_handle(application).broadcast("address")
+    handle = serve.get_app_handle(application)
+    if not handle.is_initialized:
+        # Its own would need an event loop here with RAY_SERVE_THROUGHPUT_OPTIMIZED. Ray has no public name for this.
+        handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]
+    response = handle.broadcast("address")
     return _listening(response.results(timeout_s=timeout_s, return_exceptions=True))
 
 

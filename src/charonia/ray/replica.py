@@ -22,6 +22,7 @@ from charonia.ray.options import AppOptions
 from charonia.server.app import InferenceServer
 from charonia.server.embedding import InProcessFrontend
 from charonia.server.http.asgi import Message
+from charonia.server.http.frontend import HttpFrontend
 from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
 from charonia.server.options import WILDCARD_ADDRESSES
 from charonia.wire.grpc_headers import Header
@@ -31,9 +32,6 @@ from charonia.wire.json_text import encode_error
 
 ADDRESSES_PATH = "/addresses"
 """Route with the addresses of all replicas of the application; not there where the server asks for keys."""
-
-ANSWER_TURNS = 3
-"""Turns of the event loop that an answer waits for others: Ray's thread, which sends them on, then wakes less often."""
 
 
 class GrpcMessage:
@@ -48,18 +46,14 @@ class GrpcMessage:
 
 
 class _Forwarded(Response):
-    """A response that consists of the server's messages."""
+    """The server's response to a request."""
 
-    def __init__(self, messages: AsyncGenerator[list[Message], None]) -> None:
-        self._messages = messages
+    def __init__(self, http: HttpFrontend, body: bytes) -> None:
+        self._http = http
+        self._request_body = body
 
     async def __call__(self, scope: Any, receive: Any, send: Callable[[Message], Awaitable[None]]) -> None:
-        async with aclosing(self._messages) as all_messages:
-            async for messages in all_messages:
-                for _ in range(ANSWER_TURNS):
-                    await asyncio.sleep(0)
-                for message in messages:
-                    await send(message)
+        await answer_http(self._http, scope, self._request_body, send)
 
 
 class _Held:
@@ -122,7 +116,7 @@ class RayReplica:
             await self._hold_model()
         except ServingError as error:
             return Response(encode_error(error), STATUS[error.code], media_type="application/json")
-        return _Forwarded(answer_http(self._http, scope, body))
+        return _Forwarded(self._http, body)
 
     async def infer(self, request: InferRequest, left_ns: int) -> InferResponse | Failure:
         """Run a request of a model in another application."""
