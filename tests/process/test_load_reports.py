@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import grpc
@@ -153,6 +154,23 @@ def test_calls_over_grpc_have_it_as_a_trailer(server: ServeProcess) -> None:
         answers = stream(iter([message]), metadata=[(FORMAT, "json")])
         assert len(list(answers)) == 1
         assert metadata_of(answers)[REPORT].startswith("JSON ")
+
+
+def test_errors_have_it_too(server: ServeProcess) -> None:
+    with pytest.raises(HTTPError) as refused:
+        post(server, "/v2/models/slow/infer", {"inputs": []}, **{FORMAT: "json"})
+    with refused.value as error:
+        assert error.headers[REPORT].startswith("JSON ")
+
+    request = InferRequest("unknown", {"INPUT0": Tensor("INPUT0", DataType.FP32, ROW)})
+    encoder = GrpcEncoder(parse_url(f"grpc://{server.grpc}"), WireOptions())
+    message = b"".join(encoder.infer(request, RequestForm()).pieces)[5:]
+    with grpc.insecure_channel(server.grpc) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as failed:
+            infer(message, metadata=[(FORMAT, "json")])
+        assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+        assert metadata_of(failed.value)[REPORT].startswith("JSON ")
 
 
 def test_reports_are_streamed_out_of_band(server: ServeProcess, busy: None) -> None:
