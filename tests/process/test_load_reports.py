@@ -118,6 +118,13 @@ def test_a_report_in_a_response_is_not_from_before_the_request(server: ServeProc
     assert named["requests_in_flight"] >= 4
 
 
+def test_a_report_is_as_new_as_its_response(server: ServeProcess) -> None:
+    with post(server, "/v2/models/slow/infer", BODY, **{FORMAT: "json"}) as answer:
+        report = json.loads(answer.headers[REPORT][5:])
+
+    assert report["application_utilization"] == report["named_metrics"]["requests_in_flight"] == 0
+
+
 def test_without_the_header_and_with_an_unknown_format_there_is_no_report(server: ServeProcess) -> None:
     with post(server, "/v2/models/quick/infer", BODY) as answer:
         assert REPORT not in answer.headers
