@@ -278,6 +278,18 @@ def test_other_requests_are_not_hedged(play: Play) -> None:
     play(scenario())
 
 
+def test_hedges_stop_where_the_budget_of_retries_ends(play: Play) -> None:
+    async def scenario() -> None:
+        balancing = Balancing(hedge_after_s=0.01, idempotent_models=["*"], retry_ratio=0)
+        async with servers(2) as fleet, AsyncClient(urls(fleet, "http"), balancing=balancing) as client:
+            for each in fleet:
+                each.engine.delay_s = 0.1
+            await client.infer("identity", {"INPUT0": ROW})
+            assert sum(received(fleet)) == 1
+
+    play(scenario())
+
+
 def test_hedges_come_after_the_percentile_of_recent_latencies(play: Play) -> None:
     async def scenario() -> None:
         balancing = Balancing(hedge_after_s="p95", idempotent_models=["*"])
