@@ -70,6 +70,18 @@ def test_one_model_is_one_model_wherever_its_file_is(tmp_path: Path, place: str)
     assert [each.backend for each in exported.models] == ["onnxruntime"]
 
 
+def test_a_pickle_that_the_server_would_refuse_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "iris.joblib"
+    model.write_bytes(b"\x80\x04K\x01.")
+
+    assert run(["kserve", str(model), URI]) == 1
+    assert "is a pickle, which can run any code" in (said := capsys.readouterr().err)
+    assert said.endswith("--argument=--trust)\n")
+
+    assert run(["kserve", str(model), URI, "--argument=--trust"]) == 0
+    assert "- --trust" in capsys.readouterr().out
+
+
 def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["kserve", str(tmp_path / "none"), URI]) == 1
     assert run(["kserve", "--mode=cloud", str(tmp_path)]) == 2

@@ -64,12 +64,21 @@ def test_one_model_is_served_by_the_name_of_its_service() -> None:
         "predictor": {
             "model": {
                 "modelFormat": {"name": "onnx", "version": "1"},
-                "runtime": "charonia",
+                "runtime": "iris",
                 "protocolVersion": "v2",
                 "storageUri": URI,
             }
         }
     }
+
+
+def test_each_service_has_a_runtime_of_its_own_unless_it_is_named() -> None:
+    one, other = objects(), objects(PIPELINE)
+    shared = objects(runtime="fast")
+
+    assert one["runtime"]["metadata"]["name"] == "iris"
+    assert other["runtime"]["metadata"]["name"] == other["service"]["metadata"]["name"] == "models"
+    assert shared["service"]["spec"]["predictor"]["model"]["runtime"] == shared["runtime"]["metadata"]["name"] == "fast"
 
 
 def test_a_repository_is_one_service_with_the_formats_of_its_models() -> None:
@@ -201,7 +210,9 @@ def test_models_are_added_one_by_one() -> None:
     assert list(made) == ["runtime", "service", "model-a", "model-b"]
     assert made["runtime"]["spec"]["multiModel"] is True
     assert "--model-control-mode=explicit" in container(made["runtime"])["args"]
-    assert "storageUri" not in made["service"]["spec"]["predictor"]["model"]
+    served = made["service"]["spec"]["predictor"]["model"]
+    assert "storageUri" not in served
+    assert served["resources"] == container(made["runtime"])["resources"]  # KServe looks for the memory there
     assert made["model-b"]["metadata"] == {"name": "b", "namespace": "prod"}
     assert made["model-b"]["spec"] == {
         "inferenceService": "models",
@@ -213,6 +224,16 @@ def test_what_cannot_be_added_one_by_one_is_refused() -> None:
     assert "ensemble 'pipeline' needs others" in refusal(PIPELINE, multi_model=True)
     assert "model 'a_b' cannot be the name of a TrainedModel" in refusal(repository(model("a_b")), multi_model=True)
     assert "expected a repository, got one model" in refusal(multi_model=True)
+    pair = repository(model("a"), model("b"))
+    assert "KServe's agent fetches models from s3://" in refusal(pair, multi_model=True, storage_uri="pvc://c/m")
+
+
+def test_the_memory_of_a_model_stays_when_others_are_added() -> None:
+    more: dict[str, Any] = {"multi_model": True, "model_memory": "256Mi"}
+    one, two = objects(repository(model("a")), **more), objects(repository(model("a"), model("b")), **more)
+
+    assert one["model-a"] == two["model-a"]
+    assert two["model-b"]["spec"]["model"]["memory"] == "256Mi"
 
 
 def test_names_of_folders_become_names_of_services() -> None:
@@ -232,6 +253,10 @@ def test_names_of_folders_become_names_of_services() -> None:
         ({"memory": "much"}, "--memory: expected a quantity"),
         ({"replicas_min": 3, "replicas_max": 2}, "--min-replicas 3 is more than --max-replicas 2"),
         ({"scale_target": 3}, "--scale-metric says what it is the target of"),
+        ({"scale_metric": ScaleMetric.CPU, "scale_target": 101}, "--scale-target: expected a percentage"),
+        ({"mode": Mode.STANDARD, "scale_metric": ScaleMetric.MEMORY}, "--scale-target gives it one"),
+        ({"model_memory": "1Gi"}, "--model-memory: only with --multi-model"),
+        ({"model_memory": "much", "multi_model": True}, "--model-memory: expected a quantity"),
         ({"predictor": "x"}, "--predictor: only with --transformer"),
         ({"transformer": True, "multi_model": True}, "exclude each other"),
         ({"mode": Mode.STANDARD, "canary_percent": 10}, "--canary-percent: a Deployment has no revisions"),

@@ -18,10 +18,9 @@ import tritonclient.grpc as grpcclient
 from tests.support.kserve_sdk import needs_sdk, run_with_sdk
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
+from tests.support.redis_server import free_port
 
 from charonia.core.dtypes import DataType
-from charonia.export.kserve import ExportedModels, kserve_objects
-from charonia.export.options import KserveOptions, Mode, Protocol, RuntimeScope, ScaleMetric
 
 QUIET_S = 0.5
 """Time without a request after which the queue-proxy takes its pod for drained; Knative's is 45 s."""
@@ -273,7 +272,8 @@ def test_a_transformer_asks_its_predictor(tmp_path: Path) -> None:
     document = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["1 2 3 4"]}]}
 
     with ServeProcess(tmp_path, explicit, "--load-model=echo", "--model_name=pipeline") as predictor:
-        given = ("--predictor=echo", "--model_name", "pipeline", "--predictor_host", predictor.http)
+        # Behind the arguments of the transformer itself is what KServe appends.
+        given = ("--predictor=echo", "--model_name", "pipeline", "--predictor_host", predictor.http, "--http_port", "0")
         with ServeProcess(tmp_path, explicit, "--load-model=pipeline", *given) as transformer:
             status, answer = ask(transformer.http, "POST", "/v2/models/pipeline/infer", document)
             assert (status, answer["outputs"][0]["data"]) == (200, [1, 2, 3, 4])
@@ -284,6 +284,18 @@ def test_a_transformer_asks_its_predictor(tmp_path: Path) -> None:
             status, answer = ask(transformer.http, "POST", "/v2/models/pipeline/infer", document)
             assert status == 503
             assert "in ensemble 'pipeline', step 'echo': predictor: no connection to" in answer["error"]
+
+
+def test_a_transformer_that_is_there_first_says_that_it_waits(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", "", config=identity_pbtxt(dims=(4,)))
+    port = free_port()
+    transformer = ServeProcess(tmp_path, "--predictor=echo", "--predictor_host", f"127.0.0.1:{port}")
+
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(transformer.__enter__)
+        assert transformer.logs(f"waiting for the predictor, 'echo' at 127.0.0.1:{port}: no connection")
+        with ServeProcess(tmp_path, f"--http-port={port}"), started.result(timeout=60):
+            assert ask(transformer.http, "GET", "/v2/models/echo/ready")[0] == 200
 
 
 @needs_sdk
@@ -319,41 +331,3 @@ def test_the_clients_of_the_sdk_pass_unmodified(tmp_path: Path) -> None:
         "grpc wrong": "AioRpcError INVALID_ARGUMENT",
         "grpc nothing": "AioRpcError NOT_FOUND",
     }
-
-
-@needs_sdk
-@pytest.mark.parametrize(
-    "options",
-    [
-        KserveOptions(storage_uri="s3://b/m"),
-        KserveOptions(
-            *(
-                "",
-                "",
-                "name",
-                "prod",
-                "pvc://c/m",
-                "registry/image:1",
-                RuntimeScope.CLUSTER,
-                "fast",
-                Mode.KNATIVE,
-                Protocol.GRPC,
-            ),
-            *(0, 3, ScaleMetric.CONCURRENCY, 4, 10, "500m", "4Gi", 1),
-        ),
-        KserveOptions(storage_uri="s3://b/m", mode=Mode.STANDARD, scale_metric=ScaleMetric.CPU, transformer=True),
-        KserveOptions(storage_uri="s3://b/m", mode=Mode.STANDARD, protocol=Protocol.GRPC, multi_model=True),
-    ],
-    ids=["plain", "knative", "transformer", "multi-model"],
-)
-def test_the_sdk_knows_every_field_of_the_objects(options: KserveOptions) -> None:
-    from tests.export.test_kserve import PIPELINE, model
-
-    models = ExportedModels("m", (model("a"), model("b")), is_repository=True) if options.multi_model else PIPELINE
-    objects = list(kserve_objects(models, options).values())
-
-    back = json.loads(run_with_sdk("kserve_sdk_objects.py", given=json.dumps(objects)))
-
-    for each in back:
-        each["spec"].get("predictor", {}).get("model", {}).pop("name", None)  # the SDK's own default, ""
-    assert back == objects

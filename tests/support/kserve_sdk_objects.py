@@ -25,6 +25,7 @@ def main() -> None:
         if not hasattr(kserve.models, name):
             setattr(kserve.models, name, getattr(core, name))
     kserve.models.ResourceQuantity = str
+    kserve.models.K8sIoApiAppsV1DeploymentStrategy = core.V1DeploymentStrategy
     client = ApiClient()
     read = [
         client.deserialize(SimpleNamespace(data=json.dumps(each)), KINDS[each["kind"]]) for each in json.load(sys.stdin)

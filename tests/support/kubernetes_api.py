@@ -2,7 +2,8 @@
 generation, server-side apply with field managers and conflicts, lists, watches that expire and are cut off, logs, the
 proxy to pods; and faults on demand.
 
-What controllers would do is in `kubernetes_controllers.py`.
+What controllers would do is in `kubernetes_controllers.py`. The package kmock (0.8) has no server-side apply, no
+selectors and no versions of objects.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ class Fault:
 
     Attributes:
         method: Their method.
-        path: Part of their path.
+        path: Part of their path; with "dryRun" in it, those that only try.
         status: What is answered; 0: the connection is cut off.
         times: How often.
         body: The `Status` that is answered.
@@ -68,13 +69,16 @@ class Fault:
 
 @dataclass
 class Kept:
-    """An object: what managers have said about it, by path, and what the cluster says."""
+    """An object: what managers have said about it, by path, and what the cluster says.
+
+    An owner is a manager and its operation: what it applies and what it updates are two, as in Kubernetes.
+    """
 
     plural: str
     fields: dict[Path, Any]
     meta: Plain
     status: Plain = field(default_factory=dict)
-    owners: dict[str, set[Path]] = field(default_factory=dict)
+    owners: dict[tuple[str, str], set[Path]] = field(default_factory=dict)
 
     def plain(self) -> Plain:
         found = _built(self.fields)
@@ -85,13 +89,13 @@ class Kept:
 
     def _managed(self) -> list[Plain]:
         entries = []
-        for manager, paths in self.owners.items():
+        for (manager, operation), paths in self.owners.items():
             tree: Plain = {}
             for path in paths:
                 node = tree
                 for part in path:
                     node = node.setdefault(f"f:{part}" if isinstance(part, str) else f"k:{part}", {})
-            entries.append({"manager": manager, "operation": "Apply", "fieldsV1": tree})
+            entries.append({"manager": manager, "operation": operation, "fieldsV1": tree})
         return entries
 
 
@@ -102,6 +106,7 @@ class KubernetesApi:
         url: Its address.
         faults: What goes wrong next.
         requests: Verb and resource of what was asked, as Roles have them.
+        token: The only one that it knows, "" for any.
         served: What pods were asked through the proxy: name of the pod, method, path, body.
         answer: Returns what a pod answers: from its name, method, path and body.
     """
@@ -113,7 +118,7 @@ class KubernetesApi:
         self.served: list[tuple[str, str, str, Any]] = []
         self.answer: Callable[[str, str, str, Any], Any] = lambda pod, method, path, body: {}
         self.logs: dict[str, str] = {}
-        self.url = ""
+        self.url = self.token = ""
         self.lock = threading.RLock()
         self._version = 1000
         self._uids = itertools.count(1)
@@ -186,7 +191,7 @@ class KubernetesApi:
             kept = self.objects[plural, name]
             for paths in kept.owners.values():
                 paths.discard(path)
-            kept.owners.setdefault(manager, set()).add(path)
+            kept.owners.setdefault((manager, "Update"), set()).add(path)
             kept.fields[path] = value
             self._changed(kept, "MODIFIED", is_spec=path[0] == "spec")
 
@@ -210,26 +215,31 @@ class KubernetesApi:
             if kept is not None:
                 self._changed(kept, "DELETED", is_spec=False)
 
-    def apply(self, plural: str, name: str, wanted: Plain, manager: str, *, force: bool) -> Plain | web.Response:
+    def apply(
+        self, plural: str, name: str, wanted: Plain, manager: str, *, force: bool, is_trial: bool = False
+    ) -> Plain | web.Response:
         """Apply an object, or return the conflict."""
         with self.lock:
-            said = _flat(wanted)
+            said, own = _flat(wanted), (manager, "Apply")
             kept = self.objects.get((plural, name))
             if kept is not None:
                 conflicts = [
-                    (other, path)
+                    (other[0], path)
                     for other, paths in kept.owners.items()
-                    for path in (paths & said.keys() if other != manager and not force else ())
+                    for path in (paths & said.keys() if other != own and not force else ())
                     if kept.fields.get(path) != said[path]
                 ]
                 if conflicts:
                     return _conflict(name, conflicts)
-                for paths in (paths for other, paths in kept.owners.items() if other != manager):
+            if is_trial:
+                return wanted
+            if kept is not None:
+                for paths in (paths for other, paths in kept.owners.items() if other != own):
                     paths -= {path for path in paths & said.keys() if kept.fields.get(path) != said[path]}
-            before = kept.owners.get(manager, set()) if kept else set()
+            before = kept.owners.get(own, set()) if kept else set()
             dropped = before - said.keys()
             if kept is not None:
-                dropped -= set[Path]().union(*(paths for other, paths in kept.owners.items() if other != manager))
+                dropped -= set[Path]().union(*(paths for other, paths in kept.owners.items() if other != own))
             self._write(plural, name, dict.fromkeys(dropped), manager, said)
             return self.objects[plural, name].plain()
 
@@ -247,7 +257,7 @@ class KubernetesApi:
         kept.fields[("kind",)] = KINDS[plural]
         if plural == "deployments":
             kept.fields.setdefault(("spec", "replicas"), 1)
-        kept.owners[manager] = set(said)
+        kept.owners[manager, "Apply"] = set(said)
         if kept.fields != before:
             is_spec = is_new or any(
                 path[0] == "spec"
@@ -265,9 +275,17 @@ class KubernetesApi:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         parts = request.path.strip("/").split("/")
         body = await request.read()
+        url, is_trial = str(request.rel_url), "dryRun" in request.query
         fault = next(
-            (each for each in self.faults if each.method == request.method and each.path in str(request.rel_url)), None
+            (
+                each
+                for each in self.faults
+                if each.method == request.method and each.path in url and is_trial == ("dryRun" in each.path)
+            ),
+            None,
         )
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return _status(401, "Unauthorized")
         if fault is not None:
             fault.times -= 1
             if fault.times <= 0:
@@ -283,7 +301,7 @@ class KubernetesApi:
     async def _answered(self, request: web.Request, parts: list[str], body: bytes) -> web.StreamResponse:
         rest = parts[2:] if parts[0] == "api" else parts[3:]
         if rest[:1] == ["namespaces"]:
-            if rest[1] != NAMESPACE:
+            if rest[1] != NAMESPACE and (request.method != "GET" or len(rest) > 3):  # lists are empty
                 return _status(404, f'namespaces "{rest[1]}" not found')
             rest = rest[2:]
         plural, name, sub = rest[0], rest[1] if len(rest) > 1 else "", rest[2] if len(rest) > 2 else ""
@@ -305,7 +323,8 @@ class KubernetesApi:
         if request.method == "PATCH":
             assert request.headers["Content-Type"] == "application/apply-patch+yaml"
             is_forced = request.query.get("force") == "true"
-            made = self.apply(plural, name, body, request.query["fieldManager"], force=is_forced)
+            is_trial = request.query.get("dryRun") == "All"
+            made = self.apply(plural, name, body, request.query["fieldManager"], force=is_forced, is_trial=is_trial)
             return made if isinstance(made, web.Response) else web.json_response(made)
         if not name:
             return self._list(request, plural)

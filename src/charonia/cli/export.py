@@ -5,6 +5,7 @@ exported like that, 2 misuse.
 """
 
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from charonia.cli.values import choice, filled, integer
 from charonia.config.forms import Form
 from charonia.config.model import ModelConfig
 from charonia.config.platforms import FORMATS
-from charonia.core.errors import not_found
+from charonia.core.errors import not_found, unsupported
 from charonia.export.kserve import ExportedModels, Json, kserve_objects
 from charonia.export.options import PERCENT_MAX, REPLICAS_MAX, KserveOptions, Mode, Protocol, RuntimeScope, ScaleMetric
 
@@ -33,7 +34,7 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
             Option("--name", "name", filled, "NAME", "Name of the InferenceService", default="PATH's name"),
             Option("--namespace", "namespace", filled, "NAME", "Its namespace", default="that of kubectl"),
             Option("--image", "image", filled, "IMAGE", "Image of the server"),
-            Option("--runtime", "runtime", filled, "NAME", "Name of the runtime"),
+            Option("--runtime", "runtime", filled, "NAME", "Name of the runtime", default="that of the service"),
             Option(
                 *("--scope", "scope", choice(RuntimeScope), "cluster|namespace"),
                 "Whether the runtime is a ClusterServingRuntime or a ServingRuntime",
@@ -68,7 +69,13 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
                 default="KServe's",
             ),
             Option(
-                *("--scale-target", "scale_target", integer(1), "N", "Value of the metric for each replica"),
+                *(
+                    "--scale-target",
+                    "scale_target",
+                    integer(1),
+                    "N",
+                    "Value of the metric for each replica; per cent of cpu and memory",
+                ),
                 default="KServe's",
             ),
             Option(
@@ -79,6 +86,11 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
         ),
         "Several models": (
             flag("--multi-model", "multi_model", True, "Add the models to a running service, as TrainedModels"),
+            Option(
+                *("--model-memory", "model_memory", filled, "SIZE"),
+                "Memory of each such model; it cannot be changed later",
+                default="equal shares",
+            ),
             flag(
                 *("--transformer", "transformer", True),
                 "Divide an ensemble: one step is the predictor, the others run in a transformer",
@@ -92,6 +104,9 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
     },
     record=KserveOptions(),
 )
+
+TRUST = "--trust"
+"""Argument of `charonia serve` for pickles."""
 
 TARGETS = {"kserve": KSERVE}
 """Command line by what is exported to."""
@@ -114,7 +129,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _kserve(given: KserveOptions) -> int:
-    objects = kserve_objects(models_at(given.path), given)
+    models = models_at(given.path, is_trusted=TRUST in given.arguments)
+    objects = kserve_objects(models, given)
     if not given.output:
         print("---\n".join(_yaml(each) for each in objects.values()), end="")
         return 0
@@ -134,11 +150,15 @@ def files_of(objects: Mapping[str, Json]) -> dict[str, str]:
     return {f"{number:02}-{name}.yaml": _yaml(each) for number, (name, each) in enumerate(objects.items(), 1)}
 
 
-def models_at(path: str) -> ExportedModels:
+def models_at(path: str, *, is_trusted: bool = False) -> ExportedModels:
     """Return the models at a path. Blocks on the disk.
 
+    Args:
+        path: The path.
+        is_trusted: Whether the server is told to read a file that can run any code.
+
     Raises:
-        ServingError: There are none, or one cannot be read.
+        ServingError: There are none, one cannot be read, or the server would not read it.
     """
     # Imported late, because it imports schema, which `--help` does not need.
     from charonia.server.files.given import sort
@@ -149,7 +169,14 @@ def models_at(path: str) -> ExportedModels:
     if not place.exists():
         raise not_found(f"there is nothing at '{path}'", hint="a repository, a model's folder, or its file")
     if given.files:
-        return ExportedModels(_stem(place), (_of_form(*given.files[0]),), is_repository=False)
+        file, form = given.files[0]
+        model = _of_form(file, form)
+        if model.backend == "sklearn" and not is_trusted and not zipfile.is_zipfile(file):
+            raise unsupported(
+                f"'{file}' is a pickle, which can run any code when it is read: the server would refuse it",
+                hint=f"if you made the file or trust who did: --argument={TRUST}",
+            )
+        return ExportedModels(_stem(place), (model,), is_repository=False)
     is_repository = not (given.models or given.loose)
     folders = scan([place], fingerprints=False).models.values() if is_repository else [folder_at(place)]
     models = []

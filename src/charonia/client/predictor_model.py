@@ -81,6 +81,7 @@ def _url(config: dict[str, Any]) -> str:
 
 async def _configuration(url: str, model: str) -> dict[str, Any]:
     last = time.monotonic() + START_S_MAX
+    is_said = False
     async with AsyncClient(url) as client:
         while True:
             try:
@@ -88,4 +89,7 @@ async def _configuration(url: str, model: str) -> dict[str, Any]:
             except ServingError as error:
                 if error.code not in (Code.UNAVAILABLE, Code.NOT_FOUND, Code.INVALID_ARG) or time.monotonic() > last:
                     raise
+                if not is_said:
+                    pb_utils.Logger.log_warn(f"waiting for the predictor, '{model}' at {url}: {error}")
+                    is_said = True
             await asyncio.sleep(PAUSE_S)

@@ -6,7 +6,7 @@ Source: KServe's custom resources, `serving.kserve.io/v1alpha1` and `v1beta1`; K
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from charonia.config.model import ModelConfig
 from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE
@@ -30,6 +30,9 @@ EXIT_SECS = 30
 
 SLEEP_SECS = 10
 """Time after a pod is taken from its Service in which requests still arrive; Knative's queue-proxy waits by itself."""
+
+AGENT_SCHEMES = ("s3://", "gs://", "https://", "http://")
+"""Stores that KServe's agent reads; its storage initializer reads others, too."""
 
 REPOSITORY_FORMAT = "triton"
 """KServe's name for a repository of models."""
@@ -89,6 +92,8 @@ def kserve_objects(exported: ExportedModels, options: KserveOptions) -> dict[str
             hint=f"upload it, then --storage-uri s3://BUCKET/{exported.name} or pvc://CLAIM/{exported.name}",
         )
     name = options.name or _name_of(exported.name)
+    # Each service has a runtime of its own by default: a shared one would change under the services that are there.
+    options = replace(options, runtime=options.runtime or name)
     objects = {"runtime": _runtime(exported, options), "service": _service(name, exported, options)}
     return objects | (_trained_models(name, exported, options) if options.multi_model else {})
 
@@ -145,7 +150,9 @@ def _service(name: str, exported: ExportedModels, options: KserveOptions) -> Jso
         "runtime": options.runtime,
         "protocolVersion": options.protocol.value,
     }
-    if not options.multi_model:
+    if options.multi_model:
+        model["resources"] = _resources(options)  # KServe compares the models' memory with this one, not the runtime's
+    else:
         model["storageUri"] = options.storage_uri
     spec: Json = {"predictor": {**_component(options), "model": model}}
     if options.transformer:
@@ -174,6 +181,10 @@ def _service(name: str, exported: ExportedModels, options: KserveOptions) -> Jso
 def _trained_models(service: str, exported: ExportedModels, options: KserveOptions) -> dict[str, Json]:
     if not exported.is_repository:
         raise invalid(f"--multi-model: expected a repository, got one model, '{exported.name}'")
+    if not options.storage_uri.startswith(AGENT_SCHEMES):
+        raise invalid(
+            f"--multi-model: KServe's agent fetches models from {', '.join(AGENT_SCHEMES)}, got '{options.storage_uri}'"
+        )
     ensembles = [each.name for each in exported.models if each.ensemble_scheduling is not None]
     if ensembles:
         raise unsupported(
@@ -190,7 +201,7 @@ def _trained_models(service: str, exported: ExportedModels, options: KserveOptio
                 "model": {
                     "framework": _format(each)[0],
                     "storageUri": f"{options.storage_uri.rstrip('/')}/{each.name}",
-                    "memory": _share(options.memory, len(exported.models)),
+                    "memory": options.model_memory or _share(options.memory, len(exported.models)),
                 },
             },
         }
@@ -311,9 +322,6 @@ def _only(model: str) -> list[str]:
 
 
 def _container(options: KserveOptions, arguments: Sequence[str]) -> Json:
-    resources: Json = {"cpu": options.cpu, "memory": options.memory}
-    if options.gpus:
-        resources["nvidia.com/gpu"] = str(options.gpus)
     return {
         "name": CONTAINER,
         "image": options.image,
@@ -325,8 +333,15 @@ def _container(options: KserveOptions, arguments: Sequence[str]) -> Json:
             "runAsNonRoot": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "resources": _resources(options),
     }
+
+
+def _resources(options: KserveOptions) -> Json:
+    resources: Json = {"cpu": options.cpu, "memory": options.memory}
+    if options.gpus:
+        resources["nvidia.com/gpu"] = str(options.gpus)
+    return {"requests": dict(resources), "limits": dict(resources)}
 
 
 def _component(options: KserveOptions) -> Json:

@@ -49,6 +49,9 @@ class ScaleMetric(Enum):
 REQUESTS = (ScaleMetric.CONCURRENCY, ScaleMetric.RPS)
 """What only Knative counts."""
 
+USED = (ScaleMetric.CPU, ScaleMetric.MEMORY)
+"""What the target of is a percentage."""
+
 
 @dataclass(frozen=True, slots=True)
 class KserveOptions:
@@ -62,7 +65,7 @@ class KserveOptions:
         storage_uri: Where KServe finds the models.
         image: Image of the server.
         scope: RuntimeScope of the runtime.
-        runtime: Name of the runtime.
+        runtime: Name of the runtime, "" for that of the service.
         mode: How KServe runs the service.
         protocol: Protocol of clients.
         replicas_min: Fewest replicas, 0 to scale to zero; None for KServe's default.
@@ -73,6 +76,7 @@ class KserveOptions:
         cpu: Cores of a replica.
         memory: Memory of a replica.
         gpus: NVIDIA GPUs of a replica.
+        model_memory: Memory of each model that is added one by one, "" for equal shares of a replica's.
         multi_model: Whether models are added to the running service one by one, as TrainedModels.
         transformer: Whether an ensemble is divided into a transformer and a predictor.
         predictor: The step of the ensemble that is the predictor, "" for the only one that computes.
@@ -86,7 +90,7 @@ class KserveOptions:
     storage_uri: str = ""
     image: str = "charonia"
     scope: RuntimeScope = RuntimeScope.NAMESPACE
-    runtime: str = "charonia"
+    runtime: str = ""
     mode: Mode = Mode.KNATIVE
     protocol: Protocol = Protocol.V2
     replicas_min: int | None = None
@@ -97,6 +101,7 @@ class KserveOptions:
     cpu: str = "1"
     memory: str = "2Gi"
     gpus: int = 0
+    model_memory: str = ""
     multi_model: bool = False
     transformer: bool = False
     predictor: str = ""
@@ -116,8 +121,9 @@ class KserveOptions:
         for option, name in (("--name", self.name), ("--namespace", self.namespace), ("--runtime", self.runtime)):
             if name and not NAME.fullmatch(name):
                 yield f"{option}: expected lower-case letters, digits and '-', a letter first, at most 54, got '{name}'"
-        for option, quantity in (("--cpu", self.cpu), ("--memory", self.memory)):
-            if not QUANTITY.fullmatch(quantity):
+        sizes = (("--cpu", self.cpu), ("--memory", self.memory), ("--model-memory", self.model_memory))
+        for option, quantity in sizes:
+            if quantity and not QUANTITY.fullmatch(quantity):
                 yield f"{option}: expected a quantity of Kubernetes, such as 500m or 2Gi, got '{quantity}'"
         if self.storage_uri and "://" not in self.storage_uri:
             yield f"--storage-uri: expected a URI, such as s3://bucket/iris, got '{self.storage_uri}'"
@@ -125,6 +131,10 @@ class KserveOptions:
             yield f"--min-replicas {self.replicas_min} is more than --max-replicas {self.replicas_max}"
         if self.scale_target is not None and self.scale_metric is None:
             yield "--scale-target: --scale-metric says what it is the target of"
+        if self.scale_metric in USED and (self.scale_target or 1) > PERCENT_MAX:
+            yield f"--scale-target: expected a percentage of what is requested, 1 to 100, got {self.scale_target}"
+        if self.model_memory and not self.multi_model:
+            yield "--model-memory: only with --multi-model, which adds models one by one"
         if self.predictor and not self.transformer:
             yield "--predictor: only with --transformer, which divides an ensemble"
         if self.transformer and self.multi_model:
@@ -139,3 +149,5 @@ class KserveOptions:
             yield "--min-replicas 0: only Knative starts a replica for a request; use --mode knative"
         if self.scale_metric in REQUESTS:
             yield f"--scale-metric {self.scale_metric.value}: only Knative counts requests; use cpu or --mode knative"
+        if self.scale_metric is ScaleMetric.MEMORY and self.scale_target is None:
+            yield "--scale-metric memory: KServe has no target of its own for it; --scale-target gives it one"

@@ -71,6 +71,13 @@ def test_errors_are_sentences_with_the_status_of_what_is_wrong() -> None:
     assert "hint: /v1/models/identity:predict" in str(json.loads(other.body)["error"])
 
 
+def test_what_the_protocol_has_beside_predict_is_named_by_what_there_is() -> None:
+    explained = predict({"instances": [ROW]}, url="/v1/models/identity:explain")
+
+    assert explained.status == 404
+    assert f"(hint: {PREDICT}; " in json.loads(explained.body)["error"]
+
+
 def test_a_model_with_no_single_response_is_refused() -> None:
     assert predict({"instances": [ROW]}, FakeEngine(outcomes=[[(None, True)]])).status == 501
 

@@ -88,9 +88,9 @@ class KserveV1Handlers:
         exchange.is_kserve = True
         model = target.model.removesuffix(PREDICT)
         if model == target.model:
-            path = f"/v1/models/{model}"
+            path = f"/v1/models/{model:.200}"
             raise not_found(
-                f"there is nothing to POST to at {path:.200}", hint=f"{path:.200}{PREDICT}; {route_hint(path)}"
+                f"there is nothing to POST to at {path}", hint=f"{path.partition(':')[0]}{PREDICT}; {route_hint(path)}"
             )
         exchange.model = model
         loaded = self._demand(model, "") if self._demand is not None else None

@@ -2,12 +2,14 @@
 
 import contextlib
 import itertools
+import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, ClusterStage, workload
-from tests.support.kubernetes_api import Fault
+from tests.support.kubernetes_api import Fault, kubeconfig
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
 
@@ -48,6 +50,7 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         Fault("PATCH", "/secrets/", 429, headers={"Retry-After": "0"}),
         Fault("GET", "/deployments", 0, times=2),
         Fault("PATCH", "/deployments/", 0, is_done=True),  # it was applied, and the answer is lost
+        Fault("PATCH", "/secrets/", 409, body={"reason": "Conflict", "message": "the object has been modified"}),
     ],
     ids=str,
 )
@@ -83,6 +86,61 @@ def test_what_the_platform_may_not_do_names_the_role(stage: ClusterStage) -> Non
     assert raised.value.code is Code.INVALID_ARG
 
 
+@pytest.mark.parametrize("said", ['admission webhook "policy" denied the request: no', "exceeded quota: team"])
+def test_what_admission_refuses_is_no_matter_of_the_role(stage: ClusterStage, said: str) -> None:
+    stage.api.faults.append(Fault("PATCH", f"/deployments/{OBJECT}?dryRun", 403, body={"message": said}))
+
+    with pytest.raises(ServingError, match=f"Deployment '{OBJECT}': Kubernetes refuses it: {said}") as raised:
+        stage.target().apply(workload(1))
+
+    assert (raised.value.code, raised.value.hint) == (Code.INVALID_ARG, "")
+
+
+def with_token_program(stage: ClusterStage, folder: Path, token: str) -> None:
+    """Let the kubeconfig name a program that makes tokens, as those of clouds do."""
+    said = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": token},
+    }
+    (folder / "credential").write_text(json.dumps(said))
+    program = {"apiVersion": said["apiVersion"], "command": "cat", "args": [str(folder / "credential")]}
+    document = json.loads(kubeconfig(stage.api))
+    document["users"] = [{"name": "u", "user": {"exec": program}}]
+    stage.config.write_text(json.dumps(document))
+
+
+def test_a_token_that_has_expired_is_made_anew(stage: ClusterStage, tmp_path: Path) -> None:
+    stage.api.token = "first"
+    with_token_program(stage, tmp_path, "first")
+    target = stage.target()
+    target.apply(workload(1))
+    assert serves(target, 1)
+
+    stage.api.token = "second"
+    with_token_program(stage, tmp_path, "second")
+    stage.api.cut_watches()
+    target.apply(workload(2))
+
+    assert serves(target, 2)
+
+
+def test_who_is_not_known_to_the_cluster_is_asked_to_sign_in(stage: ClusterStage, tmp_path: Path) -> None:
+    stage.api.token = "first"
+    with_token_program(stage, tmp_path, "first")
+    target = stage.target()
+    target.apply(workload(1))
+    assert serves(target, 1)
+
+    stage.api.token = "second"
+    (tmp_path / "credential").write_text("no credential")
+
+    with pytest.raises(ServingError, match="the cluster does not know who asks") as raised:
+        target.apply(workload(2))
+
+    assert raised.value.code is Code.UNAVAILABLE
+
+
 def test_nodes_that_may_not_be_read_are_not_compared(stage: ClusterStage) -> None:
     node = {"apiVersion": "v1", "metadata": {"name": "one"}}
     stage.api.put("nodes", node, {"allocatable": {"cpu": "2", "memory": "4Gi"}})
@@ -115,6 +173,57 @@ def test_a_watch_whose_version_is_too_long_ago_begins_with_a_list(stage: Cluster
     assert eventually(lambda: target.observe(NAME).phase is RevisionPhase.ABSENT, WAIT_S)
     target.apply(workload(1))
     assert serves(target, 1)
+
+
+def test_watches_that_end_at_once_are_not_begun_again_at_once(
+    stage: ClusterStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "WATCH_S", 0)
+    monkeypatch.setattr(watch, "RECONNECT_S", 0.2)
+    target = stage.target()
+    target.apply(workload(1))
+    before = len(stage.api.requests)
+
+    time.sleep(0.5)
+
+    asked = stage.api.requests[before:].count(("watch", "secrets"))
+    assert asked <= 4
+
+
+def test_a_watch_that_cannot_begin_at_its_version_begins_with_a_list(stage: ClusterStage) -> None:
+    target = stage.target()
+    target.apply(workload(1))
+    assert serves(target, 1)
+
+    gone = Fault("GET", "/deployments?watch", 410, body={"message": "too old resource version"})
+    stage.api.faults.append(gone)
+    stage.api.cut_watches()
+    target.apply(workload(2))
+
+    assert serves(target, 2)
+    assert gone not in stage.api.faults
+
+
+def test_a_namespace_that_may_not_be_read_says_which_role_is_missing(stage: ClusterStage) -> None:
+    said = {"message": 'secrets is forbidden: User "p" cannot list resource "secrets" in the namespace "models"'}
+    stage.api.faults.append(Fault("GET", "/secrets", 403, times=10_000, body=said))
+    target = stage.target()
+
+    with pytest.raises(ServingError, match=r"cannot list resource.*the Role that the platform needs") as raised:
+        target.observe(NAME)
+
+    assert raised.value.code is Code.UNAVAILABLE
+
+
+def test_a_namespace_that_is_not_there_is_named(stage: ClusterStage) -> None:
+    document = json.loads(kubeconfig(stage.api))
+    document["contexts"][0]["context"]["namespace"] = "nowhere"
+    stage.config.write_text(json.dumps(document))
+
+    with pytest.raises(ServingError, match=r'namespaces "nowhere" not found.*is the namespace there') as raised:
+        stage.target().apply(workload(1))
+
+    assert raised.value.code is Code.NOT_FOUND
 
 
 def test_what_was_seen_does_not_count_for_ever(stage: ClusterStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +313,8 @@ def test_a_platform_that_is_killed_while_it_applies_is_followed_by_one_that_goes
     real = target._cluster._asked
 
     async def asked(method: str, *arguments: Any, **more: Any) -> Plain:
-        if method != "GET" and next(writes) == cut:
+        is_trial = ("dryRun", "All") in arguments[1]
+        if method != "GET" and not is_trial and next(writes) == cut:
             raise KilledError
         return await real(method, *arguments, **more)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, workload
+from tests.support.kserve_sdk import needs_sdk, through_the_models
 
 from charonia.core.errors import ServingError
 from charonia.platform.settings import KubernetesSettings
@@ -75,6 +76,20 @@ def test_knative_has_its_own_probes_and_revisions() -> None:
     assert "startupProbe" not in service["spec"]["predictor"]["model"]
 
 
+@needs_sdk
+def test_kserve_knows_every_field_of_the_objects() -> None:
+    made = workload(1, keys=True, cpu_cores=2, memory_mib=512, gpus=(0,), replicas_min=2, replicas_max=6)
+    objects = [
+        each
+        for mode in ("standard", "knative")
+        for each in prepared(made, store_secret="store", kserve_mode=mode)
+        if each["apiVersion"].startswith("serving.kserve.io/")
+    ]
+
+    assert len(objects) == 4
+    assert through_the_models(objects) == objects
+
+
 def test_what_kserve_cannot_do_is_refused() -> None:
     settings = KubernetesSettings("config", images=(("ocr", "registry/ocr:1"),))
 
@@ -121,8 +136,20 @@ def test_a_revision_is_ready_when_its_deployment_and_the_service_are() -> None:
     assert seen(service, made_for("2", 1), uid="before")[0] is RolloutState.STEADY  # nothing is known of it
 
 
-def test_a_revision_that_knative_gives_up_has_failed_but_not_one_that_it_starts() -> None:
+def test_a_runtime_that_kserve_has_not_seen_yet_is_waited_for() -> None:
+    service = prepared(workload(2))[-1]
+    failed = {"reason": "RuntimeNotRecognized", "message": "Waiting for runtime to become available"}
+    status = {"modelStatus": {"transitionStatus": "InvalidSpec", "lastFailureInfo": failed}}
+
+    assert seen(service | {"status": status}, None)[0] is RolloutState.UNDER_WAY
+    failed["reason"] = "NoSupportingRuntime"
+    assert seen(service | {"status": status}, None)[0] is RolloutState.BROKEN
+
+
+@pytest.mark.parametrize("mode", ["Serverless", "Knative"])
+def test_a_revision_that_knative_gives_up_has_failed_but_not_one_that_it_starts(mode: str) -> None:
     service = prepared(workload(2), kserve_mode="knative")[-1]
+    service["metadata"]["annotations"]["serving.kserve.io/deploymentMode"] = mode  # KServe rewrites it
     message = "Revision failed with message: container exits"
     failed: dict[str, Any] = {"conditions": [{"type": "PredictorReady", "status": "False", "message": message}]}
 

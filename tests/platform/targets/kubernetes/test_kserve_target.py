@@ -94,6 +94,25 @@ def test_a_pod_without_a_node_says_why_and_what_serves_stays(stage: ClusterStage
     assert eventually(lambda: stage.api.names("pods") == before, 10)
 
 
+def test_the_runtime_of_a_service_that_is_refused_is_that_of_the_one_that_serves(stage: ClusterStage) -> None:
+    target = stage.kserve_target()
+    target.apply(workload(1))
+    assert serves(target, 1)
+    before, pods = stage.api.get("servingruntimes", OBJECT), stage.api.names("pods")
+    assert before is not None
+    denied = {"message": 'admission webhook "inferenceservice.kserve" denied the request: no'}
+    stage.api.faults.append(Fault("PATCH", f"/inferenceservices/{OBJECT}?dryRun=All", 403, body=denied))
+
+    with pytest.raises(ServingError, match="denied the request"):
+        target.apply(workload(2, memory_mib=4096))  # which the runtime says
+
+    after = stage.api.get("servingruntimes", OBJECT)
+    assert after is not None
+    assert after["spec"] == before["spec"]
+    assert serves(target, 1)
+    assert stage.api.names("pods") == pods
+
+
 def test_pods_stay_when_bounds_or_traffic_change(stage: ClusterStage) -> None:
     target = stage.kserve_target()
     target.apply(workload(1))

@@ -79,6 +79,10 @@ CASES = {
         pod(phase="Failed", reason="UnexpectedAdmissionError", message="no GPU left"),
         "its node has refused it, UnexpectedAdmissionError: no GPU left",
     ),
+    "its node is away": (
+        pod(conditions=[{"type": "Ready", "status": "False"}], containerStatuses=[container(ready=True)]),
+        "its node does not report any more (hint: `kubectl get nodes` says which are not ready)",
+    ),
     "it starts": (pod(containerStatuses=[container()]), ""),
     "packages are installed": (
         pod(
@@ -108,6 +112,15 @@ def test_a_server_that_ends_says_how_often_and_its_last_lines() -> None:
     assert not is_hopeless(pod(containerStatuses=[container(ended={"exitCode": 1}, restartCount=2)]))
 
 
+def test_a_server_that_cannot_begin_says_what_the_node_says() -> None:
+    ended = {"reason": "StartError", "exitCode": 128, "message": 'exec: "charonia": executable file not found in $PATH'}
+    found = pod(containerStatuses=[container(waiting="CrashLoopBackOff", ended=ended, restartCount=1)])
+
+    assert pod_reason(found) == (
+        'its server ends with exit code 128:\nexec: "charonia": executable file not found in $PATH'
+    )
+
+
 def test_a_step_before_the_server_that_fails_is_named() -> None:
     ended = {"exitCode": 1}
     found = pod(initContainerStatuses=[container(name="install-packages", ended=ended, restartCount=1)])
@@ -132,6 +145,10 @@ def test_a_step_that_has_ended_well_and_a_server_that_was_restarted_long_ago_are
         (
             {"reason": "FailedMount", "message": 'secret "keys" not found'},
             'a volume cannot be mounted: secret "keys" not found (hint: does the Secret or the claim exist?)',
+        ),
+        (
+            {"reason": "FailedCreatePodSandBox", "message": "no address left"},
+            "its node cannot begin it: no address left",
         ),
         (
             {"reason": "Unhealthy", "message": "Liveness probe failed: timeout"},

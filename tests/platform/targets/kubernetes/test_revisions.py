@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, ClusterStage, workload
+from tests.support.kubernetes_api import Fault
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
 
@@ -91,6 +92,26 @@ def test_what_a_revision_no_longer_has_is_removed(stage: ClusterStage) -> None:
     assert len(stage.repositories.configs) == 1
 
 
+def test_a_revision_that_is_refused_half_way_leaves_nothing(stage: ClusterStage) -> None:
+    target = stage.target()
+    target.apply(workload(1))
+    assert serves(target, 1)
+    denied = {"message": 'admission webhook "policy" denied the request: images need a digest'}
+    stage.api.faults.append(Fault("PATCH", f"/deployments/{OBJECT}?dryRun=All", 403, body=denied))
+
+    with pytest.raises(ServingError, match="images need a digest"):
+        target.apply(workload(2, replicas_max=4))  # its autoscaler comes before its Deployment
+
+    assert stage.api.names("horizontalpodautoscalers") == []
+    assert stage.api.names("secrets") == [f"{OBJECT}-rev-1"]
+    service = stage.api.get("services", OBJECT)
+    assert service is not None
+    assert service["metadata"]["annotations"]["charonia.dev/revision"] == "1"
+    assert serves(target, 1)
+    target.apply(workload(2, replicas_max=4))
+    assert serves(target, 2)
+
+
 def test_the_number_of_replicas_is_left_to_the_autoscaler(stage: ClusterStage) -> None:
     target = stage.target()
     target.apply(workload(1, version=1, replicas_min=3, replicas_max=3))
@@ -122,9 +143,11 @@ def test_a_fixed_number_of_replicas_is_taken_back_from_the_autoscaler(stage: Clu
     found = stage.api.get("deployments", OBJECT)
     assert found is not None
     assert found["spec"]["replicas"] == 3
+    target.apply(workload(3, version=1, replicas_min=4, replicas_max=4))  # what was taken is ours as an update, too
+    assert serves(target, 3)
     stage.api.change("deployments", OBJECT, ("spec", "replicas"), 7, manager="kubectl")
     with pytest.raises(ServingError, match=r'changed by somebody else: .*replicas.*conflict with "kubectl"'):
-        target.apply(workload(3, version=2, replicas_min=3, replicas_max=3))
+        target.apply(workload(4, version=2, replicas_min=3, replicas_max=3))
 
 
 def test_a_pod_that_was_evicted_is_no_server_any_more_once_another_one_is_there(stage: ClusterStage) -> None:

@@ -28,6 +28,8 @@ NOTE = "current"
 """Value of the label of a note, where a record has "true"."""
 
 _UID = "uid"
+_KNATIVE = ("Serverless", "Knative")
+"""The mode as we write it, and as KServe 0.16 and later rewrite it."""
 
 
 def note(service: Plain, owner: str, deployment: str, revision: int, serving: int) -> dict[str, Any]:
@@ -107,11 +109,12 @@ def _failure(service: Plain) -> str:
     """
     status = service.get("status") or {}
     model = status.get("modelStatus") or {}
-    if model.get("transitionStatus") == "InvalidSpec":
-        failed = model.get("lastFailureInfo") or {}
+    failed = model.get("lastFailureInfo") or {}
+    # A runtime that was made just before is not known to KServe at once: it waits for it.
+    if model.get("transitionStatus") == "InvalidSpec" and failed.get("reason") != "RuntimeNotRecognized":
         return str(failed.get("message") or failed.get("reason") or "the InferenceService is not valid")
     predictor = _condition(service, "PredictorReady")
-    if annotations(service).get("serving.kserve.io/deploymentMode") == "Serverless" and (
+    if annotations(service).get("serving.kserve.io/deploymentMode") in _KNATIVE and (
         predictor.get("status") == "False"  # while a revision starts, Knative says Unknown
     ):
         return str(predictor.get("message") or predictor.get("reason"))

@@ -6,6 +6,7 @@ from them: that is an error which says who has changed what.
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,13 @@ from charonia.install_hint import extra_hint
 from charonia.platform.settings import IN_CLUSTER, KubernetesSettings
 from charonia.platform.targets.kubernetes.marks import MANAGER, ObjectKind, Plain, Reference, reference
 
+_log = logging.getLogger(__name__)
+
 CALL_S_MAX = 30.0
 """Longest time of one request."""
 
 RETRIES_MAX = 4
-"""Retries of a request that the API server is too busy for, or that has not reached it."""
+"""Retries of a request that the API server is too busy for, that has not reached it, or that met another change."""
 
 RETRY_S = 0.25
 """Pause before the first retry; it doubles each time."""
@@ -44,6 +47,8 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _T = TypeVar("_T")
 _BUSY = (429, 500, 502, 503, 504)
 _GONE = 410
+_UNKNOWN = 401
+_CONFLICT = 409
 
 
 class ExpiredError(Exception):
@@ -75,16 +80,19 @@ class Cluster:
         self._faults: tuple[type[Exception], ...] = (OSError, asyncio.TimeoutError, aiohttp.ClientError)
         self._stream_faults = (*self._faults, ValueError)
         self._client = client
+        self._config: Any = config
+        self._settings = settings
         self._configuration = client.Configuration()
+        self._config_faults = (config.ConfigException, OSError, ValueError, yaml.YAMLError)
+        self._signing_in = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes", daemon=True)
         self._thread.start()
         self._api: Any = None
         try:
-            self.namespace = settings.namespace or self._load(config, settings) or "default"
-            if settings.namespace:
-                self._load(config, settings)
-        except (config.ConfigException, OSError, ValueError, yaml.YAMLError) as error:
+            found = self.run(self._load())
+            self.namespace = settings.namespace or found or "default"
+        except self._config_faults as error:
             self.close()
             reason = " ".join(str(error).split())
             raise invalid(f"--kubernetes: '{settings.config}' cannot be used: {reason}") from None
@@ -122,19 +130,21 @@ class Cluster:
         """Return the objects of a kind that is in no namespace. See `get`."""
         return self.run(self.listed(kind, is_namespaced=False))[0]
 
-    def apply(self, wanted: Plain, *, force: bool = False) -> Plain:
+    def apply(self, wanted: Plain, *, force: bool = False, is_trial: bool = False) -> Plain:
         """Let an object be so, and return it.
 
         Args:
             wanted: What we say about it.
             force: Take fields from those who have changed them.
+            is_trial: Only find out whether it would be refused.
 
         Raises:
             ServingError: ALREADY_EXISTS if somebody else has changed what we say; INVALID_ARG if it is refused;
                 UNAVAILABLE when the API server cannot be reached.
         """
         which = reference(wanted)
-        query = [("fieldManager", MANAGER), ("fieldValidation", "Strict"), *([("force", "true")] if force else [])]
+        query = [("dryRun", "All")] if is_trial else []
+        query += [("fieldManager", MANAGER), ("fieldValidation", "Strict"), *([("force", "true")] if force else [])]
         path = f"{self._path(which.kind)}/{which.name}"
         return self.run(self._asked("PATCH", path, query, wanted, f"{which}", "application/apply-patch+yaml"))
 
@@ -259,7 +269,8 @@ class Cluster:
             else:
                 if response.status < 300:
                     return answer
-                if response.status not in _BUSY or attempt == RETRIES_MAX:
+                is_contended = method == "PATCH" and response.status == _CONFLICT and not _conflicts(_status(answer))
+                if not (response.status in _BUSY or is_contended) or attempt == RETRIES_MAX:
                     raise refusal(response.status, answer, what)
                 asked_s = response.headers.get("Retry-After", "")
                 pause_s = max(pause_s, float(asked_s) if asked_s.isdecimal() else 0.0)
@@ -282,19 +293,42 @@ class Cluster:
             self._api = self._client.ApiClient(self._configuration)
         headers = {"Accept": "application/json", "User-Agent": MANAGER}
         headers |= {"Content-Type": kind or "application/json"} if body is not None else {}
-        try:
-            await self._api.update_params_for_auth(headers, [], ["BearerToken"])
-            return await self._api.request(
-                method,
-                f"{self._configuration.host}{path}",
-                query_params=list(query),
-                headers=headers,
-                body=body,
-                _preload_content=False,
-                _request_timeout=limit_s,
-            )
-        except self._faults as error:
-            raise self._away(error) from None
+        for is_again in (False, True):
+            token = self._token()
+            try:
+                await self._api.update_params_for_auth(headers, [], ["BearerToken"])
+                response = await self._api.request(
+                    method,
+                    f"{self._configuration.host}{path}",
+                    query_params=list(query),
+                    headers=headers,
+                    body=body,
+                    _preload_content=False,
+                    _request_timeout=limit_s,
+                )
+            except self._faults as error:
+                raise self._away(error) from None
+            if response.status != _UNKNOWN or is_again or not await self._sign_in(token):
+                return response
+            response.close()
+        raise AssertionError("the second answer is returned")
+
+    async def _sign_in(self, refused: object) -> bool:
+        """Read the kubeconfig again, whose token is refused, and return whether there is another one now.
+
+        Tokens of clouds live for minutes; a program that the kubeconfig names makes them. In a pod, the library reads
+        the token's file again.
+        """
+        async with self._signing_in:
+            if self._settings.config != IN_CLUSTER and self._token() == refused:
+                try:
+                    await asyncio.wait_for(self._load(), CALL_S_MAX)
+                except self._config_faults as error:
+                    _log.warning("'%s' cannot be read again: %s", self._settings.config, " ".join(str(error).split()))
+            return self._token() != refused
+
+    def _token(self) -> object:
+        return self._configuration.api_key.get("BearerToken")
 
     async def _end(self) -> None:
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -308,18 +342,17 @@ class Cluster:
         root = f"/apis/{kind.api}" if kind.group else f"/api/{kind.api}"
         return f"{root}/namespaces/{self.namespace}/{kind.plural}"
 
-    def _load(self, config: Any, settings: KubernetesSettings) -> str:
-        """Read where the cluster is, and return the namespace that is meant there."""
-        if settings.config == IN_CLUSTER:
-            config.load_incluster_config(client_configuration=self._configuration)
+    async def _load(self) -> str:
+        """Read where the cluster is and who asks, and return the namespace that is meant there."""
+        if self._settings.config == IN_CLUSTER:
+            self._config.load_incluster_config(client_configuration=self._configuration)
             return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
-        loading = config.load_kube_config(
-            config_file=str(Path(settings.config).expanduser()),
-            context=settings.context or None,
+        loader = await self._config.load_kube_config(
+            config_file=str(Path(self._settings.config).expanduser()),
+            context=self._settings.context or None,
             client_configuration=self._configuration,
             persist_config=False,
         )
-        loader = self.run(loading)
         found: Mapping[str, Any] = loader.current_context.get("context", {})
         return str(found.get("namespace", ""))
 
@@ -336,13 +369,9 @@ def refusal(status: int, answer: bytes | str, what: str) -> ServingError:
         answer: Its body: a `Status` of Kubernetes.
         what: The object that was asked for.
     """
-    try:
-        found = json.loads(answer)
-    except ValueError:
-        found = {}
+    found = _status(answer)
     said = str(found.get("message", "")) or f"it answers {status}"
-    causes = [each for each in (found.get("details") or {}).get("causes") or () if each.get("reason")]
-    conflicts = [each for each in causes if each["reason"] == "FieldManagerConflict"]
+    conflicts = _conflicts(found)
     if conflicts:
         fields = "; ".join(f"{each['field']} ({each['message']})" for each in conflicts)
         return ServingError(
@@ -352,12 +381,27 @@ def refusal(status: int, answer: bytes | str, what: str) -> ServingError:
         )
     if status == 404:
         return not_found(f"{what}: {said}", hint="is the namespace there, and is what the cluster lacks installed?")
-    if status == 401:
+    if status == _UNKNOWN:
         return unavailable(f"{what}: the cluster does not know who asks: {said}", hint="sign in again")
-    if status == 403:
+    if (
+        status == 403 and " cannot " in said
+    ):  # 'User "..." cannot patch resource "..."'; admission and quotas say 403, too
         return invalid(f"{what}: {said}", hint="docs/platform_kubernetes.md has the Role that the platform needs")
-    if status == 409:
+    if status == _CONFLICT:
         return ServingError(Code.ALREADY_EXISTS, f"{what}: {said}")
     if status in _BUSY:
         return unavailable(f"{what}: the API server is not able to answer now: {said}")
     return invalid(f"{what}: Kubernetes refuses it: {said}")
+
+
+def _status(answer: bytes | str) -> Plain:
+    try:
+        found: Plain = json.loads(answer)
+    except ValueError:
+        return {}
+    return found
+
+
+def _conflicts(status: Plain) -> list[Plain]:
+    causes = (status.get("details") or {}).get("causes") or ()
+    return [each for each in causes if each.get("reason") == "FieldManagerConflict"]

@@ -14,6 +14,7 @@ from charonia.platform.targets.kubernetes.marks import (
     TITLE,
     Plain,
     in_order,
+    is_workload,
     object_name,
     with_marks,
 )
@@ -75,10 +76,29 @@ def with_replicas(wanted: Plain, present: Plain | None, least: int) -> Plain:
 
 
 def takes_replicas(wanted: Plain, present: Plain | None) -> bool:
-    """Return whether a workload has a number of replicas again that was an autoscaler's: it is taken from it."""
+    """Return whether a workload has a number of replicas again that was an autoscaler's: it is taken from it.
+
+    What we take like that is ours as an update, which what we apply later conflicts with: it is changed likewise.
+    """
     if present is None or wanted["spec"].get("replicas") in (None, present["spec"].get("replicas")):
         return False
-    return _owns_replicas(present, SCALER)
+    return _owns_replicas(present, SCALER) or _owns_replicas(present, MANAGER, ("Update",))
+
+
+def tried(wanted: Plain, present: Plain | None, least: int) -> Plain:
+    """Return an object as it is tried: a workload says nothing about replicas that have yet to be taken.
+
+    Args:
+        wanted: The object.
+        present: What there is of it, None where there is nothing.
+        least: Replicas at least.
+    """
+    if not is_workload(wanted):
+        return wanted
+    said = with_replicas(wanted, present, least)
+    if not takes_replicas(said, present):
+        return said
+    return {**said, "spec": {key: value for key, value in said["spec"].items() if key != "replicas"}}
 
 
 def serving_note(revision: int) -> Mapping[str, str]:
@@ -86,9 +106,11 @@ def serving_note(revision: int) -> Mapping[str, str]:
     return {SERVING: str(revision)}
 
 
-def _owns_replicas(present: Plain, manager: str) -> bool:
+def _owns_replicas(present: Plain, manager: str, operations: Sequence[str] = ("Apply", "Update")) -> bool:
     return any(
-        entry.get("manager") == manager and "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        entry.get("manager") == manager
+        and entry.get("operation") in operations
+        and "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
         for entry in present["metadata"].get("managedFields") or ()
     )
 

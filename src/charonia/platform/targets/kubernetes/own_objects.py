@@ -31,7 +31,7 @@ from charonia.platform.targets.kubernetes.marks import (
     reference,
     with_marks,
 )
-from charonia.platform.targets.kubernetes.objects import serving_note, takes_replicas, with_replicas
+from charonia.platform.targets.kubernetes.objects import serving_note, takes_replicas, tried, with_replicas
 from charonia.platform.targets.kubernetes.records import RevisionRecord, from_secret, to_secret
 from charonia.platform.targets.kubernetes.rollout import Sight
 from charonia.platform.targets.kubernetes.values import KEYS_FILE
@@ -68,8 +68,8 @@ class OwnObjects:
         found = [*self._watched("records").all(), *self._watched("workloads").all()]
         return sorted({str(annotations(each)[TITLE]) for each in found if TITLE in annotations(each)})
 
-    def put(self, record: RevisionRecord, serving: int, keys: Sequence[str]) -> None:
-        """Apply all objects of a revision; its record is there before them, its workload comes last.
+    def try_out(self, record: RevisionRecord) -> None:
+        """Find out whether all objects of a revision would be taken, so that none is left half there.
 
         Raises:
             ServingError: INVALID_ARG if an object of somebody else has the name of one of them; as `Cluster.apply`.
@@ -81,6 +81,15 @@ class OwnObjects:
                     f"{which} in namespace '{self._cluster.namespace}' is not of this platform, and stays as it is",
                     hint="remove it, or name the deployment differently",
                 )
+        for each in record.objects:
+            self._cluster.apply(tried(each, present[reference(each)], record.replicas_min), is_trial=True)
+
+    def put(self, record: RevisionRecord, serving: int, keys: Sequence[str]) -> None:
+        """Apply all objects of a revision; its record is there before them, its workload comes last.
+
+        Raises:
+            ServingError: As `Cluster.apply`.
+        """
         self.apply_record(record)
         if record.key:
             self.apply_keys(record.deployment, record.key, keys)

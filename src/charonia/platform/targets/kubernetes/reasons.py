@@ -45,6 +45,8 @@ def pod_reason(pod: Plain, events: Sequence[Plain] = (), log: str = "") -> str:
         found = _container_reason(pod, container, log)
         if found:
             return found
+    if _is_out_of_sight(pod):
+        return "its node does not report any more (hint: `kubectl get nodes` says which are not ready)"
     return _from_events(events)
 
 
@@ -124,7 +126,7 @@ def _container_reason(pod: Plain, container: Plain, log: str) -> str:
     what = "its server" if container in _main(pod) else f"its step '{container['name']}'"
     often = container.get("restartCount", 0)
     again = f", {often} times so far" if often > 1 else ""
-    lines = "\n".join(log.strip().splitlines()[-LOG_LINES:])
+    lines = "\n".join(log.strip().splitlines()[-LOG_LINES:]) or (_said(end) if end.get("message") else "")
     return f"{what} ends with exit code {code}{killed}{again}" + (f":\n{lines}" if lines else "")
 
 
@@ -133,9 +135,18 @@ def _from_events(events: Sequence[Plain]) -> str:
         reason, said = event.get("reason"), _said(event)
         if reason in _MOUNT:
             return f"a volume cannot be mounted: {said} (hint: does the Secret or the claim exist?)"
+        if reason == "FailedCreatePodSandBox":
+            return f"its node cannot begin it: {said}"
         if reason == "Unhealthy" and not said.startswith("Readiness"):
             return f"it does not answer: {said}"
     return ""
+
+
+def _is_out_of_sight(pod: Plain) -> bool:
+    """Return whether a pod is taken for not ready although its node said last that all of its containers are."""
+    is_told = bool(_main(pod)) and all(container.get("ready") for container in _main(pod))
+    gates = (pod.get("spec") or {}).get("readinessGates")
+    return is_told and not gates and _condition(pod, "Ready").get("status") == "False"
 
 
 def _is_fine(container: Plain) -> bool:

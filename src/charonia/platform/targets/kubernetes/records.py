@@ -19,7 +19,6 @@ from charonia.platform.targets.kubernetes.marks import (
     Plain,
     Reference,
     annotations,
-    labels,
     number_of,
     object_name,
     record_name,
@@ -120,8 +119,3 @@ def from_secret(secret: Plain) -> RevisionRecord:
         failure=str(annotations(secret).get(FAILURE, "")),
         replicas_min=content["replicas_min"],
     )
-
-
-def is_record(secret: Plain) -> bool:
-    """Return whether a Secret is the record of a revision."""
-    return labels(secret).get(RECORD) == "true"

@@ -134,6 +134,7 @@ class KubernetesTarget:
                 return
             before = sight.record(seen.serving)
             record = self._prepare(workload, sight, before)
+            self._objects.try_out(record)
             if before is not None and same(record.objects, before.objects):
                 self._change_traffic(record, before)
                 serving = number

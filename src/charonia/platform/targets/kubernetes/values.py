@@ -12,9 +12,6 @@ from charonia.platform.targets.kubernetes.marks import keys_name, object_name
 KEYS_FILE = "keys.txt"
 """Name of the file of API keys in its Secret."""
 
-CLAIM_PATH = "repositories"
-"""Folder of the artifact store that has the repositories of deployments."""
-
 CPU_PERCENT = 80
 """Use of the requested CPU at which there are more replicas, unless the file of values says otherwise."""
 

@@ -92,6 +92,7 @@ class WatchedObjects:
             try:
                 if not version:
                     version = await self._list()
+                begun_s = time.monotonic()
                 async for kind, found in self._cluster.watched(self._kind, self._labels, version):
                     self._failure = None
                     if kind == OPENED:
@@ -99,7 +100,8 @@ class WatchedObjects:
                     version = str(found["metadata"].get("resourceVersion", version))
                     self._note(kind, found)
                     pause_s = RECONNECT_S
-                continue  # the server has ended it in its time
+                if time.monotonic() - begun_s >= RECONNECT_S_MAX:
+                    continue  # the server has ended it in its time
             except ExpiredError:
                 version = ""
             except ServingError as error:
