@@ -56,7 +56,7 @@ def test_without_a_server_the_command_fails_with_a_sentence(capsys: pytest.Captu
 
 def test_the_answer_is_a_table_with_the_canary_and_the_history() -> None:
     figures = {"weight": 0, "in_flight": 1, "errors": 2, "requests": 30, "latency_us": {"p50": 1500.0, "p99": 20_000.0}}
-    shadow = {"difference_rate": 0.125, "compared": 8, "dropped": 3}
+    shadow = {"difference_rate": 0.125, "compared": 8, "dropped": 3, "latency_us": {"p99": 2_500.0}}
     document: dict[str, Any] = {
         "model": "m",
         "source": "request",
@@ -79,7 +79,7 @@ def test_the_answer_is_a_table_with_the_canary_and_the_history() -> None:
 
     assert lines[0] == "m: set by request, sticky by key"
     assert lines[3].split() == ["1", "yes", "90.0%", "30", "2", "1", "1.5", "20", "-"]
-    assert lines[4].endswith("12.50% of 8 differ, 3 dropped")
+    assert lines[4].endswith("12.50% of 8 differ, 3 dropped, p99 2.5 ms")
     assert "canary of version 2 against version 1: rolled back" in lines
     assert "  errors: 2 of 30" in lines
     assert lines[-1] == "  2026-11-23T22:48:35Z  step 29"

@@ -7,6 +7,7 @@ import pytest
 from tests.export.test_kserve import IRIS, PIPELINE, model, objects, repository
 from tests.support.kserve_sdk import needs_sdk, through_the_models
 
+from charonia.export.kserve import ExportedModels
 from charonia.export.options import Mode, Protocol, RuntimeScope, ScaleMetric
 
 REPLICAS = {"replicas_min": 1, "replicas_max": 3, "scale_metric": ScaleMetric.CPU, "scale_target": 70}
@@ -19,7 +20,7 @@ CANARY: dict[str, Any] = {
 SIZED = {"cpu": "500m", "memory": "4Gi", "gpus": 1, "namespace": "prod", "arguments": ("--log-verbose=1",)}
 
 
-EXPORTED = [
+EXPORTED: list[tuple[ExportedModels, dict[str, Any]]] = [
     (IRIS, REPLICAS | SIZED),
     (IRIS, SIZED | {"scope": RuntimeScope.CLUSTER}),
     (PIPELINE, {"transformer": True}),

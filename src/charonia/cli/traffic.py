@@ -190,6 +190,8 @@ def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
     copies = "-"
     if shadow is not None:
         copies = f"{shadow['difference_rate']:.2%} of {shadow['compared']} differ, {shadow['dropped']} dropped"
+        if "p99" in shadow["latency_us"]:
+            copies += f", p99 {shadow['latency_us']['p99'] / 1e3:.3g} ms"
     counts = (version["requests"], version["errors"], version["in_flight"])
     return (
         *(version["version"], "yes" if version["is_ready"] else "no", f"{version['share']:.1%}"),

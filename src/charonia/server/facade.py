@@ -68,6 +68,10 @@ class KeptTraffic(TrafficControl, Protocol):
         """Go on with what an engine before has kept of a model."""
         ...
 
+    def engine_ended(self) -> None:
+        """The engine before has crashed, or was killed. Called after `restore`."""
+        ...
+
 
 class LogControl(Protocol):
     """The server's log."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,6 +183,35 @@ def test_the_first_request_loads_its_model_and_all_that_come_meanwhile_wait(
         assert [o.id for o in outcomes if isinstance(o, InferResponse)] == ["0", "1", "2", "3", "4"]
         assert harness.backend.loads == ["m"]
         assert harness.ready() == {"m"}
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_a_change_of_its_traffic_loads_a_model_and_its_canary_survives_an_eviction(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        harness = Harness(tmp_path, patch, budget=250)
+        harness.model("m", config=MODEL + "version_policy { all { } }")
+        (tmp_path / "m" / "2").mkdir()
+        (tmp_path / "m" / "2" / "weights").write_bytes(b"x")
+        harness.model("other", 200)
+        await harness.start()
+        traffic = harness.lifecycle.table.traffic
+
+        await traffic.change("m", {"canary": {"version": 2, "steps": [40, 100]}})
+        assert harness.ready() == {"m"}
+        await harness.answer("other")
+        assert harness.ready() == {"other"}
+        found = [(await harness.answer("m")).model_version for _ in range(10)]
+
+        shown: Any = await traffic.show("m")
+        assert shown["canary"]["state"] == "running"
+        assert (found.count("1"), found.count("2")) == (6, 4)
+        with pytest.raises(ServingError, match="'nothing' is not ready"):
+            await traffic.change("nothing", {"sticky": "key"})
+        traffic.close()
         await harness.lifecycle.drain()
 
     run(scenario)

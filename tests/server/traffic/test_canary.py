@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.traffic.canary import LOOK_NS, Act, Canary, Looked, ReadyVersions, Say, SetShare
+from charonia.server.traffic.canary import (
+    LOOK_NS,
+    Act,
+    Canary,
+    CanaryEvent,
+    EngineEnded,
+    Looked,
+    ReadyVersions,
+    Replaced,
+    Say,
+    SetShare,
+)
 from charonia.server.traffic.figures import RequestWindow
 from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryState
 
@@ -56,7 +67,7 @@ class Simulated:
             self.tick()
         return self.canary.state
 
-    def do(self, event: Looked | ReadyVersions | Act) -> None:
+    def do(self, event: CanaryEvent) -> None:
         for command in self.canary.handle(event, self.now_ns):
             if isinstance(command, SetShare):
                 self.share = command.percent
@@ -108,7 +119,8 @@ def test_a_step_waits_until_there_is_enough_to_compare_p99() -> None:
     simulated.run(10)
 
     assert simulated.share == 50
-    assert "more requests to compare p99" in simulated.canary.waits_for(simulated.now_ns)
+    assert "to compare p99: " in simulated.canary.waits_for(simulated.now_ns)
+    assert " of version 1 without an error are too few" in simulated.canary.waits_for(simulated.now_ns)
     assert simulated.run(30) is CanaryState.FINISHED
 
 
@@ -246,6 +258,49 @@ def test_a_canary_that_is_not_ready_any_more_is_rolled_back() -> None:
     assert "version 2 is not ready any more" in simulated.canary.reason
 
 
+def test_a_plan_waits_for_a_model_that_is_unloaded_as_a_whole() -> None:
+    simulated = Simulated(PLAN)
+    simulated.do(ReadyVersions(set()))
+    simulated.do(ReadyVersions({1, 2}))
+
+    assert (simulated.canary.state, simulated.share) == (CanaryState.RUNNING, 1)
+
+
+def test_a_canary_that_only_hangs_is_rolled_back() -> None:
+    """Its clients give up after 10 s; that is no error, but a latency."""
+    canary = Canary(PLAN, 0)
+    for second in range(1, 11):
+        given_up = RequestWindow(0, 0, np.full(9, 10 * S))
+        canary.handle(Looked(given_up, RequestWindow(200, 0, np.full(200, 2_000_000))), second * S)
+
+    assert canary.state is CanaryState.ROLLED_BACK
+    assert "p99 is 10000 ms with version 2, 2 ms with version 1" in canary.reason
+
+
+def test_a_version_that_is_loaded_again_is_judged_by_what_comes_then() -> None:
+    simulated = Simulated(PLAN, rate=10_000, errors=(0.5, 0.5))
+    simulated.run(9)
+    simulated.do(Replaced(2))
+    assert simulated.said[-1] == "version 2 was loaded again: the step of 1 % begins again"
+    assert simulated.canary.checks()["errors"].startswith("0 of 0 requests failed with version 2")
+
+    simulated.run(9)
+    assert simulated.share == 1
+    simulated.run(1)
+    assert simulated.share == 10
+
+
+def test_a_plan_during_which_the_engine_ends_twice_is_rolled_back() -> None:
+    simulated = Simulated(PLAN)
+    simulated.do(EngineEnded())
+    assert (simulated.canary.state, simulated.share) == (CanaryState.RUNNING, 1)
+    assert simulated.said[-1] == "the engine ended at 1 %: the step begins again"
+
+    simulated.do(EngineEnded())
+    assert (simulated.canary.state, simulated.share) == (CanaryState.ROLLED_BACK, 0)
+    assert "rolled back at 1 %: the engine has ended 2 times during this plan" in simulated.canary.reason
+
+
 def test_without_the_stable_version_a_plan_pauses() -> None:
     simulated = Simulated(PLAN)
     simulated.do(ReadyVersions({2}))
@@ -264,6 +319,7 @@ def test_a_plan_that_begins_with_everything_is_finished_at_once() -> None:
 EVENTS = st.one_of(
     st.sampled_from([Act(action) for action in CanaryAction]),
     st.sampled_from([ReadyVersions({1, 2}), ReadyVersions({1}), ReadyVersions({2}), ReadyVersions(set())]),
+    st.sampled_from([Replaced(1), Replaced(2), EngineEnded()]),
     st.builds(
         lambda ours, failed, theirs, also, compared, different: Looked(
             RequestWindow(ours, min(failed, ours), np.full(ours - min(failed, ours), 1_000_000)),
@@ -279,7 +335,7 @@ EVENTS = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 20)), max_size=30), st.sampled_from([None, 0.0, 0.1]))
 def test_whatever_happens_the_share_belongs_to_the_state(
-    events: list[tuple[Looked | ReadyVersions | Act, int]], rate: float | None
+    events: list[tuple[CanaryEvent, int]], rate: float | None
 ) -> None:
     simulated = Simulated(CanaryPlan(2, 1, step_seconds=5, samples_min=100, difference_rate_max=rate))
     canary = simulated.canary

@@ -32,7 +32,7 @@ def test_the_bet_on_errors_is_fair(canary: tuple[int, int], stable: tuple[int, i
     test.add(window(*canary), window(*stable))
 
     expected = np.mean([bet(canary[0], stable[0], errors, canary[1], odds) for odds in ODDS])
-    assert test.evidence == pytest.approx(expected)
+    assert test.evidence == pytest.approx(0.5 + 0.5 * expected)  # half of the stake is bet
 
 
 def test_a_bet_has_the_mean_of_one_if_the_canary_is_as_good() -> None:
@@ -61,12 +61,43 @@ def test_many_errors_of_a_large_window_do_not_overflow() -> None:
     assert test.evidence == inf
 
 
-def test_errors_that_all_fall_to_the_stable_version_take_the_stake() -> None:
+def test_errors_that_all_fall_to_the_stable_version_take_what_was_bet_and_a_part_is_left() -> None:
     test = ErrorTest()
-    for _ in range(20):
+    for count in range(20):
         test.add(window(50, 0), window(50, 5))
+        assert 0 < test.evidence < 1 - 0.02 * count
 
-    assert test.evidence < 1e-6
+
+def test_requests_that_come_one_by_one_are_compared_with_each_other() -> None:
+    test = ErrorTest()
+    test.begin(0.5)
+    for _ in range(20):
+        test.add(window(1, 1), window(0))
+        test.add(window(0), window(1, 0))
+
+    assert test.evidence > 200
+
+
+def test_a_canary_that_turns_bad_late_is_found_soon() -> None:
+    """100 requests a second, of which 1 % fail, for an hour; then 2 % of the canary's."""
+    random = np.random.default_rng(6)
+    test = ErrorTest()
+    test.begin(0.5)
+    for second in range(3600 + 400):
+        rate = 0.01 if second < 3600 else 0.02
+        test.add(window(50, int(random.binomial(50, rate))), window(50, int(random.binomial(50, 0.01))))
+        assert second >= 3600 or test.evidence < 20
+
+    assert test.evidence > 200
+
+
+def test_answers_that_begin_to_differ_late_are_found_soon() -> None:
+    test = RateTest(0.01)
+    test.add(100_000, 100)
+    assert test.evidence < 1
+    test.add(200, 40)
+
+    assert test.evidence > 200
 
 
 def test_a_difference_is_too_many_where_none_is_permitted() -> None:
@@ -82,7 +113,8 @@ def test_differences_are_a_bet_on_a_higher_rate() -> None:
     test.add(10, 4)
 
     rates = [odds * 0.1 / (0.9 + odds * 0.1) for odds in ODDS]
-    assert test.evidence == pytest.approx(np.mean([(r / 0.1) ** 4 * ((1 - r) / 0.9) ** 6 for r in rates]))
+    expected = np.mean([(r / 0.1) ** 4 * ((1 - r) / 0.9) ** 6 for r in rates])
+    assert test.evidence == pytest.approx(0.5 + 0.5 * expected)
 
 
 @pytest.mark.parametrize(("rate", "is_more"), [(0.01, False), (0.02, True), (0.5, True)])
@@ -97,19 +129,21 @@ def test_a_rate_above_the_limit_is_found(rate: float, is_more: bool) -> None:
     assert (highest >= 100) is is_more
 
 
-def test_the_chance_that_equal_rates_look_unequal_is_within_the_limit() -> None:
-    """Of 800 plans with 60 looks each, 5 % at most may be wrong; the share of the canary and the rate change."""
+@pytest.mark.parametrize(("requests", "looks"), [(60, 60), (2, 400)])
+def test_the_chance_that_equal_rates_look_unequal_is_within_the_limit(requests: int, looks: int) -> None:
+    """Of 800 plans, 5 % at most may be wrong; the share of the canary and the rate change, as with failing parts."""
     random = np.random.default_rng(2)
     alarms = 0
     for _ in range(800):
         test = ErrorTest()
-        for look in range(60):
-            share, rate = (0.01, 0.1, 0.5)[look // 20], (0.02, 0.3)[look % 7 == 0]
-            count = int(random.binomial(60, share))
-            test.add(
-                window(count, int(random.binomial(count, rate))),
-                window(60 - count, int(random.binomial(60 - count, rate))),
-            )
+        for look in range(looks):
+            share = (0.01, 0.1, 0.5)[look * 3 // looks]
+            if look % (looks // 3) == 0:
+                test.begin(share)
+            rate = (0.02, 0.3, 1.0)[0 if look % 7 else 1 if look % 2 else 2]
+            count = int(random.binomial(requests, share))
+            rest = requests - count
+            test.add(window(count, int(random.binomial(count, rate))), window(rest, int(random.binomial(rest, rate))))
             if test.evidence >= 20:
                 alarms += 1
                 break

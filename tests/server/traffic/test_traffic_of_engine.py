@@ -13,9 +13,11 @@ from tests.server.lifecycle.test_lifecycle import CONFIG, Harness, run, write_mo
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
+from charonia.core.metadata import ModelState
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
+from charonia.server.backends.api import ModelFiles
 from charonia.server.traffic import canary as canary_module
 from charonia.server.traffic import shadowing
 from charonia.server.traffic.service import TrafficService
@@ -381,6 +383,20 @@ def test_large_answers_are_compared_in_a_thread(tmp_path: Path, monkeypatch: pyt
     served(tmp_path, scenario)
 
 
+def test_answers_are_part_of_the_bytes_that_copies_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadowing, "COPIES_BYTES_MAX", 7)  # an input of 4 bytes, and not its answer, too
+
+    async def scenario(served: Served) -> None:
+        await served.change(weights={"1": 1}, shadow={"2": 1})
+        assert await served.counts(5) == {1: 5}
+
+        shadow = (await served.version(2))["shadow"]
+        assert (shadow["sent"], shadow["dropped"]) == (0, 5)
+        assert served.traffic._shadowings["m"].count == served.traffic._shadowings["m"].size_bytes == 0
+
+    served(tmp_path, scenario)
+
+
 def test_copies_of_requests_that_fail_are_not_sent(tmp_path: Path) -> None:
     async def scenario(served: Served) -> None:
         await served.change(weights={"1": 1}, shadow={"2": 1})
@@ -551,6 +567,67 @@ def test_a_canary_whose_version_is_unloaded_is_rolled_back(tmp_path: Path) -> No
     served(tmp_path, scenario)
 
 
+def test_a_step_begins_again_when_the_files_of_its_canary_change(tmp_path: Path) -> None:
+    async def scenario(served: Served) -> None:
+        await served.change(canary={**PLAN, "stable": 1})
+        (tmp_path / "m" / "3" / "value.txt").write_text("3.5")
+        await served.engine.load_model("m")
+        assert len((await served.shown())["history"]) == 1
+
+        (tmp_path / "m" / "2" / "value.txt").write_text("2.5")
+        await served.engine.load_model("m")
+        shown = await served.shown()
+        assert [each["text"] for each in shown["history"]][1:] == [
+            "version 2 was loaded again: the step of 1 % begins again"
+        ]
+        assert shown["canary"]["state"] == "running"
+
+    served(tmp_path, scenario)
+
+
+def test_a_model_that_comes_back_answers_when_the_versions_with_weights_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its canary is ready first, and must not get all requests meanwhile. The plan goes on."""
+
+    async def scenario(served: Served) -> None:
+        await served.change(canary={**PLAN, "stable": 1})
+        await served.engine.unload_model("m")
+        opened, load = asyncio.Event(), served.backend.load
+
+        async def slowly(files: ModelFiles, *others: Any) -> Any:
+            if files.version_dir.name == "1":
+                await opened.wait()
+            return await load(files, *others)
+
+        monkeypatch.setattr(served.backend, "load", slowly)
+        loading = asyncio.ensure_future(served.engine.load_model("m"))
+        await until(lambda: {"2", "3"} <= {v for v, state in served.states().items() if state is ModelState.READY})
+        with pytest.raises(ServingError, match="is not at ready state: it is being loaded"):
+            await served.send()
+        assert await served.send(model_version="2") == 2
+        opened.set()
+        await loading
+
+        assert (await served.shown())["canary"]["state"] == "running"
+        assert set(await served.counts()) == {1, 2}
+
+    served(tmp_path, scenario)
+
+
+def test_a_model_that_comes_back_without_a_version_that_has_a_weight_answers_with_the_others(tmp_path: Path) -> None:
+    async def scenario(served: Served) -> None:
+        await served.change(weights={"1": 90, "2": 10})
+        await served.engine.unload_model("m")
+        (tmp_path / "m" / "1" / "value.txt").unlink()
+        with pytest.raises(ServingError, match="there is no value"):
+            await served.engine.load_model("m")
+
+        assert await served.counts(10) == {2: 10}
+
+    served(tmp_path, scenario)
+
+
 def test_what_is_kept_makes_the_traffic_of_the_engine_that_follows(tmp_path: Path) -> None:
     kept: dict[str, str] = {}
 
@@ -569,6 +646,11 @@ def test_what_is_kept_makes_the_traffic_of_the_engine_that_follows(tmp_path: Pat
         assert len(shown["history"]) == 3
         assert await served.counts(10) == pytest.approx({1: 7, 2: 3}, abs=1)
         served.traffic.keep = kept.__setitem__
+        served.traffic.engine_ended()
+        served.traffic.restore("m", kept["m"])
+        served.traffic.engine_ended()
+        assert (await served.shown())["canary"]["state"] == "rolled_back"
+        assert await served.counts(10) == {1: 10}
         await served.traffic.reset("m")
         assert kept == {"m": ""}
         served.traffic.keep = None

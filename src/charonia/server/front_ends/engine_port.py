@@ -100,7 +100,7 @@ class EnginePort:
                 request cannot be loaded, and the port is strict.
         """
         self.engine, self.services = engine, services
-        failures = await self._keeper.replay(engine, services, engine.traffic)
+        failures = await self._keeper.replay(engine, services, engine.traffic, has_ended=not self._is_due_to_catch_up)
         if failures and self._is_strict:
             raise invalid(f"{NOT_ALL_LOADED}:\n" + "\n".join(failures))
         if not self._is_due_to_catch_up:

@@ -49,8 +49,16 @@ class Keeper:
         self._folder = folder
         self._changes = ChangeLog()  # as far as they hold in this engine
 
-    async def replay(self, engine: Engine, services: Services, traffic: KeptTraffic | None = None) -> list[str]:
+    async def replay(
+        self, engine: Engine, services: Services, traffic: KeptTraffic | None = None, *, has_ended: bool = False
+    ) -> list[str]:
         """Make the changes of the engine before this one, as far as they do not hold already.
+
+        Args:
+            engine: The engine.
+            services: Its services.
+            traffic: Its traffic between versions.
+            has_ended: Whether the engine before has ended, rather than to hand over.
 
         Returns:
             Why models that were loaded by request cannot be loaded.
@@ -78,6 +86,9 @@ class Keeper:
             for model in before.traffic.keys() | now.traffic.keys():
                 if before.traffic.get(model) != now.traffic.get(model):
                     traffic.restore(model, now.traffic.get(model, ""))
+            if has_ended:
+                traffic.keep = self.traffic_changed
+                traffic.engine_ended()
         return failures
 
     async def model_loaded(

@@ -392,17 +392,17 @@ class Lifecycle:
         """Load a version, unless it answers from the same files already; return why it failed, "" for success."""
         model, folder, config = load.model, load.provided.folder, load.configured.config
         entry = model.versions.setdefault(version, VersionEntry())
-        content: VersionContent | None = None
-        if model.composition is None:
-            content = VersionContent(config, await asyncio.to_thread(load.provided.fingerprint, version))
-            if entry.answers_from(content):
-                return ""
         is_new = entry.loaded is None
-        if is_new:
+        if is_new:  # before anything is awaited: those that are ready first must know that this one comes
             entry.state, entry.reason = ModelState.LOADING, ""
             self.table.notify()
-        _log.info("loading: %s:%d", model.name, version)
+        content: VersionContent | None = None
         try:
+            if model.composition is None:
+                content = VersionContent(config, await asyncio.to_thread(load.provided.fingerprint, version))
+                if entry.answers_from(content):
+                    return ""
+            _log.info("loading: %s:%d", model.name, version)
             if model.composition is not None:
                 loaded = self.ensembles.load(model.composition, version)
             else:

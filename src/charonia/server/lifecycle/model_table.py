@@ -178,6 +178,7 @@ def _add(routes: Routes, name: str, model: ModelEntry, traffic: TrafficService) 
     ready = {version: v.loaded.runner for version, v in model.versions.items() if v.loaded is not None}
     for version, runner in ready.items():
         routes[name, str(version)] = runner
-    default = traffic.follow(model.name, ready)
+    loading = [version for version, v in model.versions.items() if v.state is ModelState.LOADING]
+    default = traffic.follow(model.name, ready, loading)
     if default is not None:
         routes[name, ""] = default

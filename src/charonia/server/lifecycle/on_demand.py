@@ -121,6 +121,7 @@ class OnDemandLoader:
         self._deciding = asyncio.Lock()
         self._back_off = BackOff()
         lifecycle.bring_steps = self._bring_all
+        lifecycle.table.traffic.demand = self.demand
 
     def is_loadable(self, name: str) -> bool:
         """Whether a request for a model would wait for it to be loaded now."""

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from charonia.server.traffic.figures import RequestWindow
-from charonia.server.traffic.judgement import ErrorTest, LatencyTest, RateTest
+from charonia.server.traffic.judgement import LATENCIES_MIN, ErrorTest, LatencyTest, RateTest
 from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryState
 
 LOOK_NS = 1_000_000_000
 """Time between two looks."""
+
+ENDS_MAX = 2
+"""Engines that may have ended during a plan before it is rolled back, this one included."""
 
 _S = 1_000_000_000
 _WHOLE = 100.0
@@ -39,9 +42,21 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class ReadyVersions:
-    """The versions that are ready have changed."""
+    """The versions that are ready, or are being loaded, have changed. Without any, the model is unloaded."""
 
     versions: Set[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A version was loaded again from other files: what is known of it says nothing about what answers now."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnded:
+    """The engine before this one has crashed, or was killed: maybe by what the canary did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,7 @@ class Say:
     text: str
 
 
-CanaryEvent = Looked | ReadyVersions | Act
+CanaryEvent = Looked | ReadyVersions | Replaced | EngineEnded | Act
 CanaryCommand = SetShare | Say
 
 
@@ -76,28 +91,26 @@ class Canary:
         plan: The plan, with its stable version.
         now_ns: The time.
         step: The step to begin with, from 0.
+        ends: Engines that have ended during the plan.
 
     Attributes:
         plan: The plan.
         state: Where it is.
         step: The present step.
+        ends: Engines that have ended during the plan.
         reason: Why it is in this state.
     """
 
-    def __init__(self, plan: CanaryPlan, now_ns: int, step: int = 0) -> None:
+    def __init__(self, plan: CanaryPlan, now_ns: int, step: int = 0, ends: int = 0) -> None:
         self.plan = plan
         self.state = CanaryState.RUNNING
         self.step = step
+        self.ends = ends
         self.reason = ""
-        chance = plan.significance / max(1, plan.condition_count)
-        self._enough = 1 / chance
-        self._errors = ErrorTest() if plan.checks_errors else None
-        self._latency = LatencyTest(plan.p99_ratio_max, chance) if plan.p99_ratio_max is not None else None
-        self._differences = RateTest(plan.difference_rate_max) if plan.difference_rate_max is not None else None
-        self._canary = self._stable = (0, 0)  # requests and errors since the beginning
-        self._compared = self._different = 0
+        self._chance = plan.significance / max(1, plan.condition_count)
+        self._enough = 1 / self._chance
         self._looked_ns = now_ns
-        self._begin_step(now_ns)
+        self._begin_tests(now_ns)
 
     @property
     def percent(self) -> float:
@@ -125,6 +138,12 @@ class Canary:
             return self._act(event.action, now_ns)
         if isinstance(event, ReadyVersions):
             return self._follow(event.versions)
+        if isinstance(event, Replaced):
+            self._begin_tests(now_ns)
+            self.reason = f"version {event.version} was loaded again: the step of {self.percent:g} % begins again"
+            return [Say(self.reason)]
+        if isinstance(event, EngineEnded):
+            return self._engine_ended()
         self._looked_ns = now_ns
         failure = self._take(event)
         if failure:
@@ -148,7 +167,10 @@ class Canary:
             counts.append((self._step_compared, "compared answers"))
         few = [f"{count} of {wanted} {what}" for count, what in counts if count < wanted]
         if not few and self._latency is not None and not self._latency.is_judged:
-            few = [f"more requests to compare p99: {self._latency.stable.count} of version {plan.stable} are too few"]
+            is_ours = self._latency.canary.count < LATENCIES_MIN
+            count = self._latency.canary.count if is_ours else self._latency.stable.count
+            version = plan.version if is_ours else plan.stable
+            few = [f"more requests to compare p99: {count} of version {version} without an error are too few"]
         return ", ".join(few)
 
     def waits_for(self, now_ns: int) -> str:
@@ -174,9 +196,20 @@ class Canary:
 
     # Inside.
 
+    def _begin_tests(self, now_ns: int) -> None:
+        plan, chance = self.plan, self._chance
+        self._errors = ErrorTest() if plan.checks_errors else None
+        self._latency = LatencyTest(plan.p99_ratio_max, chance) if plan.p99_ratio_max is not None else None
+        self._differences = RateTest(plan.difference_rate_max) if plan.difference_rate_max is not None else None
+        self._canary = self._stable = (0, 0)  # requests and errors since then
+        self._compared = self._different = 0
+        self._begin_step(now_ns)
+
     def _begin_step(self, now_ns: int) -> None:
         self._due_ns = now_ns + round(self.plan.step_seconds * _S)
         self._step_canary = self._step_stable = self._step_compared = 0
+        if self._errors is not None and self.percent < _WHOLE:
+            self._errors.begin(self.percent / _WHOLE)
         if self._latency is not None:
             self._latency.begin()
 
@@ -230,6 +263,8 @@ class Canary:
 
     def _follow(self, versions: Set[int]) -> list[CanaryCommand]:
         plan = self.plan
+        if not versions:  # nobody gets a wrong answer: the plan goes on when the model is back
+            return []
         if plan.version not in versions:
             text = f"rolled back at {self.percent:g} %: version {plan.version} is not ready any more"
             return self._end(CanaryState.ROLLED_BACK, 0.0, text)
@@ -239,6 +274,14 @@ class Canary:
                 "has nothing to be compared with"
             )
         return []
+
+    def _engine_ended(self) -> list[CanaryCommand]:
+        self.ends += 1
+        if self.ends < ENDS_MAX:
+            self.reason = f"the engine ended at {self.percent:g} %: the step begins again"
+            return [Say(self.reason)]
+        text = f"rolled back at {self.percent:g} %: the engine has ended {self.ends} times during this plan"
+        return self._end(CanaryState.ROLLED_BACK, 0.0, f"{text}; version {self.plan.stable} gets all requests")
 
     def _pause(self, text: str) -> list[CanaryCommand]:
         self.state, self.reason = CanaryState.PAUSED, text
@@ -262,13 +305,17 @@ class Canary:
     def _latency_text(self) -> str:
         plan, test = self.plan, self._latency
         assert test is not None
-        ours, theirs = (each.percentile(99) / 1e6 for each in (test.canary, test.stable))
-        text = f"p99 is {ours:.3g} ms with version {plan.version}, {theirs:.3g} ms with version {plan.stable}"
+        ours, theirs = (each.percentile(99) for each in (test.canary, test.stable))
+        text = f"p99 is {_ms(ours)} with version {plan.version}, {_ms(theirs)} with version {plan.stable}"
         shown = f"at least {test.ratio_min:.2f} times as long" if test.is_judged else "too few to compare"
         return f"{text}: {shown}, {plan.p99_ratio_max:g} times is permitted"
 
     def _weight(self, evidence: float) -> str:
         return f"evidence {evidence:.3g} of {self._enough:.3g} to roll back"
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.3g} ms" if ns < 999_500_000 else f"{ns / 1e6:.0f} ms"
 
 
 def is_ascending(steps: Sequence[float]) -> bool:

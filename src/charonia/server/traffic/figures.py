@@ -22,7 +22,7 @@ class RequestWindow:
     Attributes:
         requests: Requests that were answered.
         errors: Those of them with an error.
-        latencies_ns: Times from arrival to the last response, of requests without an error.
+        latencies_ns: Times of requests without an error: from arrival to the last response, or until clients gave up.
     """
 
     requests: int = 0
@@ -33,7 +33,8 @@ class RequestWindow:
 class VersionFigures:
     """What a version did with the requests that traffic sent to it.
 
-    A request that its client has given up is no error, and has no latency.
+    A request that its client has given up is no error. Of its latency it is known that it would have been longer: a
+    canary that hangs is found by that.
 
     Attributes:
         requests: Requests that were sent to it.
@@ -59,17 +60,17 @@ class VersionFigures:
         self.requests += 1
         self.in_flight += 1
 
-    def given_up(self) -> None:
+    def given_up(self, after_ns: int) -> None:
         """The client of a request has gone."""
         self.in_flight -= 1
+        self._watch(after_ns)
 
     def answered(self, latency_ns: int) -> None:
         """A request was answered."""
         self.in_flight -= 1
         self._answered += 1
         self._latest.append(latency_ns)
-        if self.is_watched and len(self._window) < WINDOW_MAX:
-            self._window.append(latency_ns)
+        self._watch(latency_ns)
 
     def failed(self) -> None:
         """A request was answered with an error."""
@@ -88,6 +89,10 @@ class VersionFigures:
         self._answered = self._errors = 0
         self._window = []
         return window
+
+    def _watch(self, latency_ns: int) -> None:
+        if self.is_watched and len(self._window) < WINDOW_MAX:
+            self._window.append(latency_ns)
 
 
 class ShadowFigures:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from math import isfinite
 
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import invalid
 from charonia.server.traffic.canary import is_ascending
 from charonia.server.traffic.records import (
     BY_CORRELATION,
@@ -208,12 +208,3 @@ def _check_names(path: str, document: Object, known: tuple[str, ...]) -> None:
     wrong = next((name for name in document if name not in known), None)
     if wrong is not None:
         raise invalid(f"there is no traffic setting '{path}{wrong:.80}'", hint=f"known are {', '.join(known)}")
-
-
-def problem_of(document: Object) -> str:
-    """Return why settings cannot be used, "" if they can."""
-    try:
-        read_settings(document)
-    except ServingError as error:
-        return str(error)
-    return ""

@@ -5,8 +5,13 @@ number of looks: a canary that is as good fails each with at most the probabilit
 
 - Errors: given the requests of both versions in a window and how many of all failed, the errors of a canary that is as
   good follow Fisher's distribution, whatever the rate is. A bet on more of them, at fair odds, is an e-process: it
-  multiplies its stake by x with probability 1/x at most, ever.
+  multiplies its stake by x with probability 1/x at most, ever. Where requests are few, windows are joined until both
+  versions can be expected to have some. That must not depend on which version got them: windows that end when both
+  have some are no fair bets.
 - Differences: the same with the binomial distribution at the highest rate that is permitted.
+- As long as a canary is good, bets lose. A part of the stake is kept back and bet anew when what was bet before is
+  nearly lost, so a canary that turns bad after a day is found as one that is bad from the beginning, only later by
+  some errors.
 - Latency: a bound of each p99 from the ranks of the sample, which needs no assumption on how latencies are distributed.
   The looks share the probability, 1/2, 1/6, 1/12 and so on of it.
 
@@ -27,6 +32,12 @@ ODDS = (1.5, 2.0, 4.0, 16.0, 256.0)
 """The bets: on odds of an error, or a difference, that are so many times higher. A canary that is worse by another
 factor is found, too, only later."""
 
+EXPECTED_MIN = 4
+"""Requests that the version with fewer of them has on average in a window whose errors are compared."""
+
+LOST = 0.1
+"""Bets that are worth less than this share of the next part of the stake are joined by that part."""
+
 LATENCIES_MIN = 50
 """Smallest sample of the canary whose p99 is compared."""
 
@@ -34,33 +45,64 @@ _TAIL = 0.01
 """Share of a sample above its p99."""
 
 
+class _Stake:
+    """A stake of 1, of which parts are bet on `ODDS`, equally on each: 1/2, 1/6, 1/12 and so on."""
+
+    def __init__(self) -> None:
+        self._parts = 1
+        self._bets = [log(0.5)] * len(ODDS)
+
+    @property
+    def worth(self) -> float:
+        """What it has become, with what is kept back: by mere chance, x or more with probability 1/x at most."""
+        return _mean(self._bets) + 1 / (self._parts + 1)
+
+    def multiply(self, logarithms: Sequence[float]) -> None:
+        """Multiply each bet; the factors, given as logarithms, have the mean 1 if the canary is as good."""
+        self._bets = [bet + each for bet, each in zip(self._bets, logarithms, strict=True)]
+        part = 1 / ((self._parts + 1) * (self._parts + 2))
+        if _mean(self._bets) < LOST * part:
+            self._parts += 1
+            self._bets = [float(np.logaddexp(bet, log(part))) for bet in self._bets]
+
+
 class ErrorTest:
     """Whether requests of the canary fail more often than those of the stable version."""
 
     def __init__(self) -> None:
-        self._bets = [0.0] * len(ODDS)
+        self._stake = _Stake()
+        self._window_min = 0.0
+        self._canary = self._stable = (0, 0)  # requests and errors of the windows that are joined
 
     @property
     def evidence(self) -> float:
         """What a stake of 1 has become: by mere chance, x or more with probability 1/x at most."""
-        return _mean(self._bets)
+        return self._stake.worth
+
+    def begin(self, share: float) -> None:
+        """From now on, the canary gets this share of the requests, above 0 and below 1."""
+        self._judge()
+        self._window_min = EXPECTED_MIN / min(share, 1 - share)
 
     def add(self, canary: RequestWindow, stable: RequestWindow) -> None:
         """Take in what both versions did in the same time."""
-        errors = canary.errors + stable.errors
-        if not errors or not canary.requests or not stable.requests:
+        self._canary = (self._canary[0] + canary.requests, self._canary[1] + canary.errors)
+        self._stable = (self._stable[0] + stable.requests, self._stable[1] + stable.errors)
+        if self._canary[0] + self._stable[0] >= self._window_min:
+            self._judge()
+
+    def _judge(self) -> None:
+        (ours, failed), (theirs, also) = self._canary, self._stable
+        self._canary = self._stable = (0, 0)
+        errors = failed + also
+        if not errors or not ours or not theirs:
             return
-        first = max(0, errors - stable.requests)
-        counts = np.arange(first, min(errors, canary.requests) + 1, dtype=np.float64)
+        counts = np.arange(max(0, errors - theirs), min(errors, ours) + 1, dtype=np.float64)
         before = counts[:-1]
-        steps = np.log((errors - before) * (canary.requests - before)) - np.log(
-            (before + 1) * (stable.requests - errors + before + 1)
-        )
+        steps = np.log((errors - before) * (ours - before)) - np.log((before + 1) * (theirs - errors + before + 1))
         chances = np.concatenate(([0.0], np.cumsum(steps)))
         whole = _log_sum(chances)
-        for index, odds in enumerate(ODDS):
-            expected = _log_sum(chances + counts * log(odds)) - whole
-            self._bets[index] += canary.errors * log(odds) - expected
+        self._stake.multiply([failed * log(odds) - _log_sum(chances + counts * log(odds)) + whole for odds in ODDS])
 
 
 class RateTest:
@@ -72,22 +114,23 @@ class RateTest:
 
     def __init__(self, rate_max: float) -> None:
         self._rate_max = rate_max
-        self._bets = [0.0] * len(ODDS)
+        self._stake = _Stake()
+        self._is_over = False
 
     @property
     def evidence(self) -> float:
         """What a stake of 1 has become, as in `ErrorTest`."""
-        return _mean(self._bets)
+        return inf if self._is_over else self._stake.worth
 
     def add(self, count: int, different: int) -> None:
         """Take in how many were compared, and how many of them were different."""
         rate = self._rate_max
         if not rate:
-            self._bets = [inf] * len(ODDS) if different else self._bets
+            self._is_over = self._is_over or different > 0
             return
-        for index, odds in enumerate(ODDS):
-            bet = odds * rate / (1 - rate + odds * rate)
-            self._bets[index] += different * log(bet / rate) + (count - different) * (log1p(-bet) - log1p(-rate))
+        bets = [odds * rate / (1 - rate + odds * rate) for odds in ODDS]
+        same = count - different
+        self._stake.multiply([different * log(bet / rate) + same * (log1p(-bet) - log1p(-rate)) for bet in bets])
 
 
 class LatencyTest:
@@ -166,8 +209,6 @@ def _at_rank(histogram: LatencyHistogram, rank: int) -> int:
 def _mean(logarithms: Sequence[float]) -> float:
     """Return the mean of numbers, given their logarithms; one that is too large for a float is infinite."""
     top = max(logarithms)
-    if top == inf:
-        return inf
     mean = top + log(sum(exp(each - top) for each in logarithms) / len(logarithms))
     return exp(mean) if mean < 700 else inf
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 
 from charonia.core.errors import ServingError, invalid, not_found, unsupported
@@ -17,8 +17,10 @@ from charonia.server.traffic.canary import (
     Canary,
     CanaryCommand,
     CanaryEvent,
+    EngineEnded,
     Looked,
     ReadyVersions,
+    Replaced,
     SetShare,
 )
 from charonia.server.traffic.configuration import POLICY_HINT, configured, policy_obstacle, shadow_obstacle
@@ -45,11 +47,13 @@ class TrafficService:
     Attributes:
         sticky: The models whose clients are kept on a version by a header.
         keep: Called with the key of a model and what to keep of its traffic, "" for nothing, after every change.
+        demand: Loads the model of a change; None where models are not loaded on demand.
     """
 
     def __init__(self, reroute: Callable[[str], None]) -> None:
         self.sticky: Sticky = {}
         self.keep: Callable[[str, str], None] | None = None
+        self.demand: Callable[[str], Awaitable[None] | None] | None = None
         self._reroute = reroute
         self._models: dict[str, ModelTraffic[Runner]] = {}
         self._shadowings: dict[str, Shadowing] = {}
@@ -57,20 +61,38 @@ class TrafficService:
 
     # For the life cycle.
 
-    def follow(self, key: str, runners: Mapping[int, Runner]) -> Runner | None:
-        """Take in the versions of a model that are ready; return what takes requests without a version, if any is."""
+    def follow(self, key: str, runners: Mapping[int, Runner], loading: Collection[int] = ()) -> Runner | None:
+        """Take in the versions of a model that are ready; return what takes requests without a version, if anything.
+
+        Where a model comes back, that is nothing until no version with a weight is being loaded: the one that is ready
+        first may be a canary that should get 1 %, or a version that should get nothing.
+
+        Args:
+            key: Key of the model.
+            runners: The runners of the versions that are ready.
+            loading: The versions that are being loaded and do not answer yet.
+        """
         traffic = self._models.get(key)
         newest = runners[max(runners)] if runners else None
         own = configured(newest.config) if newest is not None else None
         if traffic is None:
             traffic = self._models[key] = ModelTraffic(key)
-        traffic.runners = runners
+        before, traffic.runners = traffic.runners, runners
         if newest is not None:
             traffic.configured = own
         if traffic.running is not None:
-            self._handle(traffic, ReadyVersions(frozenset(runners)))
+            self._handle(traffic, ReadyVersions(frozenset((*runners, *loading))))
+        if traffic.running is not None:
+            plan = traffic.running.plan
+            for version in (plan.version, plan.stable):
+                if version in before and version in runners and before[version] is not runners[version]:
+                    self._handle(traffic, Replaced(version))
         self._note_sticky(traffic)
-        if newest is None or not traffic.is_split:
+        waits = not traffic.is_routed and any(traffic.settings.weights.get(version) for version in loading)
+        traffic.is_routed = newest is not None and not waits
+        if newest is None or waits:
+            return None
+        if not traffic.is_split:
             return newest
         shadowing = self._shadowings.setdefault(key, Shadowing(traffic))
         return SplitRunner(traffic, shadowing)
@@ -89,9 +111,14 @@ class TrafficService:
         """Change the traffic of a model, and return it.
 
         Raises:
-            ServingError: As `show`; INVALID_ARG with the reason for a change that cannot be made, UNSUPPORTED.
+            ServingError: As `show`; INVALID_ARG with the reason for a change that cannot be made, UNSUPPORTED; why the
+                model cannot be loaded.
         """
-        change, traffic = read_change(document), self._find(model)
+        change = read_change(document)
+        loaded = self.demand(model) if self.demand is not None else None
+        if loaded is not None:
+            await loaded
+        traffic = self._find(model)
         if change.action is not None and traffic.running is None:
             raise invalid(f"there is no canary plan of '{model}' to {change.action.value}")
         settings = self._changed(traffic, change)
@@ -112,7 +139,7 @@ class TrafficService:
         before = self._find(model)
         self._shadowings.pop(before.model, None)
         traffic = self._models[before.model] = ModelTraffic(before.model, configured=before.configured)
-        traffic.runners = before.runners
+        traffic.runners, traffic.is_routed = before.runners, before.is_routed
         _log.info("traffic of '%s': reset", traffic.model)
         self._apply(traffic)
         return await self.show(model)
@@ -123,10 +150,6 @@ class TrafficService:
             return traffic_words(self._find(model), now_ns())
         except ServingError:
             return []
-
-    def is_split(self, model: str) -> bool:
-        """Whether requests of a model without a version are divided."""
-        return any(each.is_split for key, each in self._models.items() if model in (key, name_of(key)))
 
     def families(self) -> list[Family]:
         """Return the metrics."""
@@ -144,11 +167,18 @@ class TrafficService:
         traffic.history.extend(Happening(*each) for each in kept["history"])
         plan = kept["canary"]
         if plan is not None:
-            traffic.canary = Canary(read_plan(plan["plan"]), now_ns(), plan["step"])
+            traffic.canary = Canary(read_plan(plan["plan"]), now_ns(), plan["step"], plan.get("ends", 0))
             traffic.canary.state, traffic.canary.reason = CanaryState(plan["state"]), plan["reason"]
             for version in (traffic.canary.plan.version, traffic.canary.plan.stable):
                 traffic.figures(version).is_watched = not traffic.canary.state.is_over
         self._reroute(key)
+        self._arm()
+
+    def engine_ended(self) -> None:
+        """The engine before this one has not handed over: it has crashed, or was killed."""
+        for traffic in list(self._models.values()):
+            if self._handle(traffic, EngineEnded()):
+                self._reroute(traffic.model)
         self._arm()
 
     def close(self) -> None:
@@ -302,6 +332,7 @@ def kept_text(traffic: ModelTraffic[Runner]) -> str:
         "plan": plan_json(canary.plan),
         "state": canary.state.value,
         "step": canary.step,
+        "ends": canary.ends,
         "reason": canary.reason,
     }
     settings = settings_json(traffic.requested) if traffic.requested is not None else None

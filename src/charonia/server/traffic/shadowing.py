@@ -1,7 +1,7 @@
 """Copies of requests for a shadow version.
 
-1. A copy is sent when the request that it copies has been answered, so it can neither delay nor fail it. Only requests
-   that were answered without an error are copied.
+1. A copy is sent when the request that it copies has been answered, so it cannot fail it, and delays it by no more than
+   it takes to copy its tensors. Copies of requests that were answered with an error are not sent.
 2. At most `COPIES_MAX` copies of a model, with at most `COPIES_BYTES_MAX` of tensors, are under way. What comes then is
    not copied, and counted.
 3. Tensors are copied: their memory may belong to the client, or be used again.
@@ -26,7 +26,7 @@ COPIES_MAX = 64
 """Copies of the requests of a model that are under way."""
 
 COPIES_BYTES_MAX = 256 * 2**20
-"""Bytes of their tensors."""
+"""Bytes of their inputs, and of the answers that they are compared with."""
 
 COMPARED_AT_ONCE_BYTES = 64 * 1024
 """Answers up to this size are compared at once; larger ones in a thread."""
@@ -111,7 +111,7 @@ class _Copy:
             self._end()
             return
         size = _size_of(outcome.outputs)
-        if size is None:
+        if size is None or self._owner.size_bytes + size > COPIES_BYTES_MAX:
             self._owner.traffic.shadow_figures(self._version).dropped += 1
             self._end()
             return

@@ -112,7 +112,7 @@ class _Counted:
         is_error = isinstance(outcome, ServingError)
         if final:
             if is_error and outcome.code is Code.CANCELLED:  # type: ignore[union-attr]
-                self._figures.given_up()
+                self._figures.given_up(now_ns() - self._begun_ns)
             elif is_error or self._is_failed:
                 self._figures.failed()
             else:

@@ -39,6 +39,7 @@ class ModelTraffic(Generic[R]):
         canary: The latest canary plan of a request.
         history: What has happened, the latest last.
         runners: Runners of the versions that are ready, by number.
+        is_routed: Whether requests without a version are answered.
         versions: Figures by version.
         shadows: Figures by shadow version.
         points: Points of the requests of clients that may go to any version.
@@ -50,6 +51,7 @@ class ModelTraffic(Generic[R]):
     canary: Canary | None = None
     history: deque[Happening] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
     runners: Mapping[int, R] = field(default_factory=dict)
+    is_routed: bool = False
     versions: dict[int, VersionFigures] = field(default_factory=dict)
     shadows: dict[int, ShadowFigures] = field(default_factory=dict)
     points: EvenPoints = field(default_factory=EvenPoints)
