@@ -1,13 +1,22 @@
 """The simulation of many servers, against queueing theory and its own books."""
 
+import json
 import math
+import re
+from itertools import groupby
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from bench.fleet.policies import LeastOutstanding, RandomChoice, RoundRobin
 from bench.fleet.server import ServiceTimes
 from bench.fleet.simulation import Autoscaler, Fleet, Plan, Result
 
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+TABLES = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
+LABELS = ("load before", "load", "target in flight", "way", "start", "policy")
 ONE_BY_ONE = ServiceTimes((0.01,))
 BATCHES = ServiceTimes(tuple(0.01 + 0.002 * size for size in range(1, 9)), load_s=0.5)
 
@@ -164,3 +173,36 @@ def test_measured_batches_become_times() -> None:
     assert sorted(times.factors) == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 1.5])
     with pytest.raises(ValueError, match="all sizes"):
         ServiceTimes.measured({2: [0.1]})
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a results file."""
+    rows: list[dict[str, Any]] = json.loads((ROOT / "bench/results" / name).read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def test_the_page_has_the_simulated_figures() -> None:
+    rows = results("fleet.json")
+    steady = sorted((row for row in rows if row["scenario"] == "steady"), key=lambda row: row["policy"])
+    for policy, group in groupby(steady, key=lambda row: row["policy"]):
+        assert [policy, *(f"{row['p50 ms']} / {row['p99 ms']}" for row in group)] in TABLES
+    for row in rows:
+        labels = [row[label] for label in row if label in LABELS]
+        figures = {f"{value:,}" if isinstance(value, int) else value for value in row.values()}
+        if row["scenario"] != "steady":
+            assert any(cells[: len(labels)] == labels and figures.issuperset(cells) for cells in TABLES), row
+
+
+def test_the_page_has_the_measured_figures_and_says_how_far_the_simulation_is_from_them() -> None:
+    rows = results("fleet_real.json")
+    differences = []
+    for row in rows:
+        pairs = [(row[f"p{share} ms real"], row[f"p{share} ms simulated"]) for share in (50, 90, 99)]
+        differences += [abs(real - simulated) / real for real, simulated in pairs]
+        if "killed" not in row["load"]:
+            assert [row["load"], row["policy"], *(f"{real} / {simulated}" for real, simulated in pairs)] in TABLES
+
+    found = re.search(r"Most of the figures differ by less than (\d+) %, none by more than (\d+) %", PAGE)
+    assert found
+    assert sorted(differences)[len(differences) // 2] < int(found[1]) / 100
+    assert max(differences) <= int(found[2]) / 100

@@ -3,12 +3,14 @@
 import http.client
 import json
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,13 @@ import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tests.support.balancers import Balancer, every_balancer
-from tests.support.models import identity, write_model
+from tests.support.models import identity, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, eventually
 from tests.support.sequence_models import RUNNING_SUM, sequence_pbtxt
 
 from charonia.core.dtypes import DataType
 
+ROOT = Path(__file__).parents[2]
 LARGE_BYTES = 16 << 20
 STEPS = 5
 SENDERS = 4  # for each protocol
@@ -177,7 +180,7 @@ class Load:
                     ask(client, module, array)
                     self.answered += 1
                 except Exception as error:
-                    self.failures.append(f"{module.__name__}: {error!r}")
+                    self.failures.append(f"{module.__name__}: {error!r} {error}")
                 time.sleep(0.002)
 
     def goes_on(self, requests: int = 500) -> None:
@@ -235,3 +238,62 @@ def test_a_server_that_delays_its_exit_is_taken_out_by_the_checks(name: str, rep
         load.goes_on()
 
     assert load.failures == []
+
+
+@pytest.mark.parametrize("name", every_balancer("nginx", "haproxy"))
+def test_what_a_server_says_it_has_not_executed_is_sent_to_another_one(
+    name: str, repository: Path, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ServeProcess(repository)) for _ in range(3)]
+        load = Load(stack.enter_context(Balancer(name, tmp_path, servers)))
+        threads = [threading.Thread(target=load.send, args=(param.values[0],)) for param in CLIENTS * SENDERS]
+        for thread in threads:
+            thread.start()
+            stack.callback(thread.join)
+        stack.callback(load.over.set)
+
+        load.goes_on()
+        for server in servers[:2]:
+            assert server.stop() == 0
+            load.goes_on()
+
+    # Over HTTP/1.1 a server may close an idle connection while a request is on its way there.
+    closed = [
+        found for found in load.failures if found.startswith("tritonclient.http") and "connection termination" in found
+    ]
+    assert load.failures == closed
+    assert len(closed) <= 2 * SENDERS
+
+
+def with_load_reports(text: str) -> str:
+    """Return a file of Envoy's as docs/balancers.md changes it."""
+    page = (ROOT / "docs/balancers.md").read_text(encoding="utf-8")
+    policy, header = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    text = text.replace("      lb_policy: LEAST_REQUEST\n", indent(policy, " " * 6))
+    return re.sub(r'( *)domains: \["\*"\]\n', lambda found: found[0] + indent(header, found[1]), text)
+
+
+@pytest.mark.parametrize("module", CLIENTS)
+@pytest.mark.parametrize("name", every_balancer("nginx", "haproxy"))
+def test_a_server_that_reports_to_get_less_done_gets_fewer_requests(name: str, module: Any, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = []
+        for number, delay_ms in enumerate((5, 5, 50)):
+            config = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}'
+            write_model(tmp_path / str(number), "identity", b"", config=identity_pbtxt() + config)
+            servers.append(stack.enter_context(ServeProcess(tmp_path / str(number))))
+        load = Load(stack.enter_context(Balancer(name, tmp_path, servers, with_load_reports)))
+        for _ in range(SENDERS):
+            thread = threading.Thread(target=load.send, args=(module,))
+            thread.start()
+            stack.callback(thread.join)
+        stack.callback(load.over.set)
+
+        time.sleep(5)  # until weights are known and used
+        before = [executed(server, "identity") for server in servers]
+        load.goes_on()
+        counts = [executed(server, "identity") - earlier for server, earlier in zip(servers, before, strict=True)]
+
+    assert load.failures == []
+    assert 0 < counts[2] < min(counts[:2]) / 2

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import grpc
@@ -117,6 +118,23 @@ def test_a_report_in_a_response_is_not_from_before_the_request(server: ServeProc
     assert named["requests_in_flight"] >= 4
 
 
+def test_a_report_is_as_new_as_its_response(server: ServeProcess) -> None:
+    with post(server, "/v2/models/slow/infer", BODY, **{FORMAT: "json"}) as answer:
+        report = json.loads(answer.headers[REPORT][5:])
+
+    assert report["named_metrics"]["instances_busy"] == report["named_metrics"]["requests_in_flight"] == 0
+
+
+def test_rates_and_the_share_of_busy_instances_are_those_of_the_last_seconds(server: ServeProcess) -> None:
+    for _ in range(8):  # of 0.4 s each
+        with post(server, "/v2/models/slow/infer", BODY), urlopen(f"http://{server.http}/v2/load") as answer:
+            found = json.load(answer)
+
+    assert 0 < found["rps_fractional"] < 10
+    assert found["eps"] == 0
+    assert 0 < found["application_utilization"] < 0.75  # one of two instances works most of the time
+
+
 def test_without_the_header_and_with_an_unknown_format_there_is_no_report(server: ServeProcess) -> None:
     with post(server, "/v2/models/quick/infer", BODY) as answer:
         assert REPORT not in answer.headers
@@ -153,6 +171,23 @@ def test_calls_over_grpc_have_it_as_a_trailer(server: ServeProcess) -> None:
         answers = stream(iter([message]), metadata=[(FORMAT, "json")])
         assert len(list(answers)) == 1
         assert metadata_of(answers)[REPORT].startswith("JSON ")
+
+
+def test_errors_have_it_too(server: ServeProcess) -> None:
+    with pytest.raises(HTTPError) as refused:
+        post(server, "/v2/models/slow/infer", {"inputs": []}, **{FORMAT: "json"})
+    with refused.value as error:
+        assert error.headers[REPORT].startswith("JSON ")
+
+    request = InferRequest("unknown", {"INPUT0": Tensor("INPUT0", DataType.FP32, ROW)})
+    encoder = GrpcEncoder(parse_url(f"grpc://{server.grpc}"), WireOptions())
+    message = b"".join(encoder.infer(request, RequestForm()).pieces)[5:]
+    with grpc.insecure_channel(server.grpc) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as failed:
+            infer(message, metadata=[(FORMAT, "json")])
+        assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+        assert metadata_of(failed.value)[REPORT].startswith("JSON ")
 
 
 def test_reports_are_streamed_out_of_band(server: ServeProcess, busy: None) -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -56,14 +56,17 @@ class Balancer:
         name: "envoy", "nginx" or "haproxy".
         folder: For its files.
         servers: Three servers, which take the place of server-1 to server-3.
+        change: Changes the text of each file.
     """
 
-    def __init__(self, name: str, folder: Path, servers: Sequence[ServeProcess]) -> None:
+    def __init__(
+        self, name: str, folder: Path, servers: Sequence[ServeProcess], change: Callable[[str], str] = str
+    ) -> None:
         self._name, self._folder, self._servers = name, folder, servers
         self._ports = {8000: free_port(), 8001: free_port(), 9901: free_port()}
         texts = {file: (FOLDER / name / file).read_text(encoding="utf-8") for file in FILES[name]}
         for file, text in texts.items():
-            (folder / file).write_text(self._adapted(text, servers), encoding="utf-8")
+            (folder / file).write_text(self._adapted(change(text), servers), encoding="utf-8")
 
     @property
     def http(self) -> str:

@@ -16,12 +16,19 @@ from charonia.wire.orca import (
     load_trailers,
 )
 
-LOAD = {"application_utilization": 0.5, "queue_depth": 3.0, "kv_cache_utilization": 1 / 3}
+LOAD = {
+    "application_utilization": 0.5,
+    "rps_fractional": 12.5,
+    "eps": 0.0,
+    "queue_depth": 3.0,
+    "kv_cache_utilization": 1 / 3,
+}
 
 
 def test_text_has_a_field_for_each_metric() -> None:
     expected = (
-        b"application_utilization=0.500000, named_metrics.queue_depth=3, named_metrics.kv_cache_utilization=0.333333"
+        b"application_utilization=0.500000, rps_fractional=12.500000, eps=0, "
+        b"named_metrics.queue_depth=3, named_metrics.kv_cache_utilization=0.333333"
     )
     assert load_header(LOAD, b"text") == b"TEXT " + expected
 
@@ -32,6 +39,8 @@ def test_json_has_the_named_metrics_apart() -> None:
     assert header.startswith(b"JSON ")
     assert json.loads(header[5:]) == {
         "application_utilization": 0.5,
+        "rps_fractional": 12.5,
+        "eps": 0.0,
         "named_metrics": {"queue_depth": 3, "kv_cache_utilization": 1 / 3},
     }
     assert load_document({"queue_depth": 1.0}) == {"named_metrics": {"queue_depth": 1}}
@@ -41,7 +50,7 @@ def test_a_binary_report_is_the_message() -> None:
     header = load_header(LOAD, b"BIN")
     assert header is not None
     report = message_class("xds.data.orca.v3.OrcaLoadReport").FromString(b64decode(header.removeprefix(b"BIN ")))
-    assert report.application_utilization == 0.5  # type: ignore[attr-defined]
+    assert (report.application_utilization, report.rps_fractional, report.eps) == (0.5, 12.5, 0.0)  # type: ignore[attr-defined]
     assert dict(report.named_metrics) == {"queue_depth": 3.0, "kv_cache_utilization": 1 / 3}  # type: ignore[attr-defined]
     [(name, value)] = load_trailers(LOAD, b"bin")
     assert name == b"endpoint-load-metrics-bin"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
@@ -83,6 +84,7 @@ class AsyncClient:
         options: WireOptions = _DEFAULT_OPTIONS,
         balancing: Balancing = DEFAULT,
     ) -> None:
+        self._timeout_s = timeout_s
         self._servers = servers = Servers(url, timeout_s, options, balancing)
         self._dialect = servers.dialect
         self._metadata = MetadataCache()
@@ -220,7 +222,8 @@ class AsyncClient:
             ServingError: INVALID_ARG or NOT_FOUND for inputs that cannot be sent.
         """
         ask = Ask(model, inputs, outputs, version, request_id, parameters, sequence)
-        request = ask.request(await self._metadata_for(ask))
+        metadata, timeout_s = await self._metadata_for(ask, timeout_s)
+        request = ask.request(metadata)
         queue_timeout_us = 0 if request.timeout_us else self._servers.queue_timeout_us(timeout_s)
         request.timeout_us = request.timeout_us or queue_timeout_us
         routing = _routing(ask, passes_timeout=bool(queue_timeout_us))
@@ -254,7 +257,8 @@ class AsyncClient:
             ServingError: UNSUPPORTED over HTTP; INVALID_ARG or NOT_FOUND for inputs that cannot be sent.
         """
         ask = Ask(model, inputs, outputs, version, request_id, parameters, sequence)
-        query = self._dialect.stream(ask.request(await self._metadata_for(ask)))
+        metadata, timeout_s = await self._metadata_for(ask, timeout_s)
+        query = self._dialect.stream(ask.request(metadata))
         answers = _Answers()
         handle = self._servers.send(query, answers.put, timeout_s, _routing(ask, is_stream=True))
         try:
@@ -266,14 +270,19 @@ class AsyncClient:
         finally:
             handle.cancel()
 
-    async def _metadata_for(self, ask: Ask) -> ModelMetadata | None:
+    async def _metadata_for(self, ask: Ask, timeout_s: float | None) -> tuple[ModelMetadata | None, float | None]:
+        """Return a model's tensors if the inputs need them, and what is left of the timeout."""
         if not needs_metadata(ask.inputs):
-            return None
+            return None, timeout_s
         known = self._metadata.get(ask)
         if known is None:
-            known = await self.model_metadata(ask.model, ask.version)
+            timeout_s = self._timeout_s if timeout_s is None else timeout_s
+            begun_s = time.monotonic()
+            known = await self._servers.ask(self._dialect.model_metadata(ask.model, ask.version), timeout_s)
             self._metadata.put(ask, known)
-        return known
+            if timeout_s:
+                timeout_s = max(timeout_s - (time.monotonic() - begun_s), 1e-6)
+        return known, timeout_s
 
 
 def _routing(ask: Ask, *, is_stream: bool = False, passes_timeout: bool = False) -> Routing:

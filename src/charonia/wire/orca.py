@@ -20,7 +20,11 @@ REPORT_HEADER = b"endpoint-load-metrics"
 """Header of the response with the report, over gRPC a trailer."""
 
 UTILIZATION = "application_utilization"
-"""The metric that is a field of its own in a report; the others are named metrics."""
+REQUEST_RATE = "rps_fractional"
+ERROR_RATE = "eps"
+
+FIELDS = (UTILIZATION, REQUEST_RATE, ERROR_RATE)
+"""The metrics that are fields of a report; the others are named metrics."""
 
 QUEUE_DEPTH = "queue_depth"
 IN_FLIGHT = "requests_in_flight"
@@ -29,8 +33,9 @@ BUSY = "instances_busy"
 KV_CACHE = "kv_cache_utilization"
 TOKENS_MAX = "max_token_capacity"
 
-LOAD_METRICS = (UTILIZATION, QUEUE_DEPTH, IN_FLIGHT, INSTANCES, BUSY, KV_CACHE, TOKENS_MAX)
-"""The metrics of the server itself; those of the cache are there only if a model tells them."""
+LOAD_METRICS = (*FIELDS, QUEUE_DEPTH, IN_FLIGHT, INSTANCES, BUSY, KV_CACHE, TOKENS_MAX)
+"""The metrics of the server itself; those of the cache are there only if a model tells them, rates from the second
+report on."""
 
 INTERVAL_S = 1.0
 """Time between two reports of a stream whose request does not say one, in seconds."""
@@ -44,8 +49,8 @@ Load = Mapping[str, float]
 
 def load_document(load: Load) -> dict[str, object]:
     """Return a report as a JSON object."""
-    named = {name: _number(value) for name, value in load.items() if name != UTILIZATION}
-    return {**({UTILIZATION: load[UTILIZATION]} if UTILIZATION in load else {}), "named_metrics": named}
+    named = {name: _number(value) for name, value in load.items() if name not in FIELDS}
+    return {**{name: load[name] for name in FIELDS if name in load}, "named_metrics": named}
 
 
 def load_header(load: Load, form: bytes) -> bytes | None:
@@ -89,8 +94,8 @@ def encode_load(load: Load) -> bytes:
     """Return an OrcaLoadReport."""
     message: Any = message_class("xds.data.orca.v3.OrcaLoadReport")()
     for name, value in load.items():
-        if name == UTILIZATION:
-            message.application_utilization = value
+        if name in FIELDS:
+            setattr(message, name, value)
         else:
             message.named_metrics[name] = value
     encoded: bytes = message.SerializeToString(deterministic=True)
@@ -109,7 +114,7 @@ def decode_load_request(data: Buffer) -> float:
 
 
 def _field(name: str) -> str:
-    return name if name == UTILIZATION else f"named_metrics.{name}"
+    return name if name in FIELDS else f"named_metrics.{name}"
 
 
 def _number(value: float) -> float | int:

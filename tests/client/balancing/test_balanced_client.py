@@ -1,8 +1,9 @@
 """A client of several servers: fake engines behind real ports."""
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
@@ -18,7 +19,10 @@ from charonia.core.errors import Code, ServingError, turned_away, unavailable
 ROW = np.zeros((1, 16), np.float32)
 FULL = turned_away("Exceeds maximum queue size of model 'identity'")
 PROTOCOLS = pytest.mark.parametrize("protocol", ["http", "grpc"])
+METADATA = b'{"name":"text","inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[-1,-1]}],"outputs":[]}'
 NOBODY = "127.0.0.1:9"
+LARGE_ROWS = 1 << 18  # 16 MiB, more than sockets hold
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 @asynccontextmanager
@@ -132,6 +136,88 @@ def test_a_connection_that_ends_after_the_request_was_sent_is_no_reason_to_retry
     play(scenario())
 
 
+def test_a_connection_that_ends_before_all_of_the_request_was_sent_is_one(play: Play) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+
+    async def scenario() -> None:
+        large = np.zeros((LARGE_ROWS, 16), np.float32)
+        async with servers(1) as fleet, scripted(talk) as broken, AsyncClient([broken, *urls(fleet, "http")]) as client:
+            while not client.endpoints()[0].failures[Failure.RESET]:
+                result = await client.infer("identity", {"INPUT0": large})
+                assert result["OUTPUT0"].shape == large.shape
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{"], ids=["none", "a part"])
+def test_a_connection_that_ends_when_the_request_was_read_is_none(play: Play, answer: bytes) -> None:
+    read = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        read.append(await read_request(reader))
+        writer.write(answer)
+
+    async def scenario() -> None:
+        async with scripted(talk) as one, scripted(talk) as other, AsyncClient([one, other]) as client:
+            with pytest.raises(ClientError) as caught:
+                await client.infer("identity", {"INPUT0": ROW})
+
+            assert caught.value.failure is Failure.RESET
+            assert len(read) == 1
+
+    play(scenario())
+
+
+def frame(kind: int, stream: int, *numbers: int) -> bytes:
+    payload = b"".join(number.to_bytes(4, "big") for number in numbers)
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + stream.to_bytes(4, "big") + payload
+
+
+DATA, HEADERS, RST_STREAM, GOAWAY = 0, 1, 3, 7
+CANCEL, REFUSED = 8, 7
+
+
+@pytest.mark.parametrize(
+    ("end", "is_sent_again"),
+    [
+        pytest.param(lambda stream: frame(RST_STREAM, stream, REFUSED), True, id="refused"),
+        pytest.param(lambda stream: frame(GOAWAY, 0, stream - 1, 0), True, id="excluded by GOAWAY"),
+        pytest.param(lambda stream: frame(RST_STREAM, stream, CANCEL), False, id="reset"),
+        pytest.param(lambda stream: frame(GOAWAY, 0, stream, 0), False, id="not excluded by GOAWAY"),
+    ],
+)
+def test_a_stream_is_sent_to_another_server_if_http2_says_that_it_was_not_processed(
+    play: Play, end: Callable[[int], bytes], is_sent_again: bool
+) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(SETTINGS)
+        await reader.readexactly(len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+        while True:
+            head = await reader.readexactly(9)
+            await reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] == HEADERS:
+                writer.write(end(int.from_bytes(head[5:], "big")))
+            elif head[3] == DATA and not is_sent_again:
+                return
+
+    async def scenario() -> None:
+        async with (
+            servers(1) as fleet,
+            scripted(talk, "grpc") as broken,
+            AsyncClient([broken, *urls(fleet, "grpc")]) as client,
+        ):
+            errors = []
+            while not sum(client.endpoints()[0].failures.values()):
+                try:
+                    await client.infer("identity", {"INPUT0": ROW})
+                except ClientError as error:
+                    errors.append(error.failure)
+            assert errors == ([] if is_sent_again else [Failure.RESET])
+
+    play(scenario())
+
+
 @PROTOCOLS
 def test_the_error_names_all_servers_that_were_asked(play: Play, protocol: str) -> None:
     async def scenario() -> None:
@@ -188,6 +274,18 @@ def test_other_requests_are_not_hedged(play: Play) -> None:
             assert sum(received(fleet)) == 2
             await client.infer("identity", {"INPUT0": ROW})
             assert sum(received(fleet)) == 4
+
+    play(scenario())
+
+
+def test_hedges_stop_where_the_budget_of_retries_ends(play: Play) -> None:
+    async def scenario() -> None:
+        balancing = Balancing(hedge_after_s=0.01, idempotent_models=["*"], retry_ratio=0)
+        async with servers(2) as fleet, AsyncClient(urls(fleet, "http"), balancing=balancing) as client:
+            for each in fleet:
+                each.engine.delay_s = 0.1
+            await client.infer("identity", {"INPUT0": ROW})
+            assert sum(received(fleet)) == 1
 
     play(scenario())
 
@@ -305,6 +403,29 @@ def test_the_timeout_is_that_of_all_servers_together(play: Play, protocol: str) 
                 await client.infer("identity", {"INPUT0": ROW}, timeout_s=0.2)
             assert caught.value.failure is Failure.TIMEOUT
             assert [status.outstanding for status in client.endpoints()] == [0, 0]
+
+    play(scenario())
+
+
+def test_the_timeout_is_that_of_the_question_for_datatypes_too(play: Play) -> None:
+    left_us: list[bytes] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while request := await read_request(reader):
+            if b"/infer" in request:
+                left_us.extend(re.findall(rb'"timeout":(\d+)', request))
+            await asyncio.sleep(0.3)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(METADATA), METADATA))
+
+    async def scenario() -> None:
+        async with scripted(talk) as one, scripted(talk) as other, AsyncClient([one, other]) as client:
+            with pytest.raises(ClientError) as caught:
+                await client.infer("text", {"INPUT0": [["a"]]}, timeout_s=0.1)
+            assert caught.value.failure is Failure.TIMEOUT
+            assert left_us == []
+
+            await client.infer("text", {"INPUT0": [["a"]]}, timeout_s=30)
+            assert [0 < int(left) < 29_750_000 for left in left_us] == [True]
 
     play(scenario())
 
@@ -431,6 +552,24 @@ def test_a_name_without_an_address_is_an_error_and_the_next_request_looks_again(
                 await client.infer("identity", {"INPUT0": ROW})
             names.addresses = [LOOPBACK]
             await client.infer("identity", {"INPUT0": ROW})
+
+    play(scenario())
+
+
+def test_a_name_server_that_does_not_answer_holds_a_request_for_its_timeout_only(play: Play) -> None:
+    async def hang(name: str, port: int) -> list[str]:
+        await asyncio.sleep(60)
+        return []
+
+    async def scenario() -> None:
+        async with AsyncClient("dns+grpc://models.test:8001") as client:
+            assert client._servers._all is not None
+            client._servers._all._resolve = hang
+            begun_s = time.monotonic()
+            with pytest.raises(ClientError, match=r"dns\+grpc://models\.test:8001 was not found in time") as caught:
+                await client.infer("identity", {"INPUT0": ROW}, timeout_s=0.1)
+            assert caught.value.failure is Failure.TIMEOUT
+            assert time.monotonic() - begun_s < 10
 
     play(scenario())
 

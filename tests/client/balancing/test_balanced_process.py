@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.models import write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
+from tests.support.sequence_models import RUNNING_SUM, sequence_pbtxt
 
-from charonia.client import AsyncClient, Balancing, ClientError, EndpointStatus, Failure
+from charonia.client import AsyncClient, Balancing, ClientError, EndpointStatus, Failure, SequencePart
 from charonia.client.balancing import transport as balanced
 
 MODEL = """
@@ -39,6 +41,7 @@ backend: "python"
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
+MINUTE = "max_sequence_idle_microseconds: 60000000 direct { }"
 CALLERS = 16
 BALANCING = Balancing(stall_s=0.5, probe_timeout_s=0.5, eject_s=0.3, eject_s_max=1.0)
 PROTOCOLS = pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -223,3 +226,52 @@ def test_a_name_finds_new_servers_while_requests_run(
 
     with ServeProcess(repository) as server:
         asyncio.run(scenario(server))
+
+
+@PROTOCOLS
+def test_a_sequence_of_a_killed_server_says_so_and_begins_again_elsewhere(tmp_path: Path, protocol: str) -> None:
+    write_model(tmp_path, "sum", RUNNING_SUM, config=sequence_pbtxt(MINUTE, max_batch_size=16))
+    names = range(1, 13)
+
+    async def scenario(servers: list[ServeProcess]) -> None:
+        async with AsyncClient([url(server, protocol) for server in servers], balancing=BALANCING) as client:
+
+            async def add(name: int, *, start: bool = False) -> int:
+                part = SequencePart(name, start=start)
+                result = await client.infer("sum", {"INPUT": np.array([[2]], np.int32)}, sequence=part)
+                return int(result["OUTPUT"][0, 0])
+
+            assert {await add(name, start=True) for name in names} == {2}
+            await asyncio.to_thread(servers[0].kill)
+            await asyncio.sleep(0.1)  # until the connections have ended
+            ended = []
+            for name in names:
+                try:
+                    assert await add(name) == 4
+                except ClientError as error:
+                    ended.append(error.message)
+                    assert await add(name, start=True) == 2
+            assert 0 < len(ended) < len(names)
+            assert all("is gone; begin it again" in message for message in ended), ended
+
+    with ExitStack() as stack:
+        asyncio.run(scenario([stack.enter_context(ServeProcess(tmp_path)) for _ in range(2)]))
+
+
+def test_a_hedged_request_does_not_wait_for_a_server_that_stands_still(
+    repository: Path, executed: Callable[[], Counter[str]]
+) -> None:
+    balancing = Balancing(hedge_after_s=0.1, idempotent_models=["counted"])
+
+    async def scenario(servers: list[ServeProcess]) -> None:
+        async with AsyncClient([url(server, "grpc") for server in servers], balancing=balancing) as client:
+            servers[0].process.send_signal(signal.SIGSTOP)
+            for number in range(12):
+                value = np.array([number], np.float32)
+                await asyncio.wait_for(client.infer("counted", {"INPUT0": value}, request_id=str(number)), 20)
+            servers[0].process.send_signal(signal.SIGCONT)
+            await asyncio.to_thread(servers[0].stop)
+        assert executed().total() == 12  # it has greeted nobody, so nothing was sent there
+
+    with ExitStack() as stack:
+        asyncio.run(scenario([stack.enter_context(ServeProcess(repository)) for _ in range(2)]))

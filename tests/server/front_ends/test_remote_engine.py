@@ -25,9 +25,10 @@ from charonia.server.backends.python.channel_end import ChannelEnd
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.neighbours import AWAKE_NS, Neighbours
 from charonia.server.facade import Services
-from charonia.server.front_ends import engine_port, reconnect, remote_engine
+from charonia.server.front_ends import engine_port, load_sender, reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.held_requests import size_of
+from charonia.server.front_ends.load_sender import LOAD_AGE_NS, LOAD_WANTED_NS
 from charonia.server.front_ends.records import plain
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.front_ends.remote_services import SharedRegions, services_of
@@ -37,6 +38,7 @@ from charonia.server.shared_memory.registry import Memory, RegionRegistry
 from charonia.server.tracing.options import TraceOptions
 from charonia.server.tracing.requests import EventNames, begin
 from charonia.server.tracing.service import TracingService
+from charonia.wire.orca import Load
 from charonia.wire.shared_memory import SystemRegion
 
 TRAFFIC = Traffic("front_end_1", "http", 1, 2, 3)
@@ -764,3 +766,45 @@ def test_a_front_end_that_does_not_say_what_it_has_taken_in_is_left_out(
         assert await bench.port.collect() == [TRAFFIC]
 
     run(scenario, tmp_path, front_ends=3)
+
+
+class CountedLoad:
+    """Reports how often it was asked."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def want(self) -> None: ...
+
+    def latest(self) -> Load:
+        self.count += 1
+        return {"count": self.count}
+
+    async def report(self) -> Load:
+        return self.latest()
+
+
+def test_a_report_of_the_load_comes_at_once_and_with_responses_while_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [now_ns()]
+    monkeypatch.setattr(load_sender, "now_ns", lambda: clock[0])
+
+    async def scenario(bench: Bench) -> None:
+        load = bench.services[0].load
+        assert load is not None
+        await bench.answered(request())
+        assert load.latest() == {}  # nobody has wanted it
+
+        load.want()
+        await bench.answered(request())
+        assert load.latest() == {"count": 1}
+        clock[0] += LOAD_AGE_NS
+        await bench.answered(request())
+        await bench.answered(request())
+        assert load.latest() == {"count": 2}
+        clock[0] += LOAD_WANTED_NS
+        await bench.answered(request())
+        assert load.latest() == {"count": 2}
+
+    run(scenario, tmp_path, Services(load=CountedLoad()))

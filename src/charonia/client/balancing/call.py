@@ -86,13 +86,13 @@ class BalancedCall:
         "_before",
         "_deadline_s",
         "_has_begun",
-        "_hedge",
         "_keep_body",
         "_on_answer",
         "_owner",
         "_request",
         "_routing",
         "_sent_ns",
+        "_timer",
         "_tried",
         "_tries",
         "is_over",
@@ -118,7 +118,7 @@ class BalancedCall:
         self._tried: list[PoolServer] = []
         self._before: list[str] = []
         self._has_begun = False
-        self._hedge: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # the deadline while it waits, then the hedge
         self.is_over = False
 
     def cancel(self) -> None:
@@ -126,10 +126,20 @@ class BalancedCall:
         if not self.is_over:
             self._end()
 
+    def wait(self) -> None:
+        """Wait until the servers are known, but not longer than the timeout."""
+        if self._deadline_s:
+            message = f"the address of {self._owner.addresses} was not found in time: its name server does not answer"
+            self._timer = self._owner.loop.call_at(
+                self._deadline_s, self.fail, Code.UNAVAILABLE, message, Failure.TIMEOUT
+            )
+
     def begin(self) -> None:
         """Send it to its first server."""
         if self.is_over:
             return
+        if self._timer is not None:
+            self._timer.cancel()
         owner, routing = self._owner, self._routing
         key = (routing.model, routing.sequence)
         if routing.sequence and not routing.start:
@@ -151,7 +161,7 @@ class BalancedCall:
         if routing.model and not routing.sequence and not routing.is_stream:
             after_s = owner.hedge_after_s(routing.model)
             if after_s is not None:
-                self._hedge = owner.loop.call_later(after_s, self._send_second)
+                self._timer = owner.loop.call_later(after_s, self._send_second)
 
     def fail(self, code: Code, message: str, failure: Failure = Failure.REFUSED) -> None:
         """Answer with a failure, once the sender is done."""
@@ -181,7 +191,7 @@ class BalancedCall:
         owner.watch()
 
     def _send_second(self) -> None:
-        self._hedge = None
+        self._timer = None
         owner = self._owner
         server = owner.pool.pick(self._tried)
         if server is not None and server.trouble is None and len(self._tries) == 1 and owner.budget.spend():
@@ -250,8 +260,8 @@ class BalancedCall:
 
     def _end(self) -> None:
         self.is_over = True
-        if self._hedge is not None:
-            self._hedge.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         tries, self._tries = self._tries, {}
         for server, handle in tries.items():
             handle.cancel()

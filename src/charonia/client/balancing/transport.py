@@ -156,6 +156,7 @@ class BalancedTransport:
             call.fail(Code.UNAVAILABLE, f"{len(self._waiting)} requests wait for the address of {self.addresses}")
         else:
             self._waiting.append(call)
+            call.wait()
         if self.addresses.is_name and self._look_up is None:
             self._look_up = self.loop.create_task(self._look_up_again_and_again())
         return call

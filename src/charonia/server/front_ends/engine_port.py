@@ -29,6 +29,7 @@ from charonia.server.front_ends.bursts import RequestReader, ResponseWriter
 from charonia.server.front_ends.hand_over import CHANGES, SOCKET_NAME, HandOver, Listener
 from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link
+from charonia.server.front_ends.load_sender import LoadSender
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.region_changes import change_regions
@@ -38,7 +39,7 @@ from charonia.server.lifecycle.in_front import Offer, WhereRun
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.metrics.model_metrics import Increase
 from charonia.server.metrics.traffic import Traffic
-from charonia.server.tracing.requests import NO_TRACING, Tracing
+from charonia.server.tracing.requests import NO_TRACING
 from charonia.wire.log_settings import LogOptions
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class EnginePort:
         software: What front ends must have to run models of the engine; see `software_of`.
 
     Attributes:
-        engine: The engine, once started.
+        engine, services: The engine and what the server offers beside it, once started.
         hand_over: Lets front ends go to the next engine.
     """
 
@@ -85,7 +86,7 @@ class EnginePort:
         self._offered: Mapping[Target, Offer] = {}  # as published to all
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
         self.engine: ServedEngine
-        self._services: Services
+        self.services: Services
         self.hand_over = HandOver(folder, self._listener, self._changing, self._tell_all, self.spawn)
 
     async def check(self) -> None:
@@ -98,7 +99,7 @@ class EnginePort:
             ServingError: UNAVAILABLE when the socket cannot be made; INVALID_ARG when a model that was loaded by
                 request cannot be loaded, and the port is strict.
         """
-        self.engine, self._services = engine, services
+        self.engine, self.services = engine, services
         failures = await self._keeper.replay(engine, services, engine.traffic, has_ended=not self._is_due_to_catch_up)
         if failures and self._is_strict:
             raise invalid(f"{NOT_ALL_LOADED}:\n" + "\n".join(failures))
@@ -151,11 +152,6 @@ class EnginePort:
 
     # Called by peers.
 
-    @property
-    def tracing(self) -> Tracing | None:
-        """Traces of requests."""
-        return self._services.tracing
-
     def gone(self, peer: "_Peer", reason: str) -> None:
         """A front end has gone."""
         self._peers.discard(peer)
@@ -205,7 +201,7 @@ class EnginePort:
         return None
 
     async def _answer_of_services(self, question: str, arguments: list[Any]) -> object:
-        services = self._services
+        services = self.services
         match question:
             case "demand" if services.demand is not None:
                 await self._then_published(services.demand(*arguments))
@@ -246,7 +242,7 @@ class EnginePort:
     # Inside.
 
     async def _welcome(self, peer: "_Peer") -> object:
-        services, tracing = self._services, self._services.tracing
+        services, tracing = self.services, self.services.tracing
         offered = {
             "tracing": tracing is not None,
             "traces": tracing is not None and tracing.can_trace,
@@ -292,7 +288,7 @@ class EnginePort:
             await self._publish()
 
     async def _trace(self, question: str, arguments: list[Any]) -> object:
-        tracing = self._services.tracing
+        tracing = self.services.tracing
         if tracing is None:
             raise unsupported(NO_TRACING)
         if question == "trace_settings":
@@ -302,10 +298,10 @@ class EnginePort:
         return None
 
     def _state(self) -> EngineState:
-        engine, tracing = self.engine, self._services.tracing
+        engine, tracing = self.engine, self.services.tracing
         is_tracing = tracing is not None and tracing.sampler is not None
         readiness = ServerReadiness(engine.is_live(), engine.is_ready(), engine.is_exiting(), is_tracing)
-        sticky = self._services.traffic.sticky if self._services.traffic is not None else {}
+        sticky = self.services.traffic.sticky if self.services.traffic is not None else {}
         return EngineState(readiness, engine.directory(), dict(engine.offers.now()), sticky)
 
     async def _keep_up(self) -> None:
@@ -356,6 +352,7 @@ class _Peer:
         self._requests = RequestReader()
         self._open: dict[int, Ticket | None] = {}
         self._traces: dict[int, TraceTree] = {}
+        self._load = LoadSender(port.services.load, self._link.send)
 
     @property
     def is_busy(self) -> bool:
@@ -407,12 +404,12 @@ class _Peer:
             case "infer":
                 self._infer(message)
             case "cancel":
-                ticket = self._open.get(header[1])
-                if ticket is not None:
+                if (ticket := self._open.get(header[1])) is not None:
                     ticket.cancel()
+            case "want_load":
+                self._load.wanted()
             case "traced":
-                tree = self._traces.pop(header[1], None)
-                if tree is not None:
+                if (tree := self._traces.pop(header[1], None)) is not None:
                     for name, at_ns in header[2]:
                         tree.mark(name, at_ns)
                     tree.release()
@@ -441,7 +438,8 @@ class _Peer:
         except ServingError as error:
             self._send(number, error, True)
             return
-        sampler = self._port.tracing.sampler if trace is not None and self._port.tracing is not None else None
+        tracing = self._port.services.tracing
+        sampler = tracing.sampler if trace is not None and tracing is not None else None
         tree = sampler.sample(request.model_name, decode_parent(trace)) if sampler is not None else None
         if tree is not None:
             for name, at_ns in trace[0]:
@@ -475,6 +473,8 @@ class _Peer:
 
     def _send(self, number: int, outcome: Outcome, final: bool) -> None:
         link = self._link
+        if self._load.is_wanted:
+            self._load.send()
         outgoing: Outgoing | None = None
         try:
             if final and isinstance(outcome, InferResponse) and link.burst.add(number, outcome):

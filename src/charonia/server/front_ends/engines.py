@@ -20,6 +20,7 @@ from charonia.server.front_ends.messages import MOVED
 from charonia.server.front_ends.reconnect import Sequence
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.front_ends.state import EngineState
+from charonia.wire.orca import Load
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,15 @@ class CurrentEngine:
     def state(self) -> EngineState:
         """What is known of the engine."""
         return self.current.state
+
+    @property
+    def load(self) -> Load:
+        """The engine's latest report of its load."""
+        return self.current.load
+
+    def want_load(self) -> None:
+        """Let the engine report its load. See `RemoteEngine.want_load`."""
+        self.current.want_load()
 
     def is_live(self) -> bool:
         """Whether the server can answer at all."""

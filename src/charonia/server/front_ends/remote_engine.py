@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from charonia.config.model import ModelConfig
@@ -30,6 +31,7 @@ from charonia.server.front_ends.messages import decode_outcome, encode_request, 
 from charonia.server.front_ends.reconnect import OpenSequences, interrupted
 from charonia.server.front_ends.records import record
 from charonia.server.front_ends.state import EngineState
+from charonia.wire.orca import Load
 from charonia.wire.tensors import Lend
 
 IN_FLIGHT_MAX = 65_536
@@ -66,10 +68,13 @@ class RemoteEngine:
         software: What a process must have to run its models; see `software_of`. Set by `connect`.
         local: The models that this process runs itself, None for none.
         neighbours: The other processes of the server, None where they do not matter.
+        load: The engine's latest report of its load, empty until `want_load`.
+        want_load: Lets the engine report its load now, then with responses; see `LoadSender`. Set by `connect`.
         lend: Lends memory to receive requests in that the engine then reads. Set by `connect`.
     """
 
     lend: Lend
+    want_load: Callable[[], None]
 
     def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
         self.state = EngineState()
@@ -77,6 +82,7 @@ class RemoteEngine:
         self.software = ""
         self.local: LocalModels | None = None
         self.neighbours: Neighbours | None = None
+        self.load: Load = {}
         self._take = take
         self._ended = ended
         self._link: Link[RequestWriter]
@@ -106,6 +112,7 @@ class RemoteEngine:
             *(sock, "the engine", RequestWriter()), take=self._received, answer=self._told, ended=self._lost
         )
         self.lend = self._link.lend
+        self.want_load = partial(self._link.send, ("want_load",))
         try:
             metadata, offers, self.software = cast(list[Any], await self.ask("hello"))
         except ServingError:
@@ -258,6 +265,9 @@ class RemoteEngine:
             if not replies:
                 self._is_idle.set()
             return
+        if header[0] == "load":
+            self.load = header[1]
+            return
         if header[0] != "outcome":
             raise ChannelError(f"there is no message of kind {header[0]!r}")
         number, final = header[1], header[2]
@@ -288,6 +298,7 @@ class RemoteEngine:
         return await self._take(question, arguments)
 
     def _lost(self, reason: str) -> None:
+        self.load = {}
         was_away = self.held.is_away
         self.held.engine_lost()
         self.sequences.engine_ended()

@@ -1,6 +1,5 @@
 """The services beside an engine in another process, as a front end offers them."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping
@@ -10,6 +9,7 @@ from charonia.core.errors import ServingError, internal
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.core.usage import TokenUsage
 from charonia.server.facade import Document, LogControl, Services
+from charonia.server.front_ends.load_sender import LOAD_AGE_NS
 from charonia.server.front_ends.records import plain
 from charonia.server.front_ends.state import EngineState
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -19,9 +19,6 @@ from charonia.wire.shared_memory import CudaRegion, SystemRegion
 from charonia.wire.trace_settings import Change
 
 _log = logging.getLogger(__name__)
-
-LOAD_AGE_S = 0.05
-"""Age of a report of the engine's load from which on a request asks for a new one."""
 
 
 class Asked(Protocol):
@@ -36,8 +33,17 @@ class Asked(Protocol):
         """What is known of its state."""
         ...
 
+    @property
+    def load(self) -> Load:
+        """Its latest report of its load."""
+        ...
+
     async def ask(self, question: str, *arguments: object) -> Any:
         """Ask it. Raises as `Link.ask`."""
+        ...
+
+    def want_load(self) -> None:
+        """Let it report its load now, and with responses. See `RemoteEngine.want_load`."""
         ...
 
 
@@ -185,40 +191,26 @@ class RemoteTraffic:
 
 
 class RemoteLoad:
-    """The load of an engine in another process: the latest report, and another one while requests want them.
-
-    A request that wants a report asks the engine for one as it arrives, if none is on its way and the latest is older
-    than `LOAD_AGE_S`; it is there before the response, which comes the same way.
-    """
+    """The load of an engine in another process, as it reports it with its responses."""
 
     def __init__(self, engine: Asked) -> None:
         self._engine = engine
-        self._latest: Load = {}
-        self._asked_s = 0.0
-        self._asking: asyncio.Task[None] | None = None
+        self._wanted_ns = 0
 
     def want(self) -> None:
         """A request wants a report with its response."""
-        if self._asking is None and time.monotonic() - self._asked_s >= LOAD_AGE_S:
-            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        now_ns = time.monotonic_ns()
+        if now_ns - self._wanted_ns >= LOAD_AGE_NS:
+            self._wanted_ns = now_ns
+            self._engine.want_load()
 
     def latest(self) -> Load:
         """Return the latest report."""
-        return self._latest
+        return self._engine.load
 
     async def report(self) -> Load:
         """Return a new report."""
-        self._latest = cast(Load, await self._engine.ask("load_report"))
-        self._asked_s = time.monotonic()
-        return self._latest
-
-    async def _ask(self) -> None:
-        try:
-            await self.report()
-        except ServingError:  # the engine is gone; the next request asks again
-            self._latest = {}
-        finally:
-            self._asking = None
+        return cast(Load, await self._engine.ask("load_report"))
 
 
 def _dropped(tree: TraceTree) -> None:

@@ -217,18 +217,17 @@ class CallTable:
     def respond(self, call: GrpcCall, body: list[Buffer]) -> None:
         """Send a whole response and remove the call."""
         self.sends += 1
-        trailers = self._with_load(call, OK_TRAILERS) if call.head.load_format else OK_TRAILERS
-        self._http2.respond(call.stream_id, RESPONSE_HEAD[call.encoding], body, trailers)
+        self._http2.respond(call.stream_id, RESPONSE_HEAD[call.encoding], body, self._with_load(call, OK_TRAILERS))
         self._remove(call)
 
     def reject(self, call: GrpcCall, error: RpcError) -> None:
         """End the response with an error and remove the call."""
         self.sends += 1
         if call.is_begun:
-            self._http2.send_trailers(call.stream_id, error_trailers(error))
+            self._http2.send_trailers(call.stream_id, self._with_load(call, error_trailers(error)))
             self._back_pressure.stream_ended(call.stream_id)
         else:
-            self._http2.send_head(call.stream_id, error_head(error), end=True)
+            self._http2.send_head(call.stream_id, self._with_load(call, error_head(error)), end=True)
         if not call.is_received:
             self.rejected.append(call.stream_id)
         self._remove(call)
@@ -247,14 +246,15 @@ class CallTable:
         self.sends += 1
         if not call.is_begun:
             self._http2.send_head(call.stream_id, RESPONSE_HEAD[b"identity"])
-        trailers = self._with_load(call, OK_TRAILERS) if call.head.load_format else OK_TRAILERS
-        self._http2.send_trailers(call.stream_id, trailers)
+        self._http2.send_trailers(call.stream_id, self._with_load(call, OK_TRAILERS))
         self._back_pressure.stream_ended(call.stream_id)
         self._remove(call)
 
     def _with_load(self, call: GrpcCall, trailers: Headers) -> Headers:
         load = self.service.services.load
-        return (*trailers, *load_trailers(load.latest(), call.head.load_format)) if load is not None else trailers
+        if not call.head.load_format or load is None:
+            return trailers
+        return (*trailers, *load_trailers(load.latest(), call.head.load_format))
 
     def fault(self, call: GrpcCall) -> None:
         """Log the current exception, a bug of the server, and fail the call."""
