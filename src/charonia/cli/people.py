@@ -107,7 +107,7 @@ def _role(text: str) -> str:
 _USER = Option("NAME", "name", str, "USER", "Number, name or e-mail address", default="")
 _KEY_NAME = Option("NAME", "name", str, "NAME", "Name of the key", default="")
 _ROLE = (
-    Option("--role", "role", _role, "ROLE", "viewer, deployer or admin; none takes the role of a user"),
+    Option("--role", "role", _role, "ROLE", "viewer, deployer or admin; none removes a user's role"),
     flag("--everywhere", "everywhere", True, "In all projects, not just in --project"),
     flag("--code", "code", True, "A deployer may use models that hold code"),
 )

@@ -140,8 +140,8 @@ class PlatformSettings:
             )
         if not self.public_url and not _is_loopback(self.host):
             problems.append(
-                f"--host: others reach '{self.host}', so expected --public-url as well: the address of the proxy with "
-                "HTTPS before it"
+                f"--host: others reach '{self.host}', so expected --public-url as well: the address of the HTTPS "
+                "proxy in front of it"
             )
         if not 0 < self.ports[0] <= self.ports[1] < 2**16:
             problems.append(f"--ports: expected FIRST-LAST from 1 to 65535, got '{self.ports[0]}-{self.ports[1]}'")

@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_said_all_at_once(tmp_path: Path) -> None:
     assert list(found) == [
         "device.cpu_cores: this machine has 2, got 3",
         "device.gpus: this machine has GPU 0, got 1",
-        "memory: each of 2 servers may use 60 MiB, beside what runs now, and 100 MiB are free on this machine",
+        "memory: each of 2 servers may use 60 MiB, besides what runs now, and 100 MiB are free on this machine",
         "ports: there are no 3 pairs of free ones from 22000 to 22001",
     ]
 

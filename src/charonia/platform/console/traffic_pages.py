@@ -52,7 +52,7 @@ def set_weights(visit: OnPage, name: str, model: Model, sent: Sent) -> Response:
         servers.set_traffic(visit.who, visit.project, name, model, change)
     except ServingError as error:
         return _page(visit, name, model, block="split", status=INVALID, problems={"split": error.message})
-    return _page(visit, name, model, block="split", said="The next requests are split so.", change=change)
+    return _page(visit, name, model, block="split", said="The next requests are split this way.", change=change)
 
 
 def shadows(percents: Iterable[tuple[str, Any]], present: Mapping[str, Any]) -> dict[str, Any]:

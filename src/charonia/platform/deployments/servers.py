@@ -137,7 +137,7 @@ class DeploymentServers:
             row, _ = find(session, who, project, name, role)
         target = self._targets.get(row.target)
         if target is None:
-            raise unavailable(f"deployment '{name}' is for the target '{row.target}', which this platform has not")
+            raise unavailable(f"deployment '{name}' is for the target '{row.target}', which this platform lacks")
         return target, f"{project}/{name}"
 
     def _ask(

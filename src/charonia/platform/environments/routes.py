@@ -43,7 +43,7 @@ class EnvironmentRequest(BaseModel):
     requirements: str = Field("", description="Packages, a line each, as pip takes them.")
     script: str = Field("", description="A Python file that states its dependencies (PEP 723), instead of them.")
     python: str = Field("", description="Version of Python, empty for the platform's own.")
-    imports: list[str] = Field([], description="Modules that it is tested with, beside those of its packages.")
+    imports: list[str] = Field([], description="Modules that it is tested with, besides those of its packages.")
 
 
 class EnvironmentBody(BaseModel):

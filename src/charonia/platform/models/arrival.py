@@ -193,7 +193,7 @@ class VersionTasks:
             self._change(version_id, report=report.to_json(), runs_code=True)
             raise invalid(
                 f"it runs code: {'; '.join(report.code[:10])}",
-                hint="who adds it needs the permission to use models that run code",
+                hint="whoever adds it needs the permission to use models that run code",
             )
         digest = manifest.digest(blobs)
         with self.database.transaction() as session:

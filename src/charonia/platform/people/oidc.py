@@ -211,7 +211,7 @@ def _asked(client: OAuth2Client, endpoint: str, subject: str) -> Mapping[str, An
         response.raise_for_status()
         found = response.json()
     except (HTTPError, OAuthError, ValueError) as error:
-        raise unavailable(f"single sign-on: the provider does not say who has come: {error!r}") from error
+        raise unavailable(f"single sign-on: the provider does not say who is signing in: {error!r}") from error
     if not isinstance(found, dict) or found.get("sub") != subject:
-        raise invalid("single sign-on: the provider speaks of somebody else than its token")
+        raise invalid("single sign-on: the provider names somebody other than its token does")
     return found

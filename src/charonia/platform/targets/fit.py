@@ -93,13 +93,13 @@ def misfits(workload: Workload, machine: LocalMachine, promised: Sequence[Needs]
         yield "device.gpu_memory_mib: expected device.gpus, too"
     elif spec.gpu_memory_mib and not missing and not machine.gpu_memory:
         yield (
-            "device.gpu_memory_mib: the memory of this machine's GPUs is not known: it needs a driver of NVIDIA and "
+            "device.gpu_memory_mib: the memory of this machine's GPUs is not known: this needs an NVIDIA driver and "
             "charonia[gpu] in the platform's Python"
         )
     if needs.memory_bytes * more > machine.available_bytes:
         said = "may use" if spec.memory_mib else "needs about"
         yield (
-            f"memory: {_servers(more)} {said} {needs.memory_bytes / MIB:.0f} MiB, beside what runs now, and "
+            f"memory: {_servers(more)} {said} {needs.memory_bytes / MIB:.0f} MiB, besides what runs now, and "
             f"{machine.available_bytes / MIB:.0f} MiB are free on this machine"
         )
     yield from _gpu_misfits(needs, more, machine, promised)

@@ -37,7 +37,7 @@ def test_what_no_node_can_ever_give() -> None:
     assert list(node_misfits(PodNeed(8, 32 * GIB, 2), nodes)) == [
         "device.cpu_cores: the largest node of the cluster has 3.92, got 8",
         "memory: a server needs 32768 MiB, and the largest node of the cluster has 15360 MiB",
-        "device.gpus: the node with most GPUs of the cluster has 1, got 2",
+        "device.gpus: the node with the most GPUs in the cluster has 1, got 2",
     ]
     assert list(node_misfits(PodNeed(3, GIB, 1), nodes)) == [
         "device: no node of the cluster has all that a server needs: cores, memory and GPUs together"

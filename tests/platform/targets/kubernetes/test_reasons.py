@@ -81,7 +81,7 @@ CASES = {
     ),
     "its node is away": (
         pod(conditions=[{"type": "Ready", "status": "False"}], containerStatuses=[container(ready=True)]),
-        "its node does not report any more (hint: `kubectl get nodes` says which are not ready)",
+        "its node no longer reports (hint: `kubectl get nodes` says which are not ready)",
     ),
     "it starts": (pod(containerStatuses=[container()]), ""),
     "packages are installed": (
@@ -148,7 +148,7 @@ def test_a_step_that_has_ended_well_and_a_server_that_was_restarted_long_ago_are
         ),
         (
             {"reason": "FailedCreatePodSandBox", "message": "no address left"},
-            "its node cannot begin it: no address left",
+            "its node cannot start it: no address left",
         ),
         (
             {"reason": "Unhealthy", "message": "Liveness probe failed: timeout"},

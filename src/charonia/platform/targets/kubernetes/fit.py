@@ -65,7 +65,7 @@ def node_misfits(need: PodNeed, nodes: Sequence[Plain]) -> Iterator[str]:
             f"{most_bytes / MIB:.0f} MiB"
         )
     if need.gpus > most_gpus:
-        found.append(f"device.gpus: the node with most GPUs of the cluster has {most_gpus:g}, got {need.gpus}")
+        found.append(f"device.gpus: the node with the most GPUs in the cluster has {most_gpus:g}, got {need.gpus}")
     yield from found or ["device: no node of the cluster has all that a server needs: cores, memory and GPUs together"]
 
 

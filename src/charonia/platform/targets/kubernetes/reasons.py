@@ -46,7 +46,7 @@ def pod_reason(pod: Plain, events: Sequence[Plain] = (), log: str = "") -> str:
         if found:
             return found
     if _is_out_of_sight(pod):
-        return "its node does not report any more (hint: `kubectl get nodes` says which are not ready)"
+        return "its node no longer reports (hint: `kubectl get nodes` says which are not ready)"
     return _from_events(events)
 
 
@@ -136,7 +136,7 @@ def _from_events(events: Sequence[Plain]) -> str:
         if reason in _MOUNT:
             return f"a volume cannot be mounted: {said} (hint: does the Secret or the claim exist?)"
         if reason == "FailedCreatePodSandBox":
-            return f"its node cannot begin it: {said}"
+            return f"its node cannot start it: {said}"
         if reason == "Unhealthy" and not said.startswith("Readiness"):
             return f"it does not answer: {said}"
     return ""

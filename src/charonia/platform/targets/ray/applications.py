@@ -91,8 +91,8 @@ def asked_in_vain(workload: Workload) -> Iterator[str]:
     spec = workload.spec
     if spec.keys:
         yield (
-            "keys: servers in Ray have no keys of the platform: expected false, and a proxy before Ray that asks for "
-            "them, or the target local or kubernetes"
+            "keys: servers in Ray have no keys of the platform: expected false, and a proxy in front of Ray that "
+            "asks for them, or the target local or kubernetes"
         )
     if spec.memory_mib:
         yield "device.memory_mib: Ray limits no memory of a server: expected 0"

@@ -56,7 +56,7 @@ class Dashboard:
         try:
             found: Plain = json.loads(self._call(APPLICATIONS))
         except ValueError as error:
-            raise unavailable(f"the dashboard of Ray at {self.url} answers something else than JSON: {error}") from None
+            raise unavailable(f"the dashboard of Ray at {self.url} does not answer with JSON: {error}") from None
         return found
 
     def change(self, make: Callable[[Configs], Configs]) -> None:
