@@ -42,7 +42,11 @@ def test_servers_that_are_added_need_their_memory_each_and_an_upgrade_that_of_on
     ("spec", "machine", "said"),
     [
         ({"gpu_memory_mib": 1}, MACHINE, "expected device.gpus, too"),
-        ({"gpus": (0,), "gpu_memory_mib": 1}, LocalMachine(8, 4000 * MIB, 1), "is not known: it needs a driver"),
+        (
+            {"gpus": (0,), "gpu_memory_mib": 1},
+            LocalMachine(8, 4000 * MIB, 1),
+            "is not known: this needs an NVIDIA driver",
+        ),
         ({"gpus": (2,), "gpu_memory_mib": 1}, MACHINE, "this machine has GPUs 0 to 1, got 2"),
     ],
 )

@@ -54,6 +54,25 @@ def test_the_folders_of_a_killed_process_are_removed_and_those_of_a_living_one_s
     own.remove()
 
 
+def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], tempfile.mkdtemp
+
+    def make_and_lose(prefix: str) -> str:
+        made.append(make(prefix=prefix))
+        if len(made) == 1:
+            remove_abandoned()
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+
+    folder = PrivateFolder()
+
+    assert list(temporary.iterdir()) == [folder.path] == [Path(made[1])]
+    folder.remove()
+
+
 def test_what_only_looks_like_such_a_folder_stays(temporary: Path) -> None:
     (temporary / f"{PREFIX}file").write_bytes(b"")
     (temporary / "precious").mkdir()

@@ -32,9 +32,13 @@ class PrivateFolder:
     def __init__(self) -> None:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-            self._fd = os.open(self.path, os.O_RDONLY)
+            # Until it is locked, another process may find it and remove it.
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue
             fcntl.flock(self._fd, fcntl.LOCK_EX)
-            if self.path.exists():  # else another process found it before it was locked
+            if self.path.exists():
                 break
             os.close(self._fd)
 
