@@ -22,9 +22,9 @@ UNTAKEN_BYTES_MAX = 1024 * 1024
 """Bytes of a streaming call's messages that may wait in the server before no more are read from its caller."""
 
 ANSWER_TURNS = 0 if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" else 64
-"""Turns of the event loop that an answer waits for others, so that Ray sends more of them to its proxy together: what the
-proxy and the replica do for each message is most of the cost of a request. If the loop has nothing else to do, all of them
-take 0.1 ms. Where HAProxy takes the place of that proxy, answers go straight to their connections."""
+"""Turns of the event loop that an answer waits for others, so that Ray sends more of them to its proxy together:
+most of the cost of a request is what proxy and replica do for each message. If the loop has nothing else to do, all
+turns take 0.1 ms. Where HAProxy takes the place of that proxy, answers go straight to their connections."""
 
 
 class _Last:
