@@ -35,7 +35,8 @@ class Scaler:
             ServingError: UNAVAILABLE when the target cannot be reached.
         """
         if bounds.least == bounds.most:
-            target.scale(key, bounds.least)
+            if not _is_settled(seen, bounds.least):
+                target.scale(key, bounds.least)
             return ""
         if seen.scaled_by:
             return f"{seen.wanted_replicas} of {bounds.least} to {bounds.most} servers; {seen.scaled_by} decides"
@@ -52,6 +53,16 @@ class Scaler:
         if obstacle:
             rule.refused(obstacle)
         return rule.story(count if obstacle else wanted)
+
+
+def _is_settled(seen: Observed, count: int) -> bool:
+    """Whether so many servers run, nothing is under way, and nobody else decides on their number."""
+    return (
+        seen.phase is RevisionPhase.READY
+        and not seen.scaled_by
+        and seen.wanted_replicas == len(seen.replicas) == count
+        and all(replica.is_ready and not replica.doing for replica in seen.replicas)
+    )
 
 
 def sample_of(point: FiguresPoint, count: int) -> ReplicaSample:
