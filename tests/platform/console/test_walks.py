@@ -459,6 +459,20 @@ def test_nothing_moves_while_a_trial_starts_and_a_deployment_becomes_ready(
     expect(page.locator("h1 .badge")).to_have_text("ready", timeout=60_000)
 
 
+def test_charts_stay_where_they_are_while_the_rest_of_the_page_arrives(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "deployments", "digits"))
+    place = """() => [...document.querySelectorAll(".chart")].map((chart) => {
+        const { left, top, width } = chart.getBoundingClientRect();
+        return [left, top, width];
+    })"""
+    whole = page.evaluate(place)
+    assert len(whole) > 4
+
+    for count in range(len(whole) - 1, 0, -1):
+        page.evaluate("""() => [...document.querySelectorAll(".chart")].at(-1).remove()""")
+        assert page.evaluate(place) == whole[:count]
+
+
 def shift(page: Page, address: str) -> tuple[float, list[str]]:
     """Return how much of a page has moved while it was shown, as browsers measure it, and what."""
     page.goto(address)
