@@ -6,6 +6,7 @@ it.
 """
 
 import asyncio
+import sys
 import time
 from array import array
 from collections import deque
@@ -23,6 +24,9 @@ from charonia.wire.http_response import BadResponseError, Heads, ResponseReader
 from charonia.wire.transport import DEFAULT_FORM, Answer, Failure, OnAnswer, RequestForm, WireOptions
 
 _now_ns = time.monotonic_ns
+
+_PAUSES_AFTER_WRITELINES = not ((3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2))
+"""Whether asyncio says that `writelines` has left bytes unsent: these releases do not (CVE-2024-12254)."""
 
 
 class ClientExchange:
@@ -123,10 +127,11 @@ class HttpClientConnection(asyncio.Protocol):
         exchange.connection = self
         self._reader.begin(keep_body=exchange.keep_body)
         pieces = exchange.request.pieces
-        if len(pieces) == 1:
-            self._transport.write(pieces[0])
-        else:
+        if len(pieces) > 1 and _PAUSES_AFTER_WRITELINES:
             self._transport.writelines(pieces)
+        else:
+            for piece in pieces:
+                self._transport.write(piece)
         if not self._is_paused:
             exchange.send_end_ns = _now_ns()
 

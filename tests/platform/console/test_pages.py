@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event
+from sqlalchemy import event, update
 from tests.support.platform_models import add_version
 
+from charonia.platform.database.tables import VersionRow
 from charonia.platform.people import keys
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.state import Platform
@@ -92,6 +93,16 @@ def test_text_of_people_is_text(visitor: TestClient, platform: Platform, tmp_pat
     text = visitor.get("/p/default/models").text + visitor.get("/p/default/models/evil").text
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
+
+
+def test_a_version_with_warnings_says_so_beside_its_number(visitor: TestClient, platform: Platform) -> None:
+    add_version(platform.database, platform.settings.data, "words", {"1/model.onnx": b"x"})
+    assert '<span class="badge good">ready</span>' in visitor.get("/p/default/models/words").text
+
+    with platform.database.transaction() as session:
+        session.execute(update(VersionRow).values(report={"warnings": ["it does not load on this machine"]}))
+
+    assert '<span class="badge wait">ready, with warnings</span>' in visitor.get("/p/default/models/words").text
 
 
 def test_only_calls_of_the_form_to_try_a_model_are_passed_on(visitor: TestClient) -> None:

@@ -50,9 +50,9 @@ class Environments:
             self.project = ProjectRow(name="p", created=now())
             session.add(self.project)
 
-    def add(self, name: str, requirements: str = "", imports: tuple[str, ...] = ()) -> int:
+    def add(self, name: str, requirements: str = "", imports: tuple[str, ...] = (), python: str = "") -> int:
         with self.database.transaction() as session:
-            row, _ = catalog.add(session, self.project, NewEnvironment(name, requirements, "", imports), "ada")
+            row, _ = catalog.add(session, self.project, NewEnvironment(name, requirements, python, imports), "ada")
         self.runner.wake()
         return row.id
 
@@ -108,6 +108,17 @@ def test_an_environment_is_built_from_packages_and_this_release(environments: En
     assert lines == ["iniconfig", builder.own_requirement(["torch"])]
     assert environments.python("reader") == environments.folder / row.digest / "bin" / "python"
     assert "import iniconfig: " in environments.log("reader")
+
+
+def test_the_python_of_the_platform_is_its_own_and_others_are_found_by_uv(environments: Environments, uv: Path) -> None:
+    own, other = builder.pythons()[:2]
+    environments.add("own", "iniconfig", python=own)
+    environments.when_built("own")
+    environments.add("other", "iniconfig", python=other)
+    environments.when_built("other")
+
+    calls = [json.loads(line) for line in uv.read_text().splitlines()]
+    assert [call[2] for call in calls if call[0] == "venv"] == [sys.executable, other]
 
 
 def test_equal_environments_share_a_folder_and_one_build(environments: Environments, uv: Path) -> None:

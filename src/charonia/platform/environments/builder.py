@@ -72,7 +72,8 @@ def build(run: TaskRun, folder: Path, python: str, wanted: Requirements, imports
 def _make(run: TaskRun, folder: Path, python: str, wanted: Requirements, imports: Sequence[str]) -> None:
     uv = _uv()
     run.progress(0.05, f"Python {python}")
-    if run.run([uv, "venv", "--python", python, "--quiet", str(folder)], timeout_s=BUILD_S_MAX):
+    which = sys.executable if python == pythons()[0] else python  # uv looks only in PATH and where it installs them
+    if run.run([uv, "venv", "--python", which, "--quiet", str(folder)], timeout_s=BUILD_S_MAX):
         raise invalid(f"Python {python} was not found", hint="the log has the reason")
     file = folder / "requirements.txt"
     file.write_text("\n".join([*wanted.lines, own_requirement(wanted.extras)]) + "\n", encoding="utf-8")
