@@ -309,7 +309,9 @@ def test_steps_of_an_ensemble_follow_the_traffic_of_their_model(tmp_path: Path) 
     served(tmp_path, scenario)
 
 
-def test_a_shadow_gets_copies_that_are_compared_and_dropped(tmp_path: Path) -> None:
+def test_a_shadow_gets_copies_that_are_compared_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadowing, "COPIES_MAX", 100)  # all of them may wait while the requests are answered
+
     async def scenario(served: Served) -> None:
         await served.change(weights={"1": 50, "3": 50}, shadow={"2": 0.5, "3": {"share": 1, "absolute_tolerance": 5}})
         assert set(await served.counts()) == {1, 3}
