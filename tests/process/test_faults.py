@@ -156,6 +156,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "echo", IDENTITY)
     write_model(folder, "steady", PYTHON, MODEL_PY)
     write_model(folder, "moody", PYTHON + IMPATIENT, MODEL_PY)
+    write_model(folder, "lavish", PYTHON, MODEL_PY)
     write_model(folder, "sleeper", PYTHON, gated(MODEL_PY))
     write_model(folder, "narrow", QUEUED.format(policy="max_queue_size: 2"), gated(PYTHON_IDENTITY))
     write_model(folder, "hasty", QUEUED.format(policy="default_timeout_microseconds: 150000"), gated(PYTHON_IDENTITY))
@@ -498,14 +499,14 @@ def test_requests_behind_a_dying_process_run_on_the_next(server: ServeProcess) -
 
 
 def test_a_response_is_whole_though_its_process_was_killed_meanwhile(server: ServeProcess) -> None:
-    (pid,) = call_http(server, "moody", PID)
+    (pid,) = call_http(server, "lavish", PID)
     body = request_json("IN", "INT32", [1], [LARGE], parameters={"binary_data_output": True})
     with connect(server.http) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        connection.sendall(HEAD.replace(b"echo", b"moody") + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        connection.sendall(HEAD.replace(b"echo", b"lavish") + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         received = bytearray(connection.recv(4096))
         os.kill(pid, signal.SIGKILL)
-        assert eventually(lambda: not psutil.pid_exists(pid) and is_answered(server, "moody"))
+        assert eventually(lambda: not psutil.pid_exists(pid) and is_answered(server, "lavish"))
         head, _, _ = bytes(received).partition(b"\r\n\r\n")
         whole = len(head) + 4 + int(head.lower().split(b"content-length: ")[-1].split(b"\r\n")[0])
         while len(received) < whole and (piece := connection.recv(1 << 20)):

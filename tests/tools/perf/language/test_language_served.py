@@ -36,7 +36,7 @@ class TritonPythonModel:
                 if counts:
                     outputs.append(pb_utils.Tensor("num_output_tokens", np.array([[2]], np.uint32)))
                 sender.send(pb_utils.InferenceResponse(outputs))
-                time.sleep(0.003)
+                time.sleep(0.02)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 '''
 CONFIG = """
