@@ -251,11 +251,10 @@ def test_an_idempotent_request_is_hedged_and_the_loser_cancelled(play: Play, pro
         balancing = Balancing(hedge_after_s=0.05, idempotent_models=["identity"])
         async with servers(2) as fleet, AsyncClient(urls(fleet, protocol), balancing=balancing) as client:
             fleet[0].engine.hold = True
-            for _ in range(12):
+            held = fleet[0].engine.tickets
+            while not held:
                 await asyncio.wait_for(client.infer("identity", {"INPUT0": ROW}), 5)
 
-            held = fleet[0].engine.tickets
-            assert held
             while {ticket.cancelled for ticket in held} != {True}:
                 await asyncio.sleep(0.01)
 
@@ -381,14 +380,14 @@ def test_over_grpc_what_is_left_of_the_deadline_is_the_deadline_of_the_retry(pla
         async with servers(2) as fleet, AsyncClient(urls(fleet, "grpc")) as client:
             for each in fleet:
                 each.engine.errors["identity"] = FULL
-                each.engine.delay_s = 0.1
+                each.engine.delay_s = 0.5
             begun_ns = time.monotonic_ns()
             with pytest.raises(ClientError, match="Exceeds maximum queue size"):
                 await client.infer("identity", {"INPUT0": ROW}, timeout_s=2.0)
 
             deadlines = [each.engine.tickets[0].request.deadline_ns for each in fleet]
-            assert abs(deadlines[0] - deadlines[1]) < 60_000_000  # the same moment, although one was sent later
-            assert 1.9e9 < min(deadlines) - begun_ns < 2.2e9
+            assert abs(deadlines[0] - deadlines[1]) < 300_000_000  # the same moment, although one was sent later
+            assert 1.9e9 < min(deadlines) - begun_ns < 2.4e9
 
     play(scenario())
 

@@ -231,7 +231,7 @@ def test_a_name_finds_new_servers_while_requests_run(
 @PROTOCOLS
 def test_a_sequence_of_a_killed_server_says_so_and_begins_again_elsewhere(tmp_path: Path, protocol: str) -> None:
     write_model(tmp_path, "sum", RUNNING_SUM, config=sequence_pbtxt(MINUTE, max_batch_size=16))
-    names = range(1, 13)
+    names = range(1, 17)
 
     async def scenario(servers: list[ServeProcess]) -> None:
         async with AsyncClient([url(server, protocol) for server in servers], balancing=BALANCING) as client:

@@ -1,14 +1,13 @@
 """Pages without a browser: who may see them, what forms answer, how lists are paged and what they cost."""
 
 import re
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event, update
+from sqlalchemy import update
 from tests.support.platform_models import add_version
+from tests.support.statements import in_a_request, noted
 
 from charonia.platform.database.tables import VersionRow
 from charonia.platform.people import keys
@@ -110,32 +109,15 @@ def test_only_calls_of_the_form_to_try_a_model_are_passed_on(visitor: TestClient
         assert visitor.post(f"/p/default/deployments/reader/server/{path}").status_code == 404
 
 
-def statements_of(platform: Platform, call: Callable[[], str]) -> tuple[int, str]:
-    """Return how many statements the database gets for a page, and the page.
-
-    The platform's own threads read meanwhile: what they ask for does not count.
-    """
-    seen: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if threading.current_thread().name.startswith("AnyIO worker"):
-            seen.append(statement)
-
-    event.listen(platform.database.engine, "before_cursor_execute", note)
-    try:
-        page = call()
-    finally:
-        event.remove(platform.database.engine, "before_cursor_execute", note)
-    return len(seen), page
-
-
 def test_a_long_list_is_paged_and_costs_no_more_than_a_short_one(visitor: TestClient, platform: Platform) -> None:
     for number in range(120):
         add_version(platform.database, platform.settings.data, f"model-{number:04d}", {"1/model.onnx": b"x"})
-    first_count, first = statements_of(platform, lambda: visitor.get("/p/default/models").text)
-    second_count, second = statements_of(platform, lambda: visitor.get("/p/default/models?offset=100").text)
+    with noted(platform.database.engine, in_a_request) as first_statements:
+        first = visitor.get("/p/default/models").text
+    with noted(platform.database.engine, in_a_request) as second_statements:
+        second = visitor.get("/p/default/models?offset=100").text
 
     assert first.count('class="name"') == 50
     assert second.count('class="name"') == 20
     assert "offset=50" in first
-    assert 0 < first_count == second_count
+    assert 0 < len(first_statements) == len(second_statements)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import event
 from tests.platform.models.conftest import MODELS, UPLOADS, add_files, send, settled
+from tests.support.statements import noted
 
 from charonia.platform.app import make_app
 from charonia.platform.database.connection import Database, now
@@ -58,19 +58,6 @@ def app(database: Database, tmp_path: Path) -> Iterator[FastAPI]:
     yield made
     made.state.platform.tasks.close()
     made.state.platform.database.close()
-
-
-@pytest.fixture
-def statements(platform: Platform) -> list[str]:
-    """The statements that the database is sent by the test itself; the platform's own threads read meanwhile."""
-    seen: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            seen.append(statement)
-
-    event.listen(platform.database.engine, "before_cursor_execute", note)
-    return seen
 
 
 def test_a_model_is_made_changed_found_and_removed(admin: TestClient) -> None:
@@ -478,9 +465,7 @@ def test_versions_for_deployments(admin: TestClient, platform: Platform) -> None
             registry.ready_versions(session, project, "a", [4])
 
 
-def test_a_page_of_many_models_takes_few_statements(
-    admin: TestClient, platform: Platform, statements: list[str]
-) -> None:
+def test_a_page_of_many_models_takes_few_statements(admin: TestClient, platform: Platform) -> None:
     with platform.database.transaction() as session:
         project = session.query(ProjectRow).filter_by(name="default").one()
         for number in range(300):
@@ -490,9 +475,8 @@ def test_a_page_of_many_models_takes_few_statements(
                 for n in (1, 2, 3)
             ]
             session.add(row)
-    statements.clear()
 
-    with platform.database.reading() as session:
+    with noted(platform.database.engine) as statements, platform.database.reading() as session:
         page = registry.models(session, ROOT, "default", limit=200)
 
     assert (len(page.models), page.total, page.tags) == (200, 300, {"t": 300})
