@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +217,7 @@ def test_a_stop_loses_no_request(server: ServeProcess, gate: Gate) -> None:
             thread.start()
         assert eventually(lambda: gate.runs > 0)
         assert eventually(lambda: server.pending("slow") >= 4)  # the worker may have the next one
+        time.sleep(1)  # the last of the six may still be on its way
         server.begin_to_stop()
         server.process.send_signal(signal.SIGTERM)  # within a second: the same one
 
