@@ -7,8 +7,7 @@ does not measure: the result is the same on every machine.
 
 from tests.support.simulation import Simulation
 
-from charonia.server.scheduling.api import BatchPolicy, QueueLimits, Run, Scheduler, Submit
-from charonia.server.scheduling.default import DefaultScheduler
+from charonia.server.scheduling.api import BatchPolicy, Run, Scheduler, Submit
 from charonia.server.scheduling.dynamic import DynamicBatcher
 
 UNIT_NS = 1_000_000
@@ -21,7 +20,7 @@ SIZE_MAX = 4
 def schedulers() -> dict[str, Scheduler]:
     """Return the three ways to serve, by name."""
     return {
-        "no batching": DefaultScheduler(QueueLimits()),
+        "no batching": DynamicBatcher(BatchPolicy()),
         "dynamic batching": DynamicBatcher(BatchPolicy(SIZE_MAX)),
         "dynamic batching, delay 0.5": DynamicBatcher(BatchPolicy(SIZE_MAX, delay_ns=UNIT_NS // 2)),
     }

@@ -19,8 +19,8 @@ from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.machine.cpu_times import CpuTimes
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.rate_limiter.limiter import Claim, RateLimits
-from charonia.server.scheduling.api import CloseReason, QueueLimits, SlotIdle, Submit
-from charonia.server.scheduling.default import DefaultScheduler
+from charonia.server.scheduling.api import BatchPolicy, CloseReason, SlotIdle, Submit
+from charonia.server.scheduling.dynamic import DynamicBatcher
 
 MODEL = """\
 name: "m" max_batch_size: 8
@@ -135,7 +135,7 @@ def test_what_the_rate_limiter_holds_back_is_named_for_the_model_and_for_an_ense
         config = parse(LIMITED.replace("NAME", name))
         claim = limits.claim(config, "3", placements(config, 4))
         assert claim is not None
-        scheduler = claim.scheduler(DefaultScheduler(QueueLimits()))
+        scheduler = claim.scheduler(DynamicBatcher(BatchPolicy()))
         scheduler.handle(SlotIdle(0), 0)
         scheduler.handle(Submit(1), 0)
         claims.append(claim)

@@ -18,7 +18,6 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.default import DefaultScheduler
 from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.sequences.api import SequenceMember, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
@@ -31,12 +30,10 @@ def members(model: str, count: int, need: int = 1, priority: int = 1) -> list[Me
     return [Member(model, "1", f"{model}_{i}", (Need(R, need),), priority) for i in range(count)]
 
 
-def limited(
-    arbiter: Arbiter, mine: list[Member], inner: DefaultScheduler | DynamicBatcher | Sequencer | None = None
-) -> LimitedScheduler:
+def limited(arbiter: Arbiter, mine: list[Member], inner: DynamicBatcher | Sequencer | None = None) -> LimitedScheduler:
     arbiter.join(mine)
     wants = inner.wants if isinstance(inner, Sequencer) else None
-    scheduler = LimitedScheduler(inner or DefaultScheduler(QueueLimits()), dict(enumerate(mine)), arbiter, wants=wants)
+    scheduler = LimitedScheduler(inner or DynamicBatcher(BatchPolicy()), dict(enumerate(mine)), arbiter, wants=wants)
     for slot in range(len(mine)):
         assert scheduler.handle(SlotIdle(slot), 0) == []
     return scheduler
@@ -121,7 +118,7 @@ def test_a_request_that_is_cancelled_or_times_out_while_it_waits_for_resources_f
     arbiter = Arbiter()
     one = limited(arbiter, members("a", 1))
     waiting = members("b", 1)
-    two = limited(arbiter, waiting, DefaultScheduler(QueueLimits(timeout_ns=MS)))
+    two = limited(arbiter, waiting, DynamicBatcher(BatchPolicy(limits=QueueLimits(timeout_ns=MS))))
     one.handle(Submit(1), 0)
     two.handle(Submit(1), 0)
     assert two.wake_at() == MS

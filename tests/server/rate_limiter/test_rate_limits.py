@@ -13,8 +13,8 @@ from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
 from charonia.server.rate_limiter.limiter import Claim, RateLimits
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.rate_limiter.overview import Shortage, families, view_json
-from charonia.server.scheduling.api import QueueLimits, Run, SlotIdle, Submit, Tick
-from charonia.server.scheduling.default import DefaultScheduler
+from charonia.server.scheduling.api import BatchPolicy, Run, SlotIdle, Submit, Tick
+from charonia.server.scheduling.dynamic import DynamicBatcher
 
 CPU, GPU = InstanceKind.KIND_CPU, InstanceKind.KIND_GPU
 
@@ -80,7 +80,7 @@ def test_a_model_that_could_never_run_is_refused_with_the_path() -> None:
 def test_who_holds_what_and_who_waits_can_be_seen_and_counted() -> None:
     limits = RateLimits()
     one, two = claim(limits, model("a", resource(1))), claim(limits, model("b", resource(1), priority=2))
-    first, second = (each.scheduler(DefaultScheduler(QueueLimits())) for each in (one, two))
+    first, second = (each.scheduler(DynamicBatcher(BatchPolicy())) for each in (one, two))
     for scheduler in (first, second):
         scheduler.handle(SlotIdle(0), 0)
         scheduler.handle(Submit(1), 0)
@@ -115,7 +115,7 @@ def test_who_holds_what_and_who_waits_can_be_seen_and_counted() -> None:
 def test_what_a_version_waits_for_is_told_with_the_models_that_have_it() -> None:
     limits = RateLimits()
     one, two = claim(limits, model("a", resource(1), gpus=(1,))), claim(limits, model("b", resource(1), gpus=(1,)))
-    first, second = (each.scheduler(DefaultScheduler(QueueLimits())) for each in (one, two))
+    first, second = (each.scheduler(DynamicBatcher(BatchPolicy())) for each in (one, two))
     for scheduler in (first, second):
         scheduler.handle(SlotIdle(0), 0)
         scheduler.handle(Submit(1), 0)
@@ -135,7 +135,7 @@ def test_a_version_that_goes_gives_up_what_it_holds_and_the_next_is_woken() -> N
     async def scenario() -> None:
         limits = RateLimits()
         one, two = claim(limits, model("a", resource(1))), claim(limits, model("b", resource(1)))
-        first, second = (each.scheduler(DefaultScheduler(QueueLimits())) for each in (one, two))
+        first, second = (each.scheduler(DynamicBatcher(BatchPolicy())) for each in (one, two))
         started = []
         two.wake(asyncio.get_running_loop(), lambda: started.extend(second.handle(Tick(), 0)))
         for scheduler in (first, second):

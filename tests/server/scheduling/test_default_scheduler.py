@@ -3,6 +3,7 @@
 import pytest
 
 from charonia.server.scheduling.api import (
+    BatchPolicy,
     Cancel,
     CloseReason,
     Drop,
@@ -15,22 +16,22 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.default import DefaultScheduler
+from charonia.server.scheduling.dynamic import DynamicBatcher
 
 MS = 1_000_000
 FULL = CloseReason.FULL
 
 
-def busy_scheduler(limits: QueueLimits) -> DefaultScheduler:
+def busy_scheduler(limits: QueueLimits) -> DynamicBatcher:
     """Slot 0 runs request 100, no request waits."""
-    scheduler = DefaultScheduler(limits)
+    scheduler = DynamicBatcher(BatchPolicy(limits=limits))
     scheduler.handle(SlotIdle(0), 0)
     assert scheduler.handle(Submit(100), 0) == [Run(0, (100,), FULL)]
     return scheduler
 
 
 def test_a_request_that_finds_an_idle_slot_starts_at_once() -> None:
-    scheduler = DefaultScheduler(QueueLimits())
+    scheduler = DynamicBatcher(BatchPolicy())
 
     assert scheduler.handle(SlotIdle(3), 0) == []
     assert scheduler.handle(Submit(1, batch_size=8), 5) == [Run(3, (1,), FULL)]
@@ -50,7 +51,7 @@ def test_requests_run_alone_first_come_first_served() -> None:
 
 
 def test_the_slot_that_became_idle_last_is_taken_first() -> None:
-    scheduler = DefaultScheduler(QueueLimits())
+    scheduler = DynamicBatcher(BatchPolicy())
     for slot in (2, 0, 1):
         scheduler.handle(SlotIdle(slot), 0)
 
@@ -60,7 +61,7 @@ def test_the_slot_that_became_idle_last_is_taken_first() -> None:
 
 
 def test_a_slot_that_has_gone_gets_no_work() -> None:
-    scheduler = DefaultScheduler(QueueLimits())
+    scheduler = DynamicBatcher(BatchPolicy())
     scheduler.handle(SlotIdle(0), 0)
     scheduler.handle(SlotIdle(1), 0)
 

@@ -29,7 +29,6 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.default import DefaultScheduler
 from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.scheduling.recorded import RecordedScheduler, RecordedStep, replay
 from charonia.server.sequences.api import SequenceMember, SequencePolicy
@@ -46,11 +45,11 @@ def dynamic() -> Scheduler:
     return DynamicBatcher(POLICY)
 
 
-def default() -> DefaultScheduler:
-    return DefaultScheduler(LIMITS)
+def default() -> DynamicBatcher:
+    return DynamicBatcher(BatchPolicy(limits=LIMITS))
 
 
-def limited(make: Callable[[], DynamicBatcher | DefaultScheduler | Sequencer]) -> Scheduler:
+def limited(make: Callable[[], DynamicBatcher | Sequencer]) -> Scheduler:
     pool = ResourcePool("R", 0)
     arbiter = Arbiter([ResourceLimit("R", 2, 0)])
     members = [Member("m", "1", f"m_{i}", (Need(pool, 1),), 1) for i in range(SLOTS)]
@@ -221,9 +220,9 @@ def test_a_scheduler_says_its_state_in_one_line() -> None:
     assert repr(batcher) == "<DynamicBatcher [queued 1 | idle 0 of 2 | no timer]>"
     batcher.handle(SlotIdle(1), 1_000_000)
     assert repr(batcher) == "<DynamicBatcher [queued 1 | idle 1 of 2 | wake at +4.8 ms]>"
-    assert repr(default()) == "<DefaultScheduler [queued 0 | idle 0 of 0 | no timer]>"
+    assert repr(default()) == "<DynamicBatcher [queued 0 | idle 0 of 0 | no timer]>"
     assert repr(sequences()) == "<Sequencer [queued 0 | idle 0 of 3 | sequences 0 (0 wait) | no timer]>"
     assert repr(limited(default)).startswith(
-        "<LimitedScheduler [idle 0 | offered 0 | wait for resources 0 | <DefaultScheduler"
+        "<LimitedScheduler [idle 0 | offered 0 | wait for resources 0 | <DynamicBatcher"
     )
-    assert repr(RecordedScheduler(default())).startswith("<RecordedScheduler [steps 0 | <DefaultScheduler")
+    assert repr(RecordedScheduler(default())).startswith("<RecordedScheduler [steps 0 | <DynamicBatcher")

@@ -25,7 +25,6 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.default import DefaultScheduler
 from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.scheduling.recorded import RecordedScheduler
 
@@ -283,7 +282,11 @@ def test_the_dynamic_batcher_does_what_the_rules_say_to_the_nanosecond(
 def test_the_default_scheduler_does_what_the_rules_say_to_the_nanosecond(
     limits: QueueLimits, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
 ) -> None:
-    check(RecordedScheduler(DefaultScheduler(limits)), Model(BatchPolicy(limits=limits), alone=True), script)
+    check(
+        RecordedScheduler(DynamicBatcher(BatchPolicy(limits=limits))),
+        Model(BatchPolicy(limits=limits), alone=True),
+        script,
+    )
 
 
 @pytest.mark.parametrize("delay_ns", [1_000, 7_000])

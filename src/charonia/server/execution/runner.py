@@ -56,8 +56,8 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.default import DefaultScheduler, FailedScheduler
 from charonia.server.scheduling.dynamic import DynamicBatcher
+from charonia.server.scheduling.schedulers import FailedScheduler
 from charonia.server.scheduling.slots import SlotChange, Slots, capacity_limit
 
 _log = logging.getLogger(__name__)
@@ -98,9 +98,8 @@ class ModelRunner:
         self.version = version
         self._admission: RequestCheck = Admission(config)
         self._scheduler = scheduler
-        # Those that say whether a request would run at once; a wrapper of one has to see every event.
-        is_plain = type(scheduler) in (DefaultScheduler, DynamicBatcher) and not config.is_decoupled
-        self._plain = cast("DefaultScheduler | DynamicBatcher", scheduler) if is_plain else None
+        # It says whether a request would run at once; a wrapper of it has to see every event.
+        self._plain = scheduler if isinstance(scheduler, DynamicBatcher) and not config.is_decoupled else None
         self._executors = dict(enumerate(executors))  # by number of the instance
         bounds = bounds_of(config)
         self._most = bounds.most if bounds is not None else len(executors)

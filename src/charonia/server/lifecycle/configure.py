@@ -26,6 +26,7 @@ from charonia.server.lifecycle.repository.model_folder import (
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
 from charonia.server.lifecycle.validation import unsupported, validate
 from charonia.server.metrics.options import HISTOGRAM_UNITS, unknown_families
+from charonia.server.scheduling.configuration import idle_settings
 
 _log = logging.getLogger(__name__)
 
@@ -180,6 +181,8 @@ def _complete(
     for family in unknown_families(config):
         known = ", ".join(HISTOGRAM_UNITS)
         _log.warning("model '%s': metric_control of '%s' is ignored; known are %s", folder.name, family, known)
+    for sentence in idle_settings(config):
+        _log.warning("model '%s': %s", folder.name, sentence)
     return config
 
 

@@ -28,7 +28,6 @@ from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.response_cache.api import CachedResponse, CacheKey, ResponseCache, own_copy
 from charonia.server.response_cache.key import is_private, request_digest, tensor_bytes
 from charonia.server.response_cache.single_flight import Flight, SingleFlight
-from charonia.server.scheduling.api import BatchPolicy
 from charonia.server.scheduling.queue import NS_PER_US, queue_timeout_ns
 from charonia.server.scheduling.schedulers import batch_policy
 
@@ -92,9 +91,7 @@ class CachedRunner:
         keeps_order = dynamic is not None and dynamic.preserve_ordering
         self._order: OrderedOutcomes[CachedCall] | None = OrderedOutcomes() if keeps_order else None
         self._with_parameters = inner.config.backend not in TENSOR_ONLY_BACKENDS
-        self._policy = BatchPolicy()
-        if dynamic is not None and inner.config.max_batch_size > 0:
-            self._policy = batch_policy(dynamic, inner.config.max_batch_size, adapt_delay=False)
+        self._policy = batch_policy(inner.config)
         self._idle: asyncio.Event | None = None
         self._is_abandoned = False
 

@@ -40,6 +40,31 @@ def scheduling_problems(config: ModelConfig) -> list[Problem]:
     return problems
 
 
+def idle_settings(config: ModelConfig) -> Iterator[str]:
+    """Yield a sentence for each setting of `dynamic_batching` that has no effect in a valid configuration."""
+    dynamic = config.dynamic_batching
+    if dynamic is None:
+        return
+    if config.max_batch_size <= 1:
+        why = f"no request waits for others with max_batch_size {config.max_batch_size}"
+        if dynamic.max_queue_delay_microseconds:
+            yield f"dynamic_batching.max_queue_delay_microseconds has no effect: {why}"
+        if dynamic.preferred_batch_size:
+            yield f"dynamic_batching.preferred_batch_size has no effect: {why}"
+    if not dynamic.priority_levels:
+        for name in ("default_priority_level", "priority_queue_policy"):
+            if getattr(dynamic, name):
+                yield f"dynamic_batching.{name} has no effect without priority_levels"
+    policies = {"default_queue_policy": dynamic.default_queue_policy}
+    if dynamic.priority_levels:
+        policies |= {f"priority_queue_policy[{key}]": each for key, each in dynamic.priority_queue_policy.items()}
+    for name, policy in policies.items():
+        if policy is None or policy.timeout_action is not TimeoutAction.DELAY:
+            continue
+        if not policy.default_timeout_microseconds and not policy.allow_timeout_override:
+            yield f"dynamic_batching.{name}.timeout_action has no effect: no request has a queue timeout"
+
+
 def _dynamic_problems(config: ModelConfig, dynamic: DynamicBatching) -> Iterator[Problem]:
     path, model = "dynamic_batching", config.name
     yield from _preferred_problems(config, dynamic.preferred_batch_size, path, "dynamic batching preferred size")

@@ -1,4 +1,4 @@
-"""The dynamic batcher: requests that arrive close together run together. Pure.
+"""The batcher: requests that arrive close together run together, or each alone, where `size_max` is 1. Pure.
 
 Whenever a slot is idle and requests wait, a batch is formed as follows:
 
@@ -16,9 +16,10 @@ Whenever a slot is idle and requests wait, a batch is formed as follows:
 6. With `adapt_delay` it is also sent when no other request is expected (see `closed_loop`): `QUEUE_EMPTY`. This can
    shorten the delay, never extend it.
 
-The caller rejects requests of more than `size_max` elements; one that arrives nevertheless runs alone. While all slots
-are busy no batch is formed, so the next one can use every request that arrived meanwhile. Of several idle slots the one
-that became idle last is chosen (see `default`). A request whose queue timeout does not exceed the delay can time out
+A request of more than `size_max` elements runs alone: a model without dynamic batching has a `size_max` of 1, and a
+request may be a batch of its own. While all slots are busy no batch is formed, so the next one can use every request
+that arrived meanwhile. Of several idle slots the one that became idle last is chosen: its code, weights and allocator
+are most likely to be in the caches. A request whose queue timeout does not exceed the delay can time out
 while it waits for others, even when a slot is idle: the timeout is a promise, the delay only a permission.
 
 With a batching strategy of the model (see `strategy`), a request also needs the strategy's consent to join; one that it
@@ -127,11 +128,15 @@ class CandidateBatch:
 class DynamicBatcher:
     """Merges requests into batches under a `BatchPolicy`."""
 
-    __slots__ = ("_batch", "_due_ns", "_idle", "_loop", "_now_ns", "_policy", "_queue", "_stopping", "_strategy")
+    __slots__ = (
+        *("_batch", "_due_ns", "_idle", "_loop", "_now_ns", "_policy", "_queue", "_runs_alone", "_stopping"),
+        "_strategy",
+    )
 
     def __init__(self, policy: BatchPolicy, strategy: Strategy | None = None) -> None:
         self._policy = policy
         self._strategy = strategy
+        self._runs_alone = policy.size_max == 1 and not policy.preferred_sizes and strategy is None
         self._queue = RequestQueue(policy.limits, dict(policy.level_limits))
         self._loop = ClosedLoop() if policy.adapt_delay and policy.delay_ns else None
         self._idle = IdleSlots()
@@ -248,6 +253,11 @@ class DynamicBatcher:
         self._due_ns = None
         queue = self._queue
         while self._idle.by_instance and queue.entries:
+            if self._runs_alone:
+                request_id = queue.first().id
+                queue.remove(request_id)
+                self._send((request_id,), CloseReason.FULL, commands)
+                continue
             batch = self._batch = self._batch or self._gather()
             if batch.failed_id is not None:
                 queue.remove(batch.failed_id)
