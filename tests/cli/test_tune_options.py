@@ -166,6 +166,20 @@ profile_models:
     assert options.goal.constraints == (Constraint(Metric.LATENCY_P99, maximum=15),)
 
 
+def test_the_deprecated_name_of_the_latency_means_the_99th_percentile(tmp_path: Path) -> None:
+    text = (
+        "model_repository: R\nobjectives: {perf_latency: 2}\nconstraints: {perf_latency: {max: 15}}\n"
+        "profile_models: {m: {objectives: [perf_latency], constraints: {perf_latency: {max: 9}}}}\n"
+    )
+
+    options = from_yaml(tmp_path, text)
+
+    assert options.goal.objectives == (Objective(Metric.LATENCY_P99, 2),)
+    assert options.goal.constraints == (Constraint(Metric.LATENCY_P99, maximum=15),)
+    assert options.models.profile[0].objectives == (Objective(Metric.LATENCY_P99),)
+    assert options.models.profile[0].constraints == (Constraint(Metric.LATENCY_P99, maximum=9),)
+
+
 def test_a_list_of_models_may_mix_names_and_settings(tmp_path: Path) -> None:
     text = "model_repository: R\nprofile_models:\n  - a\n  - b: {parameters: {concurrency: 4}}\n"
 

@@ -195,3 +195,15 @@ def test_language_models_are_shown_by_their_tokens() -> None:
     assert "128  " in first
     assert "128  " in best_line
     assert "128 tokens/s, TTFT p99 266.00 ms; best so far m_config_1 (128 tokens/s)" in out.getvalue()
+
+
+def test_a_reason_for_failures_is_printed_once() -> None:
+    out = io.StringIO()
+    printer = TunePrinter(out, quiet=False)
+
+    for number in (1, 2):
+        printer(TrialBegun(trial(number), f"m_config_{number}", 10, None))
+        printer(TrialDone(trial(number), Failed("no room for it"), None))
+
+    outcomes = [line.split(": ", 1)[1] for line in out.getvalue().splitlines()]
+    assert outcomes == ["failed: no room for it", "failed: as [1]"]

@@ -64,6 +64,7 @@ class TunePrinter:
         self._quiet = quiet
         self._names: dict[str, str] = {}
         self._left = ""
+        self._reasons: dict[str, int] = {}
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
@@ -89,7 +90,8 @@ class TunePrinter:
     def _found(self, event: TrialDone) -> str:
         outcome = event.outcome
         if isinstance(outcome, Failed):
-            return f"failed: {outcome.reason.splitlines()[0]}"
+            first = self._reasons.setdefault(outcome.reason, event.trial.number)
+            return f"failed: {outcome.reason.splitlines()[0] if first == event.trial.number else f'as [{first}]'}"
         parts = []
         for metrics in outcome.metrics.values():
             (rate, per_s), (latency, name) = _figures(metrics)

@@ -76,6 +76,7 @@ def read_yaml(path: Path) -> dict[str, object]:
 
 
 _BOUNDS = ("min", "max")
+_DEPRECATED_METRICS = {"perf_latency": Metric.LATENCY_P99}
 
 
 def objectives(value: object) -> tuple[Objective, ...]:
@@ -115,13 +116,13 @@ def constraints(value: object) -> tuple[Constraint, ...]:
 
 
 def metric(name: object) -> Metric:
-    """Return the metric of a name.
+    """Return the metric of a name, also of one that Model Analyzer has deprecated.
 
     Raises:
         ValueError: There is none of that name.
     """
     try:
-        return Metric(str(name))
+        return _DEPRECATED_METRICS.get(str(name)) or Metric(str(name))
     except ValueError:
         raise ValueError(unknown("metric", str(name), [known.value for known in Metric])) from None
 

@@ -190,6 +190,22 @@ def test_a_tie_at_another_load_says_so() -> None:
     assert decide(GOAL, history).sentences[-1].endswith(": instance_count 3 (at concurrency 16 against concurrency 1).")
 
 
+def test_a_variant_that_is_far_behind_is_never_as_good_however_uncertain_it_is() -> None:
+    slow = Variant((ModelChange("m", instance_count=3),))
+    history = [told(DEFAULT, within(100, 2)), told(OTHER, within(150, 2))]
+    history += [told(slow, within(48, 400), repeat=repeat) for repeat in (0, 1)]
+
+    assert decide(GOAL, history).ties == ()
+
+
+def test_the_leader_has_the_best_figures_even_when_its_gain_is_not_certain() -> None:
+    decision = decide(GOAL, [told(DEFAULT, within(100, 90)), told(OTHER, within(154, 90))])
+
+    assert decision.best == decision.default
+    assert decision.leader is not None
+    assert decision.leader.variant == OTHER
+
+
 def test_a_gain_within_the_noise_is_none() -> None:
     decision = decide(GOAL, [told(DEFAULT, within(100, 5)), told(OTHER, within(104, 5))])
 

@@ -260,3 +260,27 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ServingError, match="cannot be written"):
         OutputRepository(tmp_path / "file" / "out", None, override=False).open(["m"], "scope")
+
+
+def test_instance_groups_that_write_the_default_down_make_the_same_server() -> None:
+    bases = {"m": model()}
+
+    def text(group: str) -> str:
+        return effective_text(bases, Variant((ModelChange("m", fields=(("instance_group", group),)),)))
+
+    default = effective_text(bases, Variant())
+    assert text('[{"kind": "KIND_CPU", "count": 1}]') == default
+    assert text('[{"count": 1}]') == default
+    assert text('[{"kind": "KIND_CPU"}]') == default
+    assert text('[{"kind": "KIND_CPU", "count": 2}]') != default
+
+
+def test_without_a_gpu_instances_for_gpus_run_on_the_cpu() -> None:
+    change = ModelChange("m", fields=(("instance_group", '[{"kind": "KIND_GPU", "count": 2, "gpus": [0]}]'),))
+
+    assert apply_change(model(), change).instance_group == (
+        InstanceGroup(kind=InstanceKind.KIND_GPU, count=2, gpus=(0,)),
+    )
+    assert apply_change(replace(model(), has_gpu=False), change).instance_group == (
+        InstanceGroup(kind=InstanceKind.KIND_CPU, count=2),
+    )

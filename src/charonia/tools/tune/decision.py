@@ -72,7 +72,8 @@ class Decision:
             `NO_OTHER`.
         default: The default configuration under its best load.
         ranking: Every variant under its best load, best first.
-        ties: Variants that are not significantly worse than the best one, without it.
+        ties: Variants that are close to the best one and not significantly worse, without it.
+        leader: The variant with the best figures so far, certain or not.
         sentences: The verdict and its reasons for people, the verdict first.
     """
 
@@ -82,6 +83,7 @@ class Decision:
     ranking: tuple[Ranked, ...]
     ties: tuple[Ranked, ...]
     sentences: tuple[str, ...]
+    leader: Ranked | None = None
 
 
 def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL) -> Decision:
@@ -110,7 +112,8 @@ def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL)
     chosen, base = _ranked(best, default, level), _ranked(default, default, level) if default else None
     sentences = (*_verdict(conclusion, chosen, base, goal, rival), *_load_sentences(evidence, chosen, base))
     sentences += _tie_sentences(ties, chosen)
-    return Decision(conclusion, chosen, base, ranking, ties, sentences)
+    leader = _ranked(max(points, key=lambda point: point.order), default, level)
+    return Decision(conclusion, chosen, base, ranking, ties, sentences, leader)
 
 
 def _conclude(points: Sequence[Point], default: Point | None, level: float) -> tuple[Conclusion, Point]:
@@ -130,7 +133,8 @@ def _conclude(points: Sequence[Point], default: Point | None, level: float) -> t
 def _is_tie(point: Point, best: Point, level: float) -> bool:
     if best.violation or point.violation:
         return False
-    return gain(point, best, level).high >= 0
+    difference = gain(point, best, level)
+    return difference.high >= 0 and difference.value > -OPEN
 
 
 def _ranked(point: Point, default: Point | None, level: float) -> Ranked:

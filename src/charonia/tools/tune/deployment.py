@@ -101,14 +101,18 @@ class Deployment:
                 is_ready = name in self._ready_before
                 self._before[name] = Before(is_ready, dict(self.client.model_config(name)) if is_ready else None)
 
-    def load_own(self, model: str) -> dict[str, object]:
+    def load_own(self, model: str, instead: ModelConfig | None = None) -> dict[str, object]:
         """Load a model with its own configuration unless it is ready, and return the completed configuration.
+
+        Args:
+            model: Its name.
+            instead: What to load in place of its own configuration, None for that.
 
         Raises:
             ServingError: It cannot be loaded.
         """
         if not self._before[model].is_ready and model not in self._loaded:
-            self._load(model, "")
+            self._load(model, "" if instead is None else load_text(instead))
         return dict(self.client.model_config(model))
 
     def load(self, bases: Mapping[str, BaseModel], configs: Mapping[str, ModelConfig]) -> None:

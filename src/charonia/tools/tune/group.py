@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
 from charonia.tools.results.records import LevelResult
-from charonia.tools.tune.api import Failed, Outcome, Search, Trial, Variant
-from charonia.tools.tune.decision import decide
+from charonia.tools.tune.api import Failed, Outcome, Search, Skipped, Told, Trial, Variant
+from charonia.tools.tune.decision import Decision, decide
 from charonia.tools.tune.deployment import Deployment, ServerLostError
 from charonia.tools.tune.journal import Entry, Journal, scope_of
 from charonia.tools.tune.measure import InterruptedTrialError, Measurer, outcome_of
@@ -101,9 +101,13 @@ class GroupSearch:
         self._percentiles = percentiles(problem.goal)
         self._variants: dict[str, VariantRecord] = {}
         self._trials: list[TrialRecord] = []
+        self._history: list[Told] = []
         self._notes: list[str] = []
         self._loaded = ""
         self._resumed: dict[str, bool] = {}
+        # A variant that spells out the default is the default, whenever it is measured.
+        self._first_of = {effective_text(bases, Variant()): Variant()}
+        self._duplicates: dict[str, Skipped] = {}
 
     def run(self) -> SearchEnd:
         """Run the search. What was measured is returned in any case.
@@ -121,14 +125,15 @@ class GroupSearch:
         except ServingError as error:
             # The server is gone, or a write failed: report what was measured.
             problem = str(error)
-        decision = decide(self._problem.goal, search.history, self._problem.options)
-        self._tell(SearchDone(decision, search.skipped))
+        decision = self._decide()
+        skipped = (*search.skipped, *self._duplicates.values())
+        self._tell(SearchDone(decision, skipped))
         group = GroupRecord(
             goal=self._problem.goal,
             decision=decision,
             variants=tuple(self._variants.values()),
             trials=tuple(self._trials),
-            skipped=search.skipped,
+            skipped=skipped,
             notes=(*search.notes, *self._notes),
             duration_s=time.monotonic() - begin,
             is_complete=not is_interrupted and not problem,
@@ -140,14 +145,32 @@ class GroupSearch:
         while (trial := search.ask()) is not None:
             self._measurer.check()
             left = max(0.0, budget - (time.monotonic() - begin)) if budget else None
-            configs = self._configs(trial.variant)
-            name = self._record(trial.variant, configs).name if configs else str(trial.variant)
-            self._tell(TrialBegun(trial, name, search.trials_left, left))
-            record = self._outcome(trial, configs)
-            self._trials.append(record)
+            told = self._as_first(trial)
+            configs = self._configs(told.variant)
+            is_copy = self._key(told, configs) in self._resumed
+            if not is_copy:
+                name = self._record(told.variant, configs).name if configs else str(told.variant)
+                self._tell(TrialBegun(told, name, search.trials_left, left))
+            record = self._outcome(told, configs)
             search.tell(record.outcome)
-            best = decide(self._problem.goal, search.history, self._problem.options).best
-            self._tell(TrialDone(trial, record.outcome, best, record.is_resumed))
+            if not is_copy:
+                self._trials.append(record)
+                self._history.append(Told(told, record.outcome))
+                self._tell(TrialDone(told, record.outcome, self._decide().leader, record.is_resumed))
+
+    def _decide(self) -> Decision:
+        return decide(self._problem.goal, self._history, self._problem.options)
+
+    def _as_first(self, trial: Trial) -> Trial:
+        """Return a trial of the first variant with the same effect: reports leave the others out."""
+        variant = trial.variant
+        try:
+            first = self._first_of.setdefault(effective_text(self._bases, variant), variant)
+        except ServingError:  # it is not a configuration, which `_configs` reports
+            first = variant
+        if first.key != variant.key:
+            self._duplicates.setdefault(variant.key, Skipped(variant, f"the same configuration as '{first}'"))
+        return replace(trial, number=len(self._trials) + 1, variant=first)
 
     def _outcome(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> TrialRecord:
         """Return a trial's record: from the journal, from a variant with the same effect, or measured now."""

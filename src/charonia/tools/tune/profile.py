@@ -7,7 +7,7 @@ instance needs.
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from charonia.tools.results.records import LoadMode
 from charonia.tools.results.server import Gpu, ServerInfo
 from charonia.tools.tune.api import LoadPoint, MemoryLimit, Metric
 from charonia.tools.tune.decision import Conclusion
-from charonia.tools.tune.deployment import Deployment
+from charonia.tools.tune.deployment import Deployment, ServerLostError
 from charonia.tools.tune.group import GroupSearch, SearchContext, SearchEnd
 from charonia.tools.tune.journal import Journal, content_of, scope_of
 from charonia.tools.tune.measure import Measurer, Prepare
@@ -38,7 +38,7 @@ from charonia.tools.tune.problem import goal_of, percentiles, problem_of
 from charonia.tools.tune.progress import Noted, Progress
 from charonia.tools.tune.result import GroupRecord, TuneRun
 from charonia.tools.tune.servers import MeasuredServer, is_there, server_of
-from charonia.tools.tune.variants import BaseModel, config_of, instance_kind
+from charonia.tools.tune.variants import BaseModel, config_of, instance_kind, on_cpu, wants_gpu
 
 SHARED_MB = 100.0
 """Memory of the first instance that further instances share: libraries."""
@@ -200,26 +200,57 @@ class _TuningRun:
             for name in sorted(names, key=lambda name: name in {request.name for request in requests}):
                 request = wanted.get(name)
                 cpu_only = name in self.options.models.cpu_only_composing or (request is not None and request.cpu_only)
-                found[name] = self._base(name, cpu_only=cpu_only)
+                parameters = request.config_parameters if request is not None else ()
+                found[name] = self._base(name, parameters, cpu_only=cpu_only)
             names = [inner for base in found.values() for inner in base.composing if inner not in found]
             names = list(dict.fromkeys(names))
             if not names:
                 return found
         raise invalid(f"ensembles of '{requests[0].name}': expected at most {COMPOSING_DEPTH_MAX} within one another")
 
-    def _base(self, name: str, *, cpu_only: bool) -> BaseModel:
+    def _base(self, name: str, parameters: Sequence[tuple[str, str]], *, cpu_only: bool) -> BaseModel:
         before = self._used_mb()
-        complete = config_of(
-            self.context.deployment.client.model_config(name)
-            if self.options.launch.reload_disabled
-            else self.context.deployment.load_own(name)
-        )
+        written = self._written(name)
+        complete, on_cpu_only = self._load_own(name, written, cpu_only=cpu_only)
         after = self._used_mb()
-        config = self._written(name) or complete
-        base = BaseModel(name, config, complete, instance_kind(complete, cpu_only=cpu_only))
+        if written is not None and on_cpu_only:
+            written = on_cpu(written)
+        # A server whose metrics page is off does not name its GPUs, but the models that run on them do.
+        has_gpu = not on_cpu_only and (bool(self.done.idle_gpus) or wants_gpu(complete))
+        kind = instance_kind(complete, cpu_only=on_cpu_only)
+        base = BaseModel(name, written or complete, complete, kind, has_gpu)
+        if not has_gpu and not cpu_only and any("KIND_GPU" in text for _, text in parameters):
+            self._note_cpu()
         on_gpu = base.kind is InstanceKind.KIND_GPU and bool(self.done.idle_gpus)
         taken = of_one_instance(before[on_gpu], after[on_gpu], base.instance_count, on_gpu=on_gpu)
         return replace(base, instance_memory_mb=taken)
+
+    def _load_own(self, name: str, written: ModelConfig | None, *, cpu_only: bool) -> tuple[ModelConfig, bool]:
+        """Load a model with its own configuration; return it completed, and whether its instances must use the CPU.
+
+        Instances for GPUs use the CPU if the user demands it or the server has no GPU.
+        """
+        deployment = self.context.deployment
+        if self.options.launch.reload_disabled:
+            return config_of(deployment.client.model_config(name)), cpu_only
+        needs_gpu = written is not None and wants_gpu(written)
+        if written is None or not needs_gpu:
+            return config_of(deployment.load_own(name)), cpu_only
+        if not cpu_only:
+            try:
+                return config_of(deployment.load_own(name)), False
+            except ServerLostError:
+                raise
+            except ServingError:
+                if self.done.idle_gpus:
+                    raise
+            self._note_cpu()
+        return config_of(deployment.load_own(name, on_cpu(written))), True
+
+    def _note_cpu(self) -> None:
+        note = "The server has no GPU: instances of KIND_GPU run on the CPU."
+        if note not in self.done.notes:
+            self._note(note)
 
     def _used_mb(self) -> tuple[float | None, float | None]:
         """Return the server's memory on this machine, and that of its GPUs; None where it is unknown."""

@@ -228,5 +228,7 @@ def _status(group: GroupRecord) -> int:
             return 3
         case Conclusion.CONSTRAINTS_NOT_MET:
             return 2
+        case Conclusion.NO_OTHER if any(trial.failed is not None for trial in group.trials):
+            return 3  # each change failed
         case _:
             return 0

@@ -52,11 +52,24 @@ def _group(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> 
         columns = [*_COLUMNS[:_TOKENS_AT], *tokens.values(), *_COLUMNS[_TOKENS_AT:]]
         blocks.append(table([columns, *(_line(group, ranked, tuple(tokens)) for ranked in shown)]))
     blocks.append(_change(group))
-    failed = [f"  {skipped.variant}: {skipped.reason}".splitlines()[0] for skipped in group.skipped]
-    if failed:
-        more = [f"  and {len(failed) - _SKIPPED_MAX} more"] if len(failed) > _SKIPPED_MAX else []
-        blocks.append("\n".join(["Not measured:", *failed[:_SKIPPED_MAX], *more]))
+    blocks.append(_not_measured(group))
     return "\n\n".join(block for block in blocks if block)
+
+
+def _not_measured(group: GroupRecord) -> str:
+    """Return the variants without a measurement, those with the same reason on one line."""
+    variants: dict[str, list[str]] = {}
+    for skipped in group.skipped:
+        reason = next(iter(skipped.reason.splitlines()), "")
+        variants.setdefault(reason, []).append(str(skipped.variant))
+    if not variants:
+        return ""
+    lines = []
+    for reason, names in variants.items():
+        more = f" and {len(names) - 1} other configurations" if len(names) > 1 else ""
+        lines.append(f"  {names[0]}{more}: {reason}")
+    rest = [f"  and {len(lines) - _SKIPPED_MAX} other reasons"] if len(lines) > _SKIPPED_MAX else []
+    return "\n".join(["Not measured:", *lines[:_SKIPPED_MAX], *rest])
 
 
 def _shown(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> list[Ranked]:

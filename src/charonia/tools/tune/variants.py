@@ -33,6 +33,7 @@ class BaseModel:
         config: What variants start from: the text of its config.pbtxt, or what the server has completed.
         complete: What the server has completed.
         kind: Where instances run.
+        has_gpu: Whether instances may run on a GPU; elsewhere, variants that ask for one run on the CPU.
         instance_memory_mb: Least memory that one more instance takes, 0 for unknown.
     """
 
@@ -40,6 +41,7 @@ class BaseModel:
     config: ModelConfig
     complete: ModelConfig
     kind: InstanceKind = InstanceKind.KIND_CPU
+    has_gpu: bool = True
     instance_memory_mb: float = 0.0
 
     @property
@@ -74,6 +76,22 @@ def instance_kind(complete: ModelConfig, *, cpu_only: bool) -> InstanceKind:
     return InstanceKind.KIND_CPU
 
 
+def wants_gpu(config: ModelConfig) -> bool:
+    """Return whether a configuration names GPUs for its instances."""
+    return any(group.kind is InstanceKind.KIND_GPU or group.gpus for group in config.instance_group)
+
+
+def on_cpu(config: ModelConfig) -> ModelConfig:
+    """Return a configuration whose instances for GPUs run on the CPU, in the same number for each group."""
+    groups = tuple(
+        replace(group, kind=InstanceKind.KIND_CPU, gpus=())
+        if group.kind is InstanceKind.KIND_GPU or group.gpus
+        else group
+        for group in config.instance_group
+    )
+    return replace(config, instance_group=groups)
+
+
 def apply_change(base: BaseModel, change: ModelChange) -> ModelConfig:
     """Return the configuration of a model with a change.
 
@@ -91,7 +109,8 @@ def apply_change(base: BaseModel, change: ModelChange) -> ModelConfig:
     config = _with_batching(config, base, change)
     if change.thread_count is not None:
         config = replace(config, parameters={**config.parameters, THREADS_PARAMETER: str(change.thread_count)})
-    return _with_fields(config, change.fields)
+    config = _with_fields(config, change.fields)
+    return config if base.has_gpu else on_cpu(config)
 
 
 def apply_variant(bases: Mapping[str, BaseModel], variant: Variant) -> dict[str, ModelConfig]:
@@ -115,7 +134,22 @@ def apply_variant(bases: Mapping[str, BaseModel], variant: Variant) -> dict[str,
 def effective_text(bases: Mapping[str, BaseModel], variant: Variant) -> str:
     """Return a text that is equal for variants with the same effect, since a change may spell out the default."""
     complete = {name: replace(base, config=base.complete) for name, base in bases.items()}
-    return "\n".join(render(config) for config in apply_variant(complete, variant).values())
+    configs = apply_variant(complete, variant)
+    return "\n".join(render(_with_written_groups(config, bases[name].kind)) for name, config in configs.items())
+
+
+def _with_written_groups(config: ModelConfig, kind: InstanceKind) -> ModelConfig:
+    """Return a configuration whose instance groups spell out what a server completes, without their names."""
+    groups = tuple(
+        replace(
+            group,
+            name="",
+            count=max(1, group.count),
+            kind=kind if group.kind is InstanceKind.KIND_AUTO else group.kind,
+        )
+        for group in config.instance_group
+    )
+    return replace(config, instance_group=groups)
 
 
 def serving_text(config: ModelConfig) -> str:

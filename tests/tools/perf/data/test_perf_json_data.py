@@ -92,6 +92,28 @@ def test_strings_with_their_lengths_are_read_from_b64(tmp_path: Path) -> None:
     assert only(tmp_path, {"b64": base64.b64encode(wire).decode()}, model(D.BYTES, (2,))) == [b"a", b"bc"]
 
 
+@pytest.mark.parametrize("datatype", [each for each in DataType if each is not D.BYTES])
+def test_b64_beside_a_shape_is_read_for_every_datatype_as_input_and_as_expected_output(
+    tmp_path: Path, datatype: DataType
+) -> None:
+    raw = b"\0\1" * 4 * datatype.byte_size
+    value = {"b64": base64.b64encode(raw).decode(), "shape": [4, 2]}
+    document = {"data": [{"X": value}], "validation_data": [{"Y": value}]}
+
+    step = read(tmp_path, document, model(datatype, (-1, -1)))[0][0]
+
+    assert step.inputs["X"].shape == (4, 2)
+    assert step.expected is not None
+    assert step.expected["Y"].tobytes() == step.inputs["X"].tobytes() == raw
+
+
+def test_strings_in_b64_take_a_shape(tmp_path: Path) -> None:
+    wire = b"\x01\x00\x00\x00a\x02\x00\x00\x00bc"
+    value = {"b64": base64.b64encode(wire).decode(), "shape": [2, 1]}
+
+    assert only(tmp_path, value, model(D.BYTES, (-1, -1))) == [[b"a"], [b"bc"]]
+
+
 def test_a_single_value_is_a_tensor_of_one(tmp_path: Path) -> None:
     assert only(tmp_path, 7, model(D.INT32, (1,))) == [7]
     assert only(tmp_path, "text", model(D.BYTES, (1,))) == [b"text"]
@@ -170,8 +192,8 @@ def test_optional_inputs_may_lack(tmp_path: Path) -> None:
         ),
         (
             {"data": [{"X": {"contents": [1]}}]},
-            'data.json: step 0: input \'X\': expected a list, {"b64": ...} or {"content": ..., "shape": [...]}, '
-            "got 'contents'",
+            'data.json: step 0: input \'X\': expected a list, {"b64": ...} or {"content": ...}, both with an '
+            "optional shape, got 'contents'",
         ),
         (
             {"data": [{"X": {"content": {"base64": "AA=="}}}]},
@@ -179,8 +201,12 @@ def test_optional_inputs_may_lack(tmp_path: Path) -> None:
         ),
         (
             {"data": [{"X": {"shape": [4]}}]},
-            'data.json: step 0: input \'X\': expected a list, {"b64": ...} or {"content": ..., "shape": [...]}, '
-            "got no content",
+            'data.json: step 0: input \'X\': expected a list, {"b64": ...} or {"content": ...}, both with an '
+            "optional shape, got no content",
+        ),
+        (
+            {"data": [{"X": {"content": [1], "b64": "AAA="}}]},
+            "data.json: step 0: input 'X': expected content or b64, got both",
         ),
         (
             {"data": [{"X": {"b64": "AAA"}}]},

@@ -1,8 +1,8 @@
 """Input data from JSON: `{"data": [...], "validation_data": [...]}`.
 
 `data` is a list of steps, or a list of streams, which are lists of steps. A step is an object of inputs by name. An
-input is a list (flat or nested), a single value, `{"b64": TEXT}`, or `{"content": ..., "shape": [...]}` with either of
-these as content.
+input is a list (flat or nested), a single value, `{"b64": TEXT}`, or `{"content": ...}` with either of these as
+content. The two objects accept a `"shape": [...]`, without the batch dimension.
 """
 
 import json
@@ -137,19 +137,19 @@ def _tensor(spec: TensorSpec, value: object, place: str) -> Array:
 def _array(spec: TensorSpec, value: object) -> Array:
     if not isinstance(value, dict):
         return from_list(spec, value, None)
-    if "b64" in value and len(value) == 1:
-        return from_base64(spec, value["b64"], None)
-    shape = _shape(value["shape"]) if "shape" in value else None
-    unknown = sorted(value.keys() - {"content", "shape"})
-    if "content" not in value or unknown:
+    if "content" in value and "b64" in value:
+        raise invalid("expected content or b64, got both")
+    content = value if "b64" in value else value.get("content")
+    unknown = sorted(value.keys() - {"content", "b64", "shape"})
+    if content is None or unknown:
         got = f"'{unknown[0]}'" if unknown else "no content"
-        raise invalid(f'expected a list, {{"b64": ...}} or {{"content": ..., "shape": [...]}}, got {got}')
-    content = value["content"]
-    if isinstance(content, dict):
-        if content.keys() != {"b64"}:
-            raise invalid(f"expected a list or b64 as content, got an object with {sorted(content)}")
-        return from_base64(spec, content["b64"], shape)
-    return from_list(spec, content, shape)
+        raise invalid(f'expected a list, {{"b64": ...}} or {{"content": ...}}, both with an optional shape, got {got}')
+    shape = _shape(value["shape"]) if "shape" in value else None
+    if not isinstance(content, dict):
+        return from_list(spec, content, shape)
+    if content is not value and content.keys() != {"b64"}:
+        raise invalid(f"expected a list or b64 as content, got an object with {sorted(content)}")
+    return from_base64(spec, content["b64"], shape)
 
 
 def _shape(value: object) -> tuple[int, ...]:
