@@ -123,6 +123,19 @@ class Model:
         gc.collect()
         return results
 
+    def wait_for(self, responses: int) -> None:
+        """Run the event loop of the model until its senders have sent this many responses."""
+        enough: Inbox[None] = Inbox()
+        respond = self.host.respond
+
+        def watch(batch: ModelBatch, index: int, result: Any, final: bool) -> None:
+            respond(batch, index, result, final)
+            if len(self.host.responses) >= responses:
+                enough.put(None)
+
+        self.host.respond = watch  # type: ignore[method-assign]
+        self.runner.wait(enough)
+
 
 @pytest.fixture(autouse=True)
 def _finalize_models() -> Iterator[None]:
@@ -142,15 +155,18 @@ def values_of(result: Any) -> list[float]:
     return [float(tensor.as_numpy()[0]) for tensor in result[1]]
 
 
-def execute(body: str, *, is_async: bool = False) -> str:
-    lines = "\n".join("        " + line for line in body.strip().splitlines())
-    return f"""
+HELPERS = """
 def answer(value, **more):
     return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))], **more)
 
 def call(name="other", **more):
     return pb_utils.InferenceRequest(model_name=name, requested_output_names=["OUT"], inputs=[], **more)
+"""
 
+
+def execute(body: str, *, is_async: bool = False) -> str:
+    lines = "\n".join("        " + line for line in body.strip().splitlines())
+    return f"""{HELPERS}
 class TritonPythonModel:
     {"async " if is_async else ""}def execute(self, requests):
 {lines}
@@ -324,18 +340,9 @@ finally:
 def test_an_async_decoupled_model_asks_when_it_is_done(tmp_path: Path) -> None:
     body = f"requests[0].{RESCHEDULE}; requests[1].get_response_sender().send(flags=1); requests[1].{RESCHEDULE}"
     model = Model(tmp_path, execute(body, is_async=True), decoupled=True)
-    arrived = threading.Event()
-    respond = model.host.respond
-
-    def watch(batch: ModelBatch, index: int, result: Any, final: bool) -> None:
-        respond(batch, index, result, final)
-        if index == 0:
-            arrived.set()
-
-    model.host.respond = watch  # type: ignore[method-assign]
     model.run(1, 2)
+    model.wait_for(2)
 
-    assert arrived.wait(10)
     assert model.host.responses == [(1, 1, None, True), (1, 0, AGAIN, True)]
 
 
@@ -801,28 +808,95 @@ class TritonPythonModel:
 """,
         decoupled=True,
     )
-    arrived = threading.Event()
     notes = model.host.responses
-    respond = model.host.respond
-
-    def watch(batch: ModelBatch, index: int, result: Any, final: bool) -> None:
-        respond(batch, index, result, final)
-        if len(notes) >= 3:
-            arrived.set()
-
-    model.host.respond = watch  # type: ignore[method-assign]
 
     assert model.run(1) == [None]
     assert notes == []
     assert model.run(2) == [None]
     assert model.run(3) == [None]
 
-    assert arrived.wait(10)
-    model.runner.finalize()
+    model.wait_for(3)
     by_batch = {number: result for number, _, result, final in notes if final}
     assert by_batch[1] is None
     assert by_batch[2] is None
     assert "ValueError: three" in by_batch[3][1]
+
+
+LATER = """
+class TritonPythonModel:
+    async def execute(self, requests):
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # pytest's log would keep the exception
+        for request in requests:
+            asyncio.create_task(self.later(request.get_response_sender(), request.inputs()[0].as_numpy()[0]))
+
+    async def later(self, sender, value):
+        await asyncio.sleep(0.01)
+        if value == 3:
+            raise ValueError("three")
+        response = await call().async_exec()
+        sender.send(answer(response.output_tensors()[0].as_numpy()[0] + value), flags=1)
+"""
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.loop_faults
+def test_the_tasks_of_an_async_model_answer_after_its_execute_has_returned(tmp_path: Path, decoupled: bool) -> None:
+    model = Model(tmp_path, HELPERS + LATER, decoupled=decoupled)
+
+    assert model.run(1, 2) == [None, None]
+    assert model.run(3) == [None]
+    assert model.host.responses == []
+
+    model.wait_for(3)
+    first, second, third = sorted(model.host.responses, key=lambda each: each[:2])
+    assert [values_of(first[2]), values_of(second[2])] == [[2], [3]]
+    assert third[2][1] == "the model dropped the response sender of the request without a final response"
+
+
+def test_the_calls_of_a_task_belong_to_the_batch_that_created_it(tmp_path: Path) -> None:
+    body = """
+async def later(sender):
+    await asyncio.sleep(0.001)
+    await call().async_exec()
+    sender.send(answer(1))
+
+asyncio.create_task(later(requests[0].get_response_sender()))
+await call().async_exec()
+"""
+    model = Model(tmp_path, execute(body, is_async=True))
+
+    for _ in range(3):
+        model.run(1)
+    model.wait_for(3)
+
+    assert sorted(call.batch for call in model.host.calls) == [1, 1, 2, 2, 3, 3]
+
+
+def test_finalize_may_use_the_event_loop_and_ends_what_is_left_in_it(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        """
+class TritonPythonModel:
+    async def execute(self, requests):
+        self.loop = asyncio.get_running_loop()
+        self.left = asyncio.create_task(asyncio.sleep(3600))
+
+    async def close(self):
+        await asyncio.sleep(0)
+        return not self.left.done()
+
+    def finalize(self):
+        self.was_left = asyncio.run_coroutine_threadsafe(self.close(), self.loop).result()
+""",
+    )
+    model.run(1)
+    python_model = model.runner._model
+    model.runner.finalize()
+    Model.loaded.clear()
+
+    assert python_model.was_left
+    assert python_model.left.cancelled()
+    assert python_model.loop.is_closed()
 
 
 # Calls of other models

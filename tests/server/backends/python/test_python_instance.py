@@ -270,6 +270,69 @@ def test_an_asynchronous_execute_is_awaited(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("execution_mode")
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_tasks_of_an_asynchronous_execute_answer_later(tmp_path: Path, decoupled: bool) -> None:
+    code = f"""{HEAD}
+import asyncio
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        for request in requests:
+            asyncio.create_task(self.later(request))
+            request.get_response_sender()
+
+    async def later(self, request):
+        await asyncio.sleep(0.01)
+        request.get_response_sender().send(answer(value_of(request)), flags=1)
+"""
+    cfg = replace(config(), model_transaction_policy=TransactionPolicy(decoupled=decoupled))
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, code, cfg)
+        sinks = [Sink(2), Sink(1)]
+        loaded.start([request(np.array([i], "<f4")) for i in (1, 2)], sinks[0])
+        loaded.start([request(np.array([3], "<f4"))], sinks[1])
+        while any(None in sink.results for sink in sinks):
+            await asyncio.sleep(0.005)
+        assert [array_of(r).tolist() for sink in sinks for r in sink.results if r is not None] == [[1], [2], [3]]
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+@pytest.mark.loop_faults
+def test_a_task_that_exits_ends_its_request(tmp_path: Path) -> None:
+    code = f"""{HEAD}
+import asyncio
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        if value_of(requests[0])[0] < 0:
+            asyncio.create_task(self.exit(requests[0].get_response_sender()))
+            return None
+        return [answer(value_of(r)) for r in requests]
+
+    async def exit(self, sender):
+        await asyncio.sleep(0)
+        sys.exit("bye")
+"""
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, code)
+        sink = Sink(1)
+        loaded.start([request(np.array([-1], "<f4"))], sink)
+        while sink.results[0] is None:
+            await asyncio.sleep(0.005)
+        assert isinstance(sink.results[0], ServingError)
+        (result,) = await loaded.run([request(np.array([5], "<f4"))])
+        assert array_of(result).tolist() == [5]
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
 def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
         code = IDENTITY.replace(

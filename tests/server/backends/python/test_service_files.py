@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,14 +38,14 @@ class Host:
 
     def __init__(self) -> None:
         self.responses: list[tuple[int, Any, bool]] = []
-        self.final = threading.Semaphore(0)
+        self.final: Inbox[None] = Inbox()
         self.calls: list[ModelCall] = []
         self.exceptions: list[str] = []
 
     def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         self.responses.append((index, result, final))
         if final:
-            self.final.release()
+            self.final.put(None)
 
     def poll(self) -> None:
         pass
@@ -104,9 +103,14 @@ class Service:
         tensors = [*self.config.get("input", ()), *self.config["output"]]
         return {each["name"]: (each["data_type"].removeprefix("TYPE_"), each["dims"]) for each in tensors}
 
+    def wait(self) -> None:
+        """Run the model's event loop until the last response of one request is sent."""
+        self.runner.wait(self.host.final)
+        self.host.final.items.popleft()
+
     def answers(self) -> list[Any]:
         """Return the responses that were sent, when the last of one request is there."""
-        assert self.host.final.acquire(timeout=30)
+        self.wait()
         return [shown(result) for _, result, _ in self.host.responses if result is not None]
 
 
@@ -445,7 +449,7 @@ async def f(x: int) -> int:
         assert service.run(one(x=x)) == [None]
 
     for _ in range(4):
-        assert service.host.final.acquire(timeout=30)
+        service.wait()
     answers = [shown(result) for _, result, _ in service.host.responses]
     assert sorted(answer["output"][0] for answer in answers) == [0, 1, 2, 3]
 

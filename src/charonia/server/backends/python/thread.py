@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from charonia.core.calls import Outcome
@@ -291,7 +290,7 @@ class _ModelThread:
         is_decoupled: bool,
         takes_gpu: bool,
     ) -> None:
-        self.queue: SimpleQueue[_Handed | int | None] = SimpleQueue()
+        self.queue: Inbox[_Handed | int | None] = Inbox()
         self._name = instance.name
         self._instance = instance
         self._tell = tell
@@ -315,7 +314,7 @@ class _ModelThread:
                 self._tell(self._instance.started, reason)
                 return
             self._tell(self._instance.started, capabilities)
-            while (task := self.queue.get()) is not None:
+            while (task := self._next_task()) is not None:
                 if isinstance(task, int):
                     self._say_whether_ready(task)
                 else:
@@ -328,6 +327,15 @@ class _ModelThread:
             self._tell(self._instance.ended)
         except TritonModelException:  # the event loop has ended before the thread
             _log.debug("'%s' ends after the server", self._name)
+
+    def _next_task(self) -> _Handed | int | None:
+        while not self.queue.items:
+            try:
+                self._runner.wait(self.queue)
+            except BaseException as error:  # sys.exit in a task of the model must not end the server
+                _log.error("a task of '%s' interrupted its event loop: %s", self._name, describe(error))
+                error.__traceback__ = None  # it is part of a cycle that would keep the senders of the task
+        return self.queue.items.popleft()
 
     def _execute(self, handed: _Handed) -> None:
         input_end = time.monotonic_ns()

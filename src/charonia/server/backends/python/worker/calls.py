@@ -12,8 +12,9 @@ from .responses import InferenceResponse, response_of
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable
+    from typing import Any
 
-    from .host import Host, ModelCall
+    from .host import Host, Inbox, ModelCall
 
 
 class ResponseIterator:
@@ -44,7 +45,7 @@ class ResponseIterator:
 
     async def __anext__(self) -> InferenceResponse:
         if not (self._is_over or self._was_cancelled):
-            await _arrival(self._host, self._call)
+            await arrival(self._host, self._call.inbox)
         response = None if self._is_over else self._take_cancelled() or self._take()
         if response is None:
             raise StopAsyncIteration
@@ -102,7 +103,7 @@ def first_of_async(host: Host, call: ModelCall) -> Awaitable[InferenceResponse |
 
 
 async def _answer(host: Host, call: ModelCall) -> InferenceResponse | ResponseIterator:
-    await _arrival(host, call)
+    await arrival(host, call.inbox)
     if call.decoupled:
         return ResponseIterator(host, call)
     return _first(call)
@@ -113,16 +114,16 @@ def _given_up(host: Host, call: ModelCall, task: asyncio.Future[InferenceRespons
         host.end(call)
 
 
-async def _arrival(host: Host, call: ModelCall) -> None:
-    """Return when the call has an outcome."""
+async def arrival(host: Host, inbox: Inbox[Any]) -> None:
+    """Return when the inbox holds something."""
     import asyncio
 
-    while not call.inbox.items:
+    while not inbox.items:
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
-        call.inbox.listen(partial(_wake, loop, arrived))
+        inbox.listen(partial(_wake, loop, arrived))
         host.attach(loop)
-        if not call.inbox.items:
+        if not inbox.items:
             await arrived
 
 

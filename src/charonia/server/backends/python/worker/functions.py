@@ -1,28 +1,26 @@
 """Functions and objects as Python models: the methods of `TritonPythonModel` over the definitions of a service file.
 
-A function is called in the thread of `execute`. Coroutines and asynchronous generators run on an event loop in a thread
-of their own, several at a time.
+A function is called in the thread of `execute`. Coroutines and asynchronous generators run on the event loop of the
+instance, several at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .errors import TritonError, TritonModelException, describe, failures, traced
 from .function import Function
-from .host import Inbox
 from .responses import FINAL, InferenceResponse
 from .service import BadRequest, running
 from .signature import kind_of_value
 from .tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from typing import Any, ClassVar
 
     from .datatypes import Array
@@ -43,6 +41,7 @@ class FunctionModel:
     definitions: ClassVar[list[Definition]] = []
     host: ClassVar[Host]
     request_class: ClassVar[type[InferenceRequest]]
+    complete: ClassVar[Callable[[Awaitable[object]], object]]
 
     @classmethod
     def named(cls, name: str) -> Definition:
@@ -79,9 +78,8 @@ class FunctionModel:
         self._call = function.bound(target)
         code = self._call if inspect.isroutine(self._call) else type(self._call).__call__
         self._is_async = inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._running = 0
-        self._left: Inbox[None] = Inbox()
+        self._slots = asyncio.Semaphore(definition.concurrency)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._calls = _Calls(self.request_class, {d.name: d for d in self.definitions})
 
     def execute(
@@ -95,8 +93,7 @@ class FunctionModel:
             if self._function.is_batched:
                 return self._batches(requests)
             if self._is_async:
-                for request in requests:
-                    self._start(request)
+                type(self).complete(self._start(requests))
                 return None
             if self._function.signature.is_stream:
                 for request in requests:
@@ -108,9 +105,9 @@ class FunctionModel:
 
     def finalize(self) -> None:
         """End the instance: its `close`, where it is of a class that has one."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(END_S_MAX)
+        if self._tasks:
+            loop = next(iter(self._tasks)).get_loop()
+            asyncio.run_coroutine_threadsafe(_end(self._tasks.copy()), loop).result()
         close = getattr(self._target, "close", None)
         if inspect.isclass(self._function.definition.target) and callable(close):
             close()
@@ -154,24 +151,14 @@ class FunctionModel:
             batches.answer(places, await self._call(*positional, **named))
         return batches.responses
 
-    def _start(self, request: InferenceRequest) -> None:
-        """Start the coroutine for a request; wait while there are too many."""
-        request.get_response_sender()
-        while self._running >= self._function.definition.concurrency:
-            self.host.wait(self._left)
-            self._count_left()
-        self._count_left()
-        self._running += 1
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_run, args=(self._loop,), name="execute", daemon=True)
-            self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
-
-    def _count_left(self) -> None:
-        while self._left.items:
-            self._left.items.popleft()
-            self._running -= 1
+    async def _start(self, requests: list[InferenceRequest]) -> None:
+        """Start a coroutine for each request; wait while there are too many."""
+        for request in requests:
+            request.get_response_sender()
+            await self._slots.acquire()
+            task = asyncio.create_task(self._answer(request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, request: InferenceRequest) -> None:
         running.set(self._calls)
@@ -199,7 +186,7 @@ class FunctionModel:
         finally:
             if is_stream:
                 sender.send(flags=FINAL)
-            self._left.put(None)
+            self._slots.release()
 
 
 class _Batches:
@@ -282,22 +269,27 @@ class _Calls:
 
 
 def bound_to_file(
-    definitions: list[Definition], host: Host, request_class: type[InferenceRequest]
+    definitions: list[Definition],
+    host: Host,
+    request_class: type[InferenceRequest],
+    complete: Callable[[Awaitable[object]], object],
 ) -> type[FunctionModel]:
-    """Return the class `TritonPythonModel` of a file with definitions."""
-    body = {"definitions": definitions, "host": host, "request_class": request_class}
+    """Return the class `TritonPythonModel` of a file with definitions.
+
+    Args:
+        definitions: The definitions.
+        host: The host.
+        request_class: The request class of the model.
+        complete: Completes a coroutine on the event loop of the instance.
+    """
+    body = {"definitions": definitions, "host": host, "request_class": request_class, "complete": complete}
     return type("TritonPythonModel", (FunctionModel,), body)
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop until it is stopped, and cancel what is left in it."""
-    loop.run_forever()
-    left = asyncio.all_tasks(loop)
-    for task in left:
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
         task.cancel()
-    if left:
-        loop.run_until_complete(asyncio.wait(left))
-    loop.close()
+    await asyncio.wait(tasks, timeout=END_S_MAX)
 
 
 def _tensors(request: InferenceRequest) -> dict[str, Array]:

@@ -43,7 +43,7 @@ class Worker:
         while True:
             if not tasks.items:
                 reader.stay_awake()
-                reader.wait(tasks)
+                self._runner.wait(tasks)
             kind, *content = tasks.items.popleft()
             if kind == "execute":
                 batch, requests = content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -9,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from . import triton_python_backend_utils as pb_utils
+from .calls import arrival
 from .errors import RESCHEDULED, TritonError, TritonModelException, describe, failures, note_step, traced
 from .host import Binding
 from .imports import ModelImports
@@ -16,10 +18,10 @@ from .responses import InferenceResponse, result_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Awaitable, Iterator, Sequence
     from typing import Any
 
-    from .host import Failure, Fields, Host, ModelBatch, Result
+    from .host import Failure, Fields, Host, Inbox, ModelBatch, Result
     from .requests import InferenceRequest
     from .tensor import Tensor
 
@@ -40,8 +42,8 @@ class PythonModelRunner:
         self._request_class: type[InferenceRequest] = self._pb_utils.InferenceRequest
         self._imports: ModelImports | None = None
         self._model: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._background: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None  # of an asynchronous model, from its first coroutine on
 
     def initialize(
         self, path: str, version_dir: str, model_dir: str, arguments: dict[str, str], is_decoupled: bool
@@ -110,20 +112,25 @@ class PythonModelRunner:
         return json.dumps(described)
 
     def finalize(self) -> None:
-        """Let the model finalize."""
+        """Let the model finalize, then cancel the tasks that it has left."""
         self._binding.is_serving = False
+        loop, self._loop = self._loop, None
         try:
             if self._model is not None and hasattr(self._model, "finalize"):
-                self._model.finalize()
+                with _running(loop):
+                    self._model.finalize()
         finally:
-            loop, self._loop = self._loop, None
             if loop is not None:
                 _close(loop)
-            background, self._background = self._background, None
-            if background is not None:
-                background.call_soon_threadsafe(background.stop)
             if self._imports is not None:
                 self._imports.close()
+
+    def wait(self, inbox: Inbox[Any]) -> None:
+        """Return when the inbox holds something; meanwhile the tasks of an asynchronous model run."""
+        if self._loop is None:
+            self._host.wait(inbox)
+        else:
+            self._loop.run_until_complete(arrival(self._host, inbox))
 
     def readiness(self) -> bool | str:
         """Return the result of the model's `is_ready`, or an error text; True if it has no such method."""
@@ -182,7 +189,7 @@ class PythonModelRunner:
                 if binding.is_decoupled:
                     self._start(batch, requests, returned)
                     return [None] * len(requests), time.monotonic_ns()
-                returned = self._complete_coroutine(returned)
+                returned = self._complete_coroutine(self._in_batch(batch.number, returned))
             output_start = time.monotonic_ns()
             if binding.is_decoupled:
                 results = self._none(requests, returned)
@@ -204,19 +211,28 @@ class PythonModelRunner:
         # Imported late: most models are classes themselves, and need none of it.
         from .functions import bound_to_file
 
-        return bound_to_file(loaded, self._host, self._request_class)
+        return bound_to_file(loaded, self._host, self._request_class, self._complete_coroutine)
 
     def _make_imports(self, version_dir: str, model_dir: str) -> ModelImports:
         self._binding.model_dir = version_dir
         self._imports = ModelImports(version_dir, model_dir, self._pb_utils, self._shares_process)
         return self._imports
 
-    def _complete_coroutine(self, coroutine: Coroutine[Any, Any, object]) -> object:
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop that runs in this thread while a coroutine is completed, and while `wait` waits."""
         if self._loop is None:
             import asyncio
 
             self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(coroutine)
+        return self._loop
+
+    def _complete_coroutine(self, coroutine: Awaitable[object]) -> object:
+        return self._event_loop().run_until_complete(coroutine)
+
+    async def _in_batch(self, number: int, coroutine: Awaitable[object]) -> object:
+        """Complete the coroutine of a batch. Tasks that it creates belong to the batch, also during later ones."""
+        self._binding.task_batch.set(number)
+        return await coroutine
 
     def _results(
         self, requests: list[InferenceRequest], returned: object, rescheduled: set[int]
@@ -285,22 +301,15 @@ class PythonModelRunner:
             for request in requests
         ]
 
-    def _start(
-        self, batch: ModelBatch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
-    ) -> None:
-        """Run the coroutine of a decoupled model beside those of other batches."""
-        import asyncio
-
+    def _start(self, batch: ModelBatch, requests: list[InferenceRequest], coroutine: Awaitable[object]) -> None:
+        """Run the coroutine of a decoupled model beside those of other batches, while `wait` waits."""
         for request in requests:
             request.get_response_sender()
-        if self._background is None:
-            self._background = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(self._background,), name="execute", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(self._watched(batch, requests, coroutine), self._background)
+        task = self._event_loop().create_task(self._watched(batch, requests, coroutine))
+        self._tasks.add(task)  # the loop itself has only weak references to tasks
+        task.add_done_callback(self._tasks.discard)
 
-    async def _watched(
-        self, batch: ModelBatch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
-    ) -> None:
+    async def _watched(self, batch: ModelBatch, requests: list[InferenceRequest], coroutine: Awaitable[object]) -> None:
         try:
             results = self._none(requests, await coroutine)
             self._reschedule(batch, requests, results)
@@ -311,9 +320,19 @@ class PythonModelRunner:
                 self._host.respond(batch, request._index, result, True)
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    _close(loop)
+@contextlib.contextmanager
+def _running(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
+    """Run a loop in another thread, so that code of this thread may wait for what it does."""
+    if loop is None:
+        yield
+        return
+    thread = threading.Thread(target=loop.run_forever, name="finalize", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
