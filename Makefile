@@ -51,11 +51,10 @@ platform-demo: $(PLATFORM_DEMO_READY)
 test-fast: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal $(FAST_TESTS)
 
-# A Ray cluster is a dozen processes: its tests run alone.
+# A Ray cluster is a dozen processes: its tests run alone. Both parts run even when the first fails.
 RAY_TESTS := tests/ray/test_ray_cluster.py
 test: $(READY)
-	$(BIN)/pytest --ignore=$(RAY_TESTS) $(PYTEST_ARGS)
-	$(BIN)/pytest $(RAY_TESTS)
+	$(BIN)/python tools/run_tests.py tests --ignore=$(RAY_TESTS) $(PYTEST_ARGS) -- Ray $(RAY_TESTS)
 
 check: $(READY) packages
 	$(BIN)/ruff format --check src tests bench examples tools

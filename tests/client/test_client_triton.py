@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from tests.support.client_servers import ask
 from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.ports import free_port
 
 from charonia.client import Client, ClientError, Failure, SharedMemoryRegion
 from charonia.core.dtypes import DataType
@@ -48,12 +48,6 @@ input [ {{ name: "INPUT0" data_type: {datatype} dims: [ -1 ] }} ]
 output [ {{ name: "OUTPUT0" data_type: {datatype} dims: [ -1 ] }} ]
 model_transaction_policy {{ decoupled: {decoupled} }}
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_ready(url: str) -> bool:

@@ -290,10 +290,12 @@ def test_a_server_that_reports_to_get_less_done_gets_fewer_requests(name: str, m
             stack.callback(thread.join)
         stack.callback(load.over.set)
 
-        time.sleep(5)  # until weights are known and used
-        before = [executed(server, "identity") for server in servers]
-        load.goes_on()
-        counts = [executed(server, "identity") - earlier for server, earlier in zip(servers, before, strict=True)]
+        def are_weights_used() -> bool:
+            before = [executed(server, "identity") for server in servers]
+            load.goes_on()
+            counts = [executed(server, "identity") - earlier for server, earlier in zip(servers, before, strict=True)]
+            return 0 < counts[2] < min(counts[:2]) / 2
+
+        assert eventually(are_weights_used)
 
     assert load.failures == []
-    assert 0 < counts[2] < min(counts[:2]) / 2

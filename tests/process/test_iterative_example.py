@@ -4,7 +4,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,20 +13,35 @@ from types import ModuleType
 
 import openai
 import pytest
+from tests.support.gate import Gate, gated
 from tests.support.process import ServeProcess, eventually
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "iterative"
+NOTE_THE_END = """
+    if text.is_done:
+        with open(__file__ + ".ends", "a") as ends:
+            print(pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().item().decode(), file=ends)
+"""
 PROMPTS = ["Once upon a time", "In 1984", "?", "a b c d e f g h i j k l m n o p q r s t u v w x y z", "The end."]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's models, which can be held up and note the order in which texts end."""
     for name in ("torch", "safetensors", "tokenizers"):
         pytest.importorskip(name, reason="the example needs it")
     repository = tmp_path_factory.mktemp("texts")
     command = [sys.executable, str(EXAMPLE / "make_repository.py"), str(repository), "--tiny"]
     made = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert made.returncode == 0, made.stderr
+    for folder in repository.glob("*/1"):
+        (folder / "model.py").write_text(gated((folder / "model.py").read_text()))
+        (folder / "answers.py").write_text((folder / "answers.py").read_text() + NOTE_THE_END)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServeProcess]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OMP_NUM_THREADS", "1")  # the network is too small for more
         with ServeProcess(repository) as running:
@@ -72,24 +86,21 @@ def test_both_models_make_the_same_texts_alone_and_together(server: ServeProcess
 
 @pytest.mark.parametrize(("model", "first"), [("simple", "long"), ("iterative", "short")])
 def test_only_in_the_iterative_model_a_short_text_passes_a_long_one(
-    server: ServeProcess, load: ModuleType, model: str, first: str
+    server: ServeProcess, repository: Path, load: ModuleType, model: str, first: str
 ) -> None:
-    done: list[str] = []
-    has_begun = threading.Event()
+    gate = Gate(repository / model / "1")
+    before = gate.runs
+    with ThreadPoolExecutor(2) as pool:
+        with gate.closed():
+            long = pool.submit(text, server, load, model, "long", 500)
+            assert eventually(lambda: gate.runs > before)
+            short = pool.submit(text, server, load, model, "short", 3)
+            assert eventually(lambda: server.pending(model) > 0)
+        assert long.result()
+        assert short.result()
 
-    def long() -> None:
-        for _ in pieces(server, load, model, "Once upon a time", 500):
-            has_begun.set()
-        done.append("long")
-
-    thread = threading.Thread(target=long)
-    thread.start()
-    assert has_begun.wait(30)
-    assert len(list(pieces(server, load, model, "The end.", 3))) == 3
-    done.append("short")
-    thread.join()
-
-    assert done[0] == first
+    ends = (repository / model / "1" / "answers.py.ends").read_text().split("\n")
+    assert [end for end in ends if end in ("long", "short")] == [first, {"long": "short", "short": "long"}[first]]
 
 
 def test_the_row_of_a_client_that_has_left_is_free_for_the_next(server: ServeProcess, load: ModuleType) -> None:

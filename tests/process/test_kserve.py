@@ -17,8 +17,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.kserve_sdk import needs_sdk, run_with_sdk
 from tests.support.models import identity_pbtxt, write_model
-from tests.support.process import SHAPES, ServeProcess, Shape
-from tests.support.redis_server import free_port
+from tests.support.ports import free_port
+from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 
 from charonia.core.dtypes import DataType
 
@@ -82,7 +82,7 @@ class QueueProxy:
     def __init__(self, server: ServeProcess) -> None:
         self._upstream = server.http
         self._idle: list[http.client.HTTPConnection] = []
-        self._in_flight = 0
+        self._in_flight = self.forwarded = 0
         self._last_s = time.monotonic()
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -122,6 +122,7 @@ class QueueProxy:
     def count(self, change: int) -> None:
         with self._lock:
             self._in_flight += change
+            self.forwarded += change > 0
             self._last_s = time.monotonic()
 
     def forward(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -219,9 +220,10 @@ def test_no_request_is_lost_when_a_pod_behind_the_queue_proxy_ends(echo: Path, s
 
         with ThreadPoolExecutor(8) as pool:
             traffic = [pool.submit(until, over, call) for call in (predict,) * 4 + (infer,) * 4]
-            time.sleep(LATE_S)
+            assert eventually(lambda: proxy.forwarded > 50)
             ending = pool.submit(proxy.drain)  # the pod is told to end; requests still arrive
-            time.sleep(LATE_S)
+            before = proxy.forwarded
+            assert eventually(lambda: proxy.forwarded > before + 50)
             assert not ending.done()
             over.set()
             ending.result(timeout=60)

@@ -12,7 +12,8 @@ from urllib.request import Request, urlopen
 import grpc
 import numpy as np
 import pytest
-from tests.support.models import identity_pbtxt, write_model
+from tests.support.gate import Gate, gated
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, eventually
 
 from charonia.client import Client
@@ -37,12 +38,18 @@ BODY = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "dat
 FORMAT, REPORT = "endpoint-load-metrics-format", "endpoint-load-metrics"
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
 @pytest.fixture(scope="module", params=SHAPES)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    folder: Path = tmp_path_factory.mktemp("models")
+def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[ServeProcess]:
     write_model(folder, "quick", b"", config=identity_pbtxt())
     write_model(folder, "slow", b"", config=identity_pbtxt() + SLOW)
     write_model(folder, "long", b"", config=identity_pbtxt() + LONG)
+    held = identity_pbtxt("python") + "instance_group { count: 4 kind: KIND_CPU }"
+    write_model(folder, "held", gated(PYTHON_IDENTITY), config=held)
     with ServeProcess(folder, *request.param) as server:
         yield server
 
@@ -58,19 +65,19 @@ def load(server: ServeProcess) -> dict[str, float]:
 
 
 @pytest.fixture
-def busy(server: ServeProcess) -> Iterator[None]:
-    """Five requests are at the model with two instances."""
+def busy(server: ServeProcess, folder: Path) -> Iterator[Gate]:
+    """Five requests are at a model until its gate is opened."""
 
     def call() -> None:
-        client.infer("slow", {"INPUT0": ROW})
+        client.infer("held", {"INPUT0": ROW})
 
     with Client(server.http) as client:
         callers = [threading.Thread(target=call) for _ in range(5)]
-        for caller in callers:
-            caller.start()
-        while load(server)["requests_in_flight"] < 5:
-            time.sleep(0.01)
-        yield
+        with Gate(folder / "held" / "1").closed() as gate:
+            for caller in callers:
+                caller.start()
+            assert eventually(lambda: load(server)["requests_in_flight"] == 5)
+            yield gate
         for caller in callers:
             caller.join()
 
@@ -89,7 +96,7 @@ def test_the_load_is_told_apart_from_requests(server: ServeProcess) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json", "bin"])
-def test_a_response_over_http_has_the_engines_load(server: ServeProcess, busy: None, form: str) -> None:
+def test_a_response_over_http_has_the_engines_load(server: ServeProcess, busy: Gate, form: str) -> None:
     with post(server, "/v2/models/slow/infer", BODY, **{FORMAT: form}) as answer:
         report = answer.headers[REPORT]
 
@@ -97,25 +104,19 @@ def test_a_response_over_http_has_the_engines_load(server: ServeProcess, busy: N
     if form == "json":
         named = json.loads(report[5:])["named_metrics"]
         assert named["instances"] >= 3
-        assert named["requests_in_flight"] >= 0
+        assert named["requests_in_flight"] >= 5
 
 
-def test_a_report_in_a_response_is_not_from_before_the_request(server: ServeProcess) -> None:
-    time.sleep(0.2)
-    callers = [threading.Thread(target=lambda: post(server, "/v2/models/long/infer", BODY).close()) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    while load(server)["requests_in_flight"] < 4:
-        time.sleep(0.01)
-    with post(server, "/v2/models/quick/infer", BODY, **{FORMAT: "json"}) as first:
-        first.read()
-    time.sleep(0.1)
-    with post(server, "/v2/models/quick/infer", BODY, **{FORMAT: "json"}) as second:
-        named = json.loads(second.headers[REPORT][5:])["named_metrics"]
-    for caller in callers:
-        caller.join()
+def test_a_report_in_a_response_is_not_from_before_the_request(server: ServeProcess, busy: Gate) -> None:
+    reported = []
+    for is_open in (False, True):
+        if is_open:
+            busy.open()
+            assert eventually(lambda: load(server)["requests_in_flight"] == 0)
+        with post(server, "/v2/models/quick/infer", BODY, **{FORMAT: "json"}) as answer:
+            reported.append(json.loads(answer.headers[REPORT][5:])["named_metrics"]["requests_in_flight"])
 
-    assert named["requests_in_flight"] >= 4
+    assert reported == [5, 0]
 
 
 def test_a_report_is_as_new_as_its_response(server: ServeProcess) -> None:
@@ -190,7 +191,7 @@ def test_errors_have_it_too(server: ServeProcess) -> None:
         assert metadata_of(failed.value)[REPORT].startswith("JSON ")
 
 
-def test_reports_are_streamed_out_of_band(server: ServeProcess, busy: None) -> None:
+def test_reports_are_streamed_out_of_band(server: ServeProcess, busy: Gate) -> None:
     request: Any = message_class("xds.service.orca.v3.OrcaLoadReportRequest")()
     request.report_interval.nanos = 100_000_000
     with grpc.insecure_channel(server.grpc) as channel:
@@ -200,6 +201,7 @@ def test_reports_are_streamed_out_of_band(server: ServeProcess, busy: None) -> N
         for data in reports:
             report: Any = message_class("xds.data.orca.v3.OrcaLoadReport").FromString(data)
             seen.append(report.named_metrics["requests_in_flight"])
+            busy.open()
             if len(seen) > 1 and seen[-1] == 0:
                 break
         reports.cancel()

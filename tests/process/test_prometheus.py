@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.ports import free_port
 from tests.support.process import ServeProcess
-from tests.support.redis_server import free_port
 
 SCRAPED_WITHIN_S = 60.0
 

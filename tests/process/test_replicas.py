@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tests.process.test_guarded_server import child
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.ports import free_port
 from tests.support.process import ServeProcess, eventually
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,12 +41,6 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     write_model(folder, "echo", b"", config=identity_pbtxt("identity", dims=(4,)))
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Replica(ServeProcess):

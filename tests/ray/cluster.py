@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import socket
 import threading
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from unittest.mock import patch
 
 import ray
 from ray import serve
+from tests.support.ports import free_port
 
 OBJECT_STORE_BYTES = 80 * 2**20
 CPUS = 4
@@ -32,13 +32,6 @@ class Cluster:
 
     http: str
     grpc: str
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, write_model
 from tritonclient.grpc import service_pb2
 
@@ -39,6 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_model(root, "identity", b"", config=CONFIG.format(backend="identity"))
     write_model(root, "sleeping", SLEEPING, config=CONFIG.format(backend="python"))
+    write_model(root, "gated", gated(PYTHON_IDENTITY), config=CONFIG.format(backend="python"))
     return root
 
 
@@ -90,18 +91,27 @@ def test_an_http_request_is_answered(models: Path) -> None:
 
 
 def test_a_client_that_leaves_cancels_its_request(models: Path) -> None:
-    async def scenario(http: HttpFrontend, _: GrpcFrontend) -> float:
-        begun = time.monotonic()
-        first, left, last = (asyncio.create_task(answered(http)) for _ in range(3))
-        await asyncio.sleep(0.05)
-        left.cancel()  # it is queued behind the first
+    gate = Gate(models / "gated" / "1")
+
+    async def scenario(http: HttpFrontend, _: GrpcFrontend) -> None:
+        with gate.closed():
+            first, left, last = (asyncio.create_task(answered(http)) for _ in range(3))
+            while await in_flight(http) < 3:
+                await asyncio.sleep(0.01)
+            left.cancel()  # it is queued behind the first
         await asyncio.gather(first, last)
-        return time.monotonic() - begun
 
     async def answered(http: HttpFrontend) -> None:
-        await answer_http(http, http_request("sleeping"), BODY, into([]))
+        await answer_http(http, http_request("gated"), BODY, into([]))
 
-    assert play(models, scenario) < 1.4  # two executions, not three
+    async def in_flight(http: HttpFrontend) -> int:
+        sent: list[dict[str, Any]] = []
+        await answer_http(http, HTTP | {"method": "GET", "raw_path": b"/v2/load"}, b"", into(sent))
+        return int(json.loads(b"".join(part["body"] for part in sent[1:]))["named_metrics"]["requests_in_flight"])
+
+    play(models, scenario)
+
+    assert gate.runs == 2
 
 
 def test_a_unary_call_is_answered_or_fails_with_its_status(models: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from tests.support.ports import free_port
 from tests.support.process import ServeProcess, eventually
-from tests.support.redis_server import free_port
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "balancers"
 START_S_MAX = 30.0

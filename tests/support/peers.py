@@ -21,6 +21,7 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tests.support.ports import free_port
 from tests.support.process import ServeProcess
 
 PEERS = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers"))
@@ -50,7 +51,7 @@ class TritonProcess:
     """
 
     def __init__(self, repository: Path, *arguments: str) -> None:
-        self.http, self.grpc, self.metrics = (f"127.0.0.1:{_free_port()}" for _ in range(3))
+        self.http, self.grpc, self.metrics = (f"127.0.0.1:{free_port()}" for _ in range(3))
         self._command = [str(TRITON), f"--model-repository={repository}"]
         for name in ("http", "grpc", "metrics"):
             host, port = getattr(self, name).split(":")
@@ -234,9 +235,3 @@ def _is_open(endpoint: str) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, int(port))) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

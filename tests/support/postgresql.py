@@ -5,13 +5,14 @@ import glob
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 START_S_MAX = 30.0
 
@@ -49,9 +50,7 @@ def postgresql(programs: Path) -> Iterator[str]:
         "C",
     ]
     subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd=folder, **user)
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     options = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": folder, "fsync": "off"}
     command: list[str | Path] = [
         programs / "postgres",

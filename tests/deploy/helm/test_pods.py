@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ from tests.support.chart import Manifest, objects, objects_of, of_kind, server_o
 from tests.support.fork_server import run_command
 from tests.support.kubelet import Service, delete, mount_config_map
 from tests.support.models import identity_pbtxt, write_model
-from tests.support.process import SHAPES, ServeProcess, Shape
-from tests.support.redis_server import free_port
+from tests.support.ports import free_port
+from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 
 from charonia.cli.infer import run as infer
 
@@ -156,6 +157,11 @@ def get(address: str, path: str) -> int:
     return status
 
 
+def in_flight(address: str) -> int:
+    with urlopen(f"http://{address}/v2/load") as answer:
+        return int(json.load(answer)["named_metrics"]["requests_in_flight"])
+
+
 class Clients:
     """Clients that send requests, without ever trying one again, until they are told to stop.
 
@@ -175,6 +181,11 @@ class Clients:
         thread = threading.Thread(target=self._run, args=(kind, ask, pause_s))
         self._threads.append(thread)
         thread.start()
+
+    def wait_for_answers(self) -> None:
+        """Wait until each kind of client has had another answer to a request that it has sent meanwhile."""
+        before = {kind: len(times) + 1 for kind, times in self.answered.items()}
+        assert eventually(lambda: all(len(self.answered[kind]) > count for kind, count in before.items())), self.lost
 
     def stop(self) -> None:
         self._is_over.set()
@@ -264,11 +275,11 @@ def test_a_pod_that_is_deleted_loses_no_request_though_its_endpoint_stays_for_a_
     clients = Clients()
 
     with two_pods(tmp_path, spec, shape) as (pod, services), under_load(clients, services):
-        time.sleep(0.5)
+        clients.wait_for_answers()
         begun_s = time.monotonic()
         end = delete(pod, spec, services, lag_s=2.0)
         ended_s = time.monotonic()
-        time.sleep(2.0)  # the slow client asks again
+        clients.wait_for_answers()
 
     assert clients.lost == []
     for kind, times in clients.answered.items():
@@ -283,7 +294,7 @@ def test_without_the_hook_and_the_delay_the_same_clients_lose_requests(tmp_path:
     clients = Clients()
 
     with two_pods(tmp_path, spec, ()) as (pod, services), under_load(clients, services):
-        time.sleep(0.5)
+        clients.wait_for_answers()
         delete(pod, spec, services, lag_s=1.0)
 
     assert [lost for lost in clients.lost if lost.startswith("connects anew")]
@@ -297,7 +308,7 @@ def test_a_request_that_takes_longer_than_the_other_steps_is_answered(tmp_path: 
 
     with ServeProcess(tmp_path, *arguments_of(spec)) as server, Service(server.http) as service:
         clients.add("slow model", partial(ask_anew, service.address), pause_s=60)
-        time.sleep(0.5)  # it is sent
+        assert eventually(lambda: in_flight(server.http) == 1)
         end = delete(server, spec, {service: server.http}, lag_s=0.0)
         clients.stop()
 

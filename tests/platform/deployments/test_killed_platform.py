@@ -14,6 +14,7 @@ import tritonclient.http as httpclient
 from tests.platform.deployments.test_on_this_machine import Load, plus, spec
 from tests.support.platform_models import add_version
 from tests.support.platform_process import PlatformProcess
+from tests.support.ports import free_ports
 from tests.support.process import eventually
 
 from charonia.platform.database.connection import Database
@@ -54,7 +55,7 @@ def result(address: str) -> float:
 
 
 def test_a_platform_that_is_killed_finds_its_servers_again_and_finishes_what_it_had_begun(tmp_path: Path) -> None:
-    arguments = ("--ports=23000-23099",)
+    arguments = ("--ports={}-{}".format(*free_ports(40)),)
     folder = tmp_path / "deployments" / "default" / "adder"
     try:
         with PlatformProcess(tmp_path, *arguments) as platform:

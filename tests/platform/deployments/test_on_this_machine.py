@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tests.support.onnx_writer import GraphWriter
 from tests.support.platform_models import add_version
+from tests.support.ports import free_ports
 from tests.support.process import eventually
 
 from charonia.client import Client
@@ -28,7 +29,7 @@ from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import LocalTarget
 
 ADA = Principal.of("Ada", [Grant(ProjectRole.ADMIN)])
-PORTS = (21000, 21900)
+PORTS = free_ports(40)
 READY_S = 110.0
 ROOM = LocalMachine(8, 16_384 * MIB)  # whatever else runs here
 

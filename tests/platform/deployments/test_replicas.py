@@ -12,6 +12,7 @@ from tests.platform.deployments.test_on_this_machine import ADA, Place
 from tests.process.test_replicas import Load
 from tests.support.models import identity_pbtxt
 from tests.support.platform_models import add_version
+from tests.support.ports import free_ports
 from tests.support.process import eventually
 
 from charonia.platform.deployments import collector, reconciler, replica_rule
@@ -20,7 +21,7 @@ from charonia.platform.deployments.figures import read_page
 from charonia.platform.deployments.views import DeploymentView
 from charonia.platform.targets.server_calls import ask
 
-PORTS = (24000, 24900)
+PORTS = free_ports(40)
 
 SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "50" } }'
 

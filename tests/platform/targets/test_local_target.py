@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.models import identity_pbtxt
+from tests.support.ports import free_ports
 from tests.support.process import eventually
 
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
@@ -20,7 +21,7 @@ from charonia.platform.targets.local_folder import DeploymentFolder, ServerFolde
 from charonia.platform.targets.local_reasons import MOVED
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
-PORTS = (22000, 22900)
+PORTS = free_ports(40)
 SLOW = "import time\ntime.sleep(3600)\n"
 BROKEN = "raise RuntimeError('there is no such file')\n"
 

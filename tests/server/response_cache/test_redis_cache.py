@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
-from tests.support.redis_server import RedisProcess, TlsEnd, free_port
+from tests.support.ports import free_port
+from tests.support.redis_server import RedisProcess, TlsEnd
 
 from charonia.core.dtypes import DataType
 from charonia.core.response import InferResponse

@@ -1,10 +1,11 @@
 """The API server that is busy, away, forgetful or of another opinion; and what is not ours."""
 
+import asyncio
 import contextlib
 import itertools
 import json
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,15 +180,17 @@ def test_watches_that_end_at_once_are_not_begun_again_at_once(
     stage: ClusterStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "WATCH_S", 0)
-    monkeypatch.setattr(watch, "RECONNECT_S", 0.2)
-    target = stage.target()
-    target.apply(workload(1))
-    before = len(stage.api.requests)
+    pauses: list[float] = []
 
-    time.sleep(0.5)
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        await asyncio.sleep(0.001)
 
-    asked = stage.api.requests[before:].count(("watch", "secrets"))
-    assert asked <= 4
+    monkeypatch.setattr(watch, "asyncio", SimpleNamespace(sleep=pause))
+    stage.target().apply(workload(1))
+
+    assert eventually(lambda: max(pauses, default=0) == watch.RECONNECT_S_MAX, WAIT_S)
+    assert min(pauses) == watch.RECONNECT_S
 
 
 def test_a_watch_that_cannot_begin_at_its_version_begins_with_a_list(stage: ClusterStage) -> None:

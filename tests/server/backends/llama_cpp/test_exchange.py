@@ -98,17 +98,18 @@ def test_an_exception_about_an_event_ends_the_exchange(tmp_path: Path) -> None:
 
 def test_a_cancelled_exchange_closes_its_connection(tmp_path: Path) -> None:
     async def scenario() -> None:
-        has_left = asyncio.Event()
+        has_come, has_left = asyncio.Event(), asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"{}")
+            has_come.set()
             await reader.read()
             writer.close()
             has_left.set()
 
         server = await asyncio.start_unix_server(serve, str(tmp_path / "s.sock"))
         task = asyncio.ensure_future(ask(str(tmp_path / "s.sock"), "/route", b"{}"))
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(has_come.wait(), 20)
         task.cancel()
         await asyncio.wait_for(has_left.wait(), 20)
         server.close()

@@ -287,8 +287,10 @@ def test_a_batch_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
 def test_a_batch_that_fails_on_the_way_to_a_new_worker_leaves_the_order_of_those_it_brings_in(tmp_path: Path) -> None:
     async def scenario() -> None:
         loaded = await load(tmp_path, MODEL, STRINGS)
-        psutil.Process(loaded.instance.pid).kill()
-        await asyncio.sleep(0.03)
+        pid = loaded.instance.pid
+        psutil.Process(pid).kill()
+        while loaded.instance.pid == pid:
+            await asyncio.sleep(0.001)
         started = Started(loaded)
 
         class Successor(Sink):

@@ -27,6 +27,11 @@ def tensorrt_llm() -> Iterator[None]:
         yield
 
 
+async def until_one_runs(engine: Engine) -> None:
+    while not any(engine._running.values()):
+        await asyncio.sleep(0.001)
+
+
 def with_engine(use: Any, config: dict[str, Any] | None = None, number: int = 0, **options: Any) -> None:
     async def scenario() -> None:
         setup = SimpleNamespace(
@@ -228,7 +233,7 @@ def test_several_prompts_are_refused() -> None:
 def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
     async def use(engine: Engine) -> None:
         task = asyncio.create_task(engine.answer(asked))
-        await asyncio.sleep(0.02)
+        await until_one_runs(engine)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -242,7 +247,7 @@ def test_a_request_is_cancelled_by_its_id_as_in_triton() -> None:
     async def use(engine: Engine) -> None:
         first = Asked("one", id="a", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
         running = asyncio.create_task(engine.answer(first))
-        await asyncio.sleep(0.02)
+        await until_one_runs(engine)
         with pytest.raises(RefusedError) as caught:
             await engine.answer(Asked("", id="a", sampling={"stop": True}))
         assert caught.value.code == TritonError.CANCELLED
@@ -260,7 +265,7 @@ def test_the_end_of_the_engine_fails_open_requests_and_is_seen() -> None:
         assert engine.problem() == ""
         first = Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
         running = asyncio.create_task(engine.answer(first))
-        await asyncio.sleep(0.01)
+        await until_one_runs(engine)
         with pytest.raises(RefusedError, match="the engine of the model has failed") as caught:
             await engine.answer(Asked("die"))
         assert caught.value.code == TritonError.UNAVAILABLE
