@@ -7,9 +7,9 @@ import pytest
 from tests.support.runs import synthetic_run
 
 from charonia.cli.perf_progress import ProgressLine, bar, cut
-from charonia.cli.perf_run import UNFINISHED, watched
+from charonia.cli.perf_run import UNFINISHED, Printer, watched
 from charonia.tools.perf.api import Event, LevelBegun, LevelDone, LevelTick
-from charonia.tools.perf.options import ReportOptions
+from charonia.tools.perf.options import PerfOptions, ReportOptions, TargetOptions
 from charonia.tools.report.run_files import read_run
 from charonia.tools.results.records import LoadLevel, LoadMode
 
@@ -176,3 +176,13 @@ def test_a_line_never_reaches_the_last_column_and_holds_whole_parts(width: int) 
 
     assert len(line) < max(width, 1)
     assert width < 15 or re.fullmatch(r"concurrency 4(  1,812 infer/s(  p50 1 ms)?)?", line)
+
+
+def test_a_run_says_early_how_long_it_takes_without_a_terminal_too() -> None:
+    out = io.StringIO()
+    printer = Printer(PerfOptions(TargetOptions(model="m")), False, out)
+
+    for event in (LevelBegun(LEVEL, 1, 3, BEFORE), replace(TICK, left_s=None), TICK, replace(TICK, elapsed_s=3.0)):
+        printer(event)
+
+    assert out.getvalue() == "Request concurrency: 4\n  The run takes at most 24 s\n"

@@ -105,7 +105,13 @@ def _variant(variant: Variant, base: BaseModel, numbers: Names) -> VariantRecord
     before = serving_text(base.config).splitlines()
     diff = "\n".join(difflib.unified_diff(before, text.splitlines(), "default", "recommended", lineterm="", n=2))
     record = ModelConfigRecord(
-        base.name, name, text, diff, instance_group_text(config) or "1:CPU", config.max_batch_size
+        base.name,
+        name,
+        text,
+        diff,
+        instance_group_text(config) or "1:CPU",
+        config.max_batch_size,
+        queue_delay_us=config.dynamic_batching.max_queue_delay_microseconds if config.dynamic_batching else None,
     )
     return VariantRecord(variant, name, (record,))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from charonia.cli.perf_live import LiveRun, live_view
-from charonia.cli.perf_progress import ProgressLine
+from charonia.cli.perf_progress import Course, ProgressLine
 from charonia.client.errors import ClientError
 from charonia.client.sync_client import Client
 from charonia.core.dtypes import DataType
@@ -22,6 +22,7 @@ from charonia.tools.perf.api import (
     InputSource,
     LevelBegun,
     LevelDone,
+    LevelTick,
     Progress,
     RunSettings,
     WindowDone,
@@ -51,6 +52,7 @@ from charonia.tools.report.console import (
 )
 from charonia.tools.report.csv import csv_files
 from charonia.tools.report.failures import failures
+from charonia.tools.report.quantities import clock
 from charonia.tools.report.run_files import write_profile, write_run, write_whole
 from charonia.tools.results.json_form import to_json
 from charonia.tools.results.records import PerfRun
@@ -172,10 +174,17 @@ class Printer:
             language=options.is_language,
             metrics=options.collect_metrics,
         )
+        self._course = Course()
+        self._told_duration = False
 
     def __call__(self, event: Event) -> None:
         """Print the text of an event."""
+        self._course(event)
         match event:
+            case LevelTick() if not self._told_duration and (left_s := self._course.left_s(event)) is not None:
+                self._told_duration = True
+                what = "This level" if not self._course.count else "The run"
+                self._print(f"  {what} takes at most {clock(event.elapsed_s + left_s)}")
             case LevelBegun():
                 title = level_title(event.level)
                 if title:

@@ -86,8 +86,9 @@ def report_on(request: ReportRequest) -> int:
         ServingError: There is none, it lacks a variant that is asked for, or a file cannot be written.
     """
     found = read_result(request)
-    known = {variant.name for group in found.groups for variant in group.variants}
-    missing = [name for name in request.names if name not in known]
+    variants = [variant for group in found.groups for variant in group.variants]
+    known = {variant.name for variant in variants}
+    missing = [name for name in request.names if not any(variant.is_named((name,)) for variant in variants)]
     if missing:
         raise not_found("\n".join(unknown("variant", name, sorted(known)) for name in missing))
     written, tables = write_report(found, request)

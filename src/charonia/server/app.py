@@ -11,7 +11,7 @@ from typing import Protocol
 from charonia import __version__
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
-from charonia.core.metadata import ModelIndexEntry, ServerMetadata
+from charonia.core.metadata import PRODUCT, ModelIndexEntry, ServerMetadata
 from charonia.core.usage import TokenUsage
 from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
@@ -82,6 +82,7 @@ EXTENSIONS = (
     "statistics",
     "trace",
     "logging",
+    PRODUCT,
 )
 """Protocol extensions in server metadata, as clients expect the list."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from charonia.core.errors import invalid
+from charonia.core.metadata import USUAL_NAME
 from charonia.server.access.options import AccessOptions
 from charonia.server.files.options import FileOptions
 from charonia.server.lifecycle.repository.options import AutoOptions, StoreSettings
@@ -308,7 +309,7 @@ class ServerOptions:
         ServingError: INVALID_ARG with every violated rule.
     """
 
-    id: str = "triton"
+    id: str = USUAL_NAME
     exit_delay_secs: int = 0
     exit_timeout_secs: int = 30
     exit_on_error: bool = True

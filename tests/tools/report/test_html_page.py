@@ -127,6 +127,23 @@ def test_the_best_level_and_its_figures_come_first() -> None:
     assert [level["best"] for level in page.data["runs"][0]["levels"]] == [False, False, False, True]
 
 
+def test_a_level_that_may_be_the_best_by_chance_is_not_called_the_best() -> None:
+    run = synthetic_run()
+    last = run.levels[-1]
+    wide = replace(last.throughput, low=0.4 * last.throughput.value, high=1.6 * last.throughput.value)
+
+    page = Page(render([replace(run, levels=(*run.levels[:-1], replace(last, throughput=wide)))]))
+
+    assert [level["best"] for level in page.data["runs"][0]["levels"]] == [False, False, True, False]
+
+
+def test_throughput_and_latency_have_a_plot_by_load() -> None:
+    page = Page(render([synthetic_run()]))
+
+    assert "Throughput and latency by load" in page.text
+    assert [level["load"] for level in page.data["runs"][0]["levels"]] == [1, 2, 4, 8]
+
+
 def test_levels_not_to_be_trusted_are_explained_once_for_all() -> None:
     run = synthetic_run()
     reasons = ("The windows differed.",)

@@ -23,7 +23,8 @@ SEVERAL = tuple(LoadLevel(LoadMode.CONCURRENCY, value) for value in range(1, 10)
 def test_each_plot_is_a_picture_named_after_the_model() -> None:
     found = pictures(synthetic_run(SEVERAL, error_share=0.1, model="a/$x^{"))
 
-    assert list(found) == ["a_x_-latency.png", "a_x_-distribution.png", "a_x_-timeline.png", "a_x_-breakdown.png"]
+    kinds = ("load", "latency", "distribution", "timeline", "breakdown")
+    assert list(found) == [f"a_x_-{kind}.png" for kind in kinds]
     for content in found.values():
         stream = io.BytesIO(content)
         assert stream.read(8) == PNG

@@ -4,6 +4,7 @@ import pytest
 
 from charonia.core.errors import ServingError
 from charonia.core.latency import LatencyHistogram
+from charonia.core.metadata import ServerMetadata
 from charonia.tools.results.json_form import from_json, to_json
 from charonia.tools.results.records import (
     ClientTimes,
@@ -131,3 +132,12 @@ def test_the_means_of_a_server_are_a_request_s() -> None:
 def test_an_interval_without_samples_is_of_no_width() -> None:
     assert Estimate(4.0, 3.0, 5.0).relative_half_width == 0.25
     assert LEVEL.latency.relative_half_width == float("inf")
+
+
+def test_a_server_of_the_usual_name_that_says_what_it_is_goes_by_its_own_name() -> None:
+    def name(of: str, *extensions: str) -> str:
+        return ServerInfo.of("url", "http", ServerMetadata(of, "1", extensions)).name
+
+    assert name("triton", "statistics", "charonia") == "charonia"
+    assert name("triton", "statistics") == "triton"
+    assert name("mine", "charonia") == "mine"

@@ -161,9 +161,9 @@ def test_a_clear_gain_is_told_with_its_interval_and_ties_are_named() -> None:
     decision = decide(GOAL, history)
 
     assert decision.conclusion is Conclusion.BETTER
-    assert decision.sentences[0].startswith("'instance_count 2' is 50 % (")
+    assert decision.sentences[0].startswith("'2 instances' is 50 % (")
     assert [each.variant for each in decision.ties] == [tie]
-    assert decision.sentences[1] == "As good, as far as the measurements tell: instance_count 3."
+    assert decision.sentences[1] == "As good, as far as the measurements tell: 3 instances."
 
 
 def test_a_comparison_between_different_loads_names_both_and_says_what_it_is_worth() -> None:
@@ -187,7 +187,7 @@ def test_a_tie_at_another_load_says_so() -> None:
     history = [told(DEFAULT, within(100, 2)), told(OTHER, within(150, 2))]
     history += [told(tie, within(149, 2), repeat=repeat, at=16) for repeat in (0, 1)]
 
-    assert decide(GOAL, history).sentences[-1].endswith(": instance_count 3 (at concurrency 16 against concurrency 1).")
+    assert decide(GOAL, history).sentences[-1].endswith(": 3 instances (at concurrency 16 against concurrency 1).")
 
 
 def test_a_variant_that_is_far_behind_is_never_as_good_however_uncertain_it_is() -> None:
@@ -220,7 +220,7 @@ def test_a_gain_that_may_be_large_or_chance_is_no_verdict() -> None:
 
     assert decision.conclusion is Conclusion.UNDECIDED
     assert decision.best == decision.default
-    assert decision.sentences[0].startswith("Undecided: 'instance_count 2' came to 120 % (")
+    assert decision.sentences[0].startswith("Undecided: '2 instances' came to 120 % (")
 
 
 def test_a_default_that_is_alone_is_not_called_the_best() -> None:
@@ -246,8 +246,7 @@ def test_keeping_a_limit_that_the_default_misses_is_better_even_with_less_throug
 
     assert decision.conclusion is Conclusion.BETTER
     assert decision.sentences[0] == (
-        "'instance_count 2' keeps the constraints, the default does not: "
-        "perf_latency_p99 is 12, the limit 10, 20.0% off."
+        "'2 instances' keeps the constraints, the default does not: perf_latency_p99 is 12, the limit 10, 20.0% off."
     )
 
 
@@ -257,7 +256,7 @@ def test_no_variant_reaches_the_least_throughput() -> None:
     decision = decide(goal, [told(DEFAULT, exact(100)), told(OTHER, exact(800))])
 
     assert decision.conclusion is Conclusion.CONSTRAINTS_NOT_MET
-    assert "'instance_count 2': perf_throughput is 800, the limit 1,000, 20.0% off" in decision.sentences[0]
+    assert "'2 instances': perf_throughput is 800, the limit 1,000, 20.0% off" in decision.sentences[0]
 
 
 def driver_of(space: LoadSpace, goal: Goal = GOAL) -> TrialDriver:

@@ -128,7 +128,7 @@ def test_a_coordinate_stands_for_one_variant() -> None:
         "preferred_batch_sizes": (4, 8),
         "response_cache": {"enable": True},
     }
-    assert str(variant) == "instance_count 2, preferred_batch_sizes (4, 8), response_cache {'enable': True}"
+    assert str(variant) == "2 instances, preferred batches 4, 8, response_cache.enable true"
     assert len({grid.variant(coordinate).key for coordinate in grid.coordinates()}) == 4
 
 
@@ -143,7 +143,7 @@ def test_neighbours_lie_within_the_bounds_nearest_first() -> None:
 def test_a_variant_of_several_models_names_each() -> None:
     variant = Variant((ModelChange("a", instance_count=2), ModelChange("b"), ModelChange("c", max_batch_size=4)))
 
-    assert str(variant) == "a: instance_count 2; c: max_batch_size 4"
+    assert str(variant) == "a: 2 instances; c: batch 4"
     assert str(Variant((ModelChange("a"),))) == "default configuration"
 
 

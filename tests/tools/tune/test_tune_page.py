@@ -277,12 +277,12 @@ def test_several_models_have_their_own_parts_of_the_page() -> None:
 
 
 def test_a_page_of_named_variants_has_them_the_default_and_the_recommended_one() -> None:
-    names = [variant.name for variant in group_of(better_run()).variants if not variant.variant.is_default]
+    names = [variant.short_name for variant in group_of(better_run()).variants if not variant.variant.is_default]
     recommended = Page(render(better_run())).data["groups"][0]["variants"][0]["name"]
 
     shown = {v["name"] for v in Page(render(better_run(), names[:1])).data["groups"][0]["variants"]}
 
-    assert shown == {names[0], "mlp_config_default", recommended}
+    assert shown == {names[0], "config_default", recommended}
 
 
 def test_trials_without_their_full_measurement_have_no_breakdown_but_all_else() -> None:
@@ -363,8 +363,7 @@ def test_settings_are_told_in_words() -> None:
     change = ModelChange("m", 1, 8, 100, (4, 8), 2, fields=(("optimization", json.dumps({"priority": 1})),))
 
     assert settings_of(Variant((change,))) == (
-        "1 instance, 2 threads each, largest batch 8, preferred batches 4, 8, queue delay 100 µs, "
-        'optimization {"priority":1}'
+        "1 instance, 2 threads each, batch 8, preferred batches 4, 8, delay 100 us, optimization.priority 1"
     )
     assert settings_of(Variant((ModelChange("a", 2), ModelChange("b", 3)))) == "a: 2 instances; b: 3 instances"
     assert settings_of(Variant((ModelChange("a", 2), ModelChange("b")))) == "2 instances"

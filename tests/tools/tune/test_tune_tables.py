@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.support.runs import synthetic_run
+from tests.support.tune_runs import synthetic_tune_run
 
 from charonia.core.errors import ServingError
 from charonia.tools.results.records import Estimate, LevelResult, LoadMode, Machine
@@ -159,18 +160,27 @@ def test_the_summary_has_the_verdict_the_change_and_what_was_left_out() -> None:
     text = summary(run(group(*TRIALS)))
 
     assert "m: 8 measurements of 2 configurations in 12 s" in text
-    assert "* m_config_0" in text
+    assert "> config_0" in text
     assert "Change of m (m_config_0/config.pbtxt):" in text
     assert "  +count: 2" in text
-    assert "instance_count 9: no room" in text
+    assert "9 instances: no room" in text
     assert "at all" not in text
 
 
 def test_the_summary_shows_the_variants_that_were_asked_for() -> None:
     lines = summary(run(group(*TRIALS)), names=("m_config_default",)).splitlines()
 
-    assert any(line.strip().startswith("m_config_default") for line in lines)
-    assert not any(line.startswith("* m_config_0") for line in lines)
+    assert any(line.strip().startswith("config_default") for line in lines)
+    assert not any(line.startswith("> config_0") for line in lines)
+
+
+def test_the_table_of_the_summary_fits_a_terminal_and_goes_by_short_names() -> None:
+    lines = summary(synthetic_tune_run("densenet_onnx", latency_max_ms=20)).splitlines()
+    rule = next(index for index, line in enumerate(lines) if line.startswith("----"))
+
+    assert len(lines[rule]) <= 120
+    assert lines[rule + 1].startswith("> config_")
+    assert summary(run(group(*TRIALS)), names=("config_0",)) == summary(run(group(*TRIALS)), names=("m_config_0",))
 
 
 def test_a_run_comes_back_from_its_json() -> None:

@@ -120,7 +120,7 @@ def run(
             began_at=began_at,
             duration_ns=time.monotonic_ns() - begin_ns,
             machine=here,
-            server=_server_info(settings.target, subject.server),
+            server=ServerInfo.of(settings.target.url, settings.target.protocol, subject.server),
             model=_model_info(settings.target, subject),
             options=dict(settings.options),
             batch_size=source.batch_size,
@@ -228,10 +228,6 @@ def _composing(client: Client, config: dict[str, Any]) -> list[tuple[str, str]]:
         found.update(dict.fromkeys(new))
         configs = [dict(client.model_config(*model)) for model in new]
     return list(found)
-
-
-def _server_info(target: MeasuredTarget, server: ServerMetadata) -> ServerInfo:
-    return ServerInfo(target.url, target.protocol, server.name, server.version, server.extensions)
 
 
 def _model_info(target: MeasuredTarget, subject: Subject) -> ModelInfo:

@@ -88,7 +88,9 @@ def _plots() -> Iterator[str]:
 
 
 _PLOTS = {
-    "tradeoff": "Each point is a level. Right is more work done, low is a shorter wait.",
+    "load": "How much the server does under each load, and how long requests take. Shades are intervals.",
+    "tradeoff": "Each point is a level. Right is more work done, low is a shorter wait. "
+    "Dashed: more load than at the peak, without more work done.",
     "ttft": "How long requests waited for the first piece of their response.",
     "itl": "The mean time between the tokens of a response, a value for each request.",
     "icl": "The time between two pieces of a response that follow each other, all of all responses.",

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 _CURVES_MAX = 6
 _SECOND = 1e3
+_PERCENTILES_BY_LOAD = (0, 2, 3)  # of `PERCENTILES`: the median, p95 and p99
+_LOG_FROM = 8
 
 
 def pictures(run: PerfRun) -> dict[str, bytes]:
-    """Return PNG files by name: `resnet50-latency.png`, `-distribution`, `-timeline` and `-breakdown`.
+    """Return PNG files by name: `resnet50-load.png`, `-latency`, `-distribution`, `-timeline` and `-breakdown`.
 
     A language model also has `-ttft` and `-itl`.
 
@@ -32,7 +34,9 @@ def _plots(model: str, data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
     titles = {kind: f"{model}: {title}" for kind, title in TITLES.items()}
     answered = [level for level in levels if level["requests"]]
     if len(answered) > 1:
-        yield "latency", lambda figure: _latency(figure, answered, data, titles["tradeoff"])
+        by_load = sorted(answered, key=lambda level: level["load"])
+        yield "load", lambda figure: _load(figure, by_load, data, titles["load"])
+        yield "latency", lambda figure: _latency(figure, by_load, data, titles["tradeoff"])
     if answered:
         yield "distribution", lambda figure: _distribution(figure, answered, titles["distribution"])
     for kind in ("ttft", "itl"):
@@ -47,12 +51,39 @@ def _plots(model: str, data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
         yield "breakdown", lambda figure: breakdown(figure.add_subplot(), rows, titles["parts"])
 
 
+def _load(figure: "Figure", levels: Sequence[Mapping[str, Any]], data: Mapping[str, Any], title: str) -> None:
+    rates = figure.add_subplot(2, 1, 1)
+    latencies = figure.add_subplot(2, 1, 2, sharex=rates)
+    loads = [level["load"] for level in levels]
+    values, lows, highs = zip(*(level["throughput"] for level in levels), strict=True)
+    rates.fill_between(loads, lows, highs, color=colors()["s0"], alpha=0.15, linewidth=0)
+    rates.plot(loads, values, color=colors()["s0"], marker="o", markersize=4)
+    rates.set_ylim(bottom=0)
+    for place in _PERCENTILES_BY_LOAD:
+        label = f"p{data['percentiles'][place]:g}"
+        times = [level["latencies"][place] / MILLISECOND for level in levels]
+        latencies.plot(loads, times, color=colors()[f"s{place}"], label=label, marker="o", markersize=4)
+    latencies.set_yscale(data["axis"])
+    if loads[-1] > _LOG_FROM * loads[0]:
+        rates.set_xscale("log")
+    rates.set_xticks(loads, [level["value"] for level in levels])
+    rates.minorticks_off()
+    name = levels[0]["label"].removesuffix(levels[0]["value"]).strip()
+    finish(rates, title, "", data["work"])
+    finish(latencies, "", name.capitalize(), "Latency in ms")
+
+
 def _latency(figure: "Figure", levels: Sequence[Mapping[str, Any]], data: Mapping[str, Any], title: str) -> None:
     axes = figure.add_subplot()
     throughputs = [level["throughput"][0] for level in levels]
+    peak = throughputs.index(max(throughputs))
     for place, percent in enumerate(data["percentiles"]):
         latencies = [level["latencies"][place] / MILLISECOND for level in levels]
-        axes.plot(throughputs, latencies, color=colors()[f"s{place}"], label=f"p{percent:g}", marker="o", markersize=4)
+        color, end = colors()[f"s{place}"], peak + 1
+        axes.plot(throughputs[:end], latencies[:end], color=color, label=f"p{percent:g}", marker="o", markersize=4)
+        # Beyond the peak, more load brings no more throughput: dashed and hollow.
+        axes.plot(throughputs[peak:], latencies[peak:], color=color, linestyle="--", linewidth=1)
+        axes.plot(throughputs[end:], latencies[end:], "o", color=color, markersize=4, markerfacecolor="none")
     axes.set_yscale(data["axis"])
     for level, throughput in zip(levels, throughputs, strict=True):
         at = (throughput, level["latencies"][0] / MILLISECOND)

@@ -31,6 +31,7 @@ PARTS = {
 """The parts of a request's time, in the order of the bar. The style sheet has a colour `--p-NAME` for each."""
 
 TITLES = {
+    "load": "Throughput and latency by load",
     "tradeoff": "Latency against throughput",
     "ttft": "Time to first token",
     "itl": "Inter-token latency",
@@ -89,6 +90,7 @@ def _levels(run: PerfRun) -> list[dict[str, Any]]:
         {
             "label": str(result.level),
             "value": f"{result.level.value:g}",
+            "load": result.level.value,
             "best": result is best,
             "verdict": result.verdict.value,
             "throughput": _work(result),

@@ -27,8 +27,9 @@ def is_trusted(result: LevelResult) -> bool:
 def best_level(run: PerfRun) -> LevelResult | None:
     """Return the answer of a search, or the level with the highest throughput within the latency limit.
 
-    Levels that the server could not sustain count only if there are no others. None if no request was answered, or no
-    level was within the limit.
+    Of the throughput, the lower end of its interval counts: a level that may be the best by chance is not. Levels that
+    the server could not sustain count only if there are no others. None if no request was answered, or no level was
+    within the limit.
     """
     answered = [result for result in run.levels if result.request_count]
     if run.answer is not None:
@@ -36,7 +37,7 @@ def best_level(run: PerfRun) -> LevelResult | None:
     within = [result for result in answered if not result.over_latency_limit]
     return max(
         [result for result in within if result.verdict in _SUSTAINED] or within,
-        key=lambda result: result.throughput.value,
+        key=lambda result: result.throughput.low,
         default=None,
     )
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from charonia.core.metadata import PRODUCT, USUAL_NAME, ServerMetadata
+
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
@@ -161,7 +163,7 @@ class ServerInfo:
     Attributes:
         url: Address, as given.
         protocol: `http` or `grpc`.
-        name: Its name, from its metadata.
+        name: Its name, from its metadata; `charonia` for one that goes by the protocol's usual name.
         version: Its version, from its metadata.
         extensions: Its protocol extensions, from its metadata.
     """
@@ -171,6 +173,12 @@ class ServerInfo:
     name: str
     version: str
     extensions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, url: str, protocol: str, metadata: ServerMetadata) -> "ServerInfo":
+        """Return what a server's metadata tells."""
+        is_charonia = metadata.name == USUAL_NAME and PRODUCT in metadata.extensions
+        return cls(url, protocol, PRODUCT if is_charonia else metadata.name, metadata.version, metadata.extensions)
 
 
 @dataclass(frozen=True, slots=True)

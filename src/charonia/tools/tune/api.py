@@ -5,7 +5,7 @@ latencies in ms, memory in MB (10^6 bytes), rates in 1/s, utilisation in %.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -102,6 +102,50 @@ class ModelChange:
         """Whether the model stays as it is."""
         return not self.settings()
 
+    def __str__(self) -> str:
+        """Return what is changed, short: `2 instances, 1 thread each, batch 8, delay 100 us`."""
+        texts = []
+        if self.instance_count is not None:
+            texts.append(_counted(self.instance_count, "instance"))
+        if self.thread_count is not None:
+            texts.append(f"{_counted(self.thread_count, 'thread')} each")
+        if self.max_batch_size is not None:
+            texts.append(f"batch {self.max_batch_size}")
+        if self.preferred_batch_sizes is not None:
+            texts.append(f"preferred batches {', '.join(map(str, self.preferred_batch_sizes)) or 'none'}")
+        if self.queue_delay_us is not None:
+            texts.append(f"delay {self.queue_delay_us} us")
+        return ", ".join([*texts, *(text for name, value in self.fields for text in _field(name, json.loads(value)))])
+
+
+_FIELD_LENGTH_MAX = 60
+_SHORT_NAMES = {
+    "max_queue_delay_microseconds": "delay {} us",
+    "preferred_batch_size": "preferred batches {}",
+    "max_batch_size": "batch {}",
+}
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
+def _field(name: str, value: object) -> Iterator[str]:
+    """Yield a field of config.pbtxt in words; parts of messages by their own names."""
+    if name == "instance_group" and isinstance(value, list) and all(isinstance(group, dict) for group in value):
+        for group in value:
+            kind = str(group.get("kind", "")).removeprefix("KIND_")
+            yield _counted(int(group.get("count", 1)), f"{kind} instance".lstrip())
+    elif isinstance(value, dict) and value:
+        for part, inner in value.items():
+            yield from _field(part if name in ("dynamic_batching", "parameters") else f"{name}.{part}", inner)
+    elif name in _SHORT_NAMES:
+        listed = ", ".join(map(str, value)) if isinstance(value, list) else value
+        yield _SHORT_NAMES[name].format(listed)
+    else:
+        text = f"{name} {value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
+        yield text if len(text) <= _FIELD_LENGTH_MAX else f"{text[: _FIELD_LENGTH_MAX - 1]}…"
+
 
 @dataclass(frozen=True)  # without slots: they leave no place for the key
 class Variant:
@@ -131,12 +175,8 @@ class Variant:
     def __str__(self) -> str:
         if self.is_default:
             return "default configuration"
-        parts = []
-        for change in self.changes:
-            settings = ", ".join(f"{name} {value}" for name, value in change.settings().items())
-            if settings:
-                parts.append(f"{change.model}: {settings}" if len(self.changes) > 1 else settings)
-        return "; ".join(parts)
+        changes = [change for change in self.changes if not change.is_empty]
+        return "; ".join(f"{change.model}: {change}" if len(changes) > 1 else str(change) for change in changes)
 
 
 @dataclass(frozen=True, slots=True)

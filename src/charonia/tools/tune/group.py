@@ -276,6 +276,7 @@ class GroupSearch:
         base = self._bases[model]
         text = serving_text(config)
         shown = config if config.instance_group else replace(config, instance_group=base.complete.instance_group)
+        batching = config.dynamic_batching or (base.complete.dynamic_batching if config == base.config else None)
         batch_size = base.complete.max_batch_size if config.max_batch_size == base.config.max_batch_size else None
         return ModelConfigRecord(
             model=model,
@@ -286,6 +287,7 @@ class GroupSearch:
             max_batch_size=config.max_batch_size if batch_size is None else batch_size,
             is_profiled=is_profiled,
             parameters=dict(config.parameters),
+            queue_delay_us=batching.max_queue_delay_microseconds if batching is not None else None,
         )
 
     def _note(self, text: str) -> None:

@@ -313,9 +313,8 @@ def _note_server(options: TuneOptions, done: _Progressed, progress: Progress) ->
 
 
 def _server_info(server: MeasuredServer) -> ServerInfo:
-    metadata = server.client.server_metadata()
     protocol = server.control_url.partition("://")[0]
-    return ServerInfo(server.control_url, protocol, metadata.name, metadata.version, metadata.extensions)
+    return ServerInfo.of(server.control_url, protocol, server.client.server_metadata())
 
 
 def _gpus(server: MeasuredServer) -> tuple[Gpu, ...]:

@@ -1,6 +1,7 @@
 """The result of a run of `charonia tune`: frozen records and their JSON."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from charonia.core.errors import ServingError, invalid
@@ -28,6 +29,7 @@ class ModelConfigRecord:
         max_batch_size: Its largest batch.
         is_profiled: Whether load is sent to the model; False for one that composes another.
         parameters: Parameters of the model.
+        queue_delay_us: Longest time that requests wait for others of their batch, None without dynamic batching.
     """
 
     model: str
@@ -38,6 +40,12 @@ class ModelConfigRecord:
     max_batch_size: int
     is_profiled: bool = True
     parameters: dict[str, str] = field(default_factory=dict)
+    queue_delay_us: int | None = None
+
+    @property
+    def short_name(self) -> str:
+        """The name without the model's: `config_0`."""
+        return self.name.removeprefix(f"{self.model}_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,21 @@ class VariantRecord:
     variant: Variant
     name: str
     configs: tuple[ModelConfigRecord, ...]
+
+    @property
+    def short_name(self) -> str:
+        """The name without the model's, where one model is profiled: `config_0`."""
+        profiled = [config for config in self.configs if config.is_profiled]
+        return profiled[0].short_name if len(profiled) == 1 else self.name
+
+    @property
+    def tuned(self) -> tuple[ModelConfigRecord, ...]:
+        """The configurations that say what was tried: those of composing models where there are any."""
+        return tuple(config for config in self.configs if not config.is_profiled) or self.configs
+
+    def is_named(self, names: Sequence[str]) -> bool:
+        """Return whether one of the names, short or in full, is its name."""
+        return self.name in names or self.short_name in names
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 
+from charonia.tools.report.quantities import number
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Metric
 from charonia.tools.tune.decision import GAIN_MAX, Conclusion, Ranked, loads_text
 from charonia.tools.tune.result import GroupRecord, TuneRun
 
-_COLUMNS = ("configuration", "instances", "max batch", "load", "infer/s", "p99 ms", "memory MB", "over default")
+_COLUMNS = ("configuration", "instances", "batch", "delay", "load", "infer/s", "p99 ms", "memory", "over default")
+_TOKEN_COLUMNS = (*_COLUMNS[:5], "tokens/s", "TTFT p99 ms", "ITL p99 ms", *_COLUMNS[7:])
+_NAME_LENGTH_MAX = 24
 _CHANGE_LINES_MAX = 60
 _SKIPPED_MAX = 6
 
@@ -48,9 +51,11 @@ def _group(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> 
     shown = _shown(group, configs_per_model, names)
     if shown:
         has_tokens = any(Metric.OUTPUT_TOKENS in metrics for ranked in shown for metrics in ranked.metrics.values())
-        tokens = _TOKENS if has_tokens else {}
-        columns = [*_COLUMNS[:_TOKENS_AT], *tokens.values(), *_COLUMNS[_TOKENS_AT:]]
-        blocks.append(table([columns, *(_line(group, ranked, tuple(tokens)) for ranked in shown)]))
+        lines: list[tuple[str, ...]] = [_TOKEN_COLUMNS if has_tokens else _COLUMNS]
+        lines += [_line(group, ranked, _TOKENS if has_tokens else _REQUESTS) for ranked in shown]
+        blocks.append(table(lines))
+        if any(line[-1].endswith(_OTHER_LOAD) for line in lines[1:]):
+            blocks.append(f"{_OTHER_LOAD} The default configuration does best under another load.")
     blocks.append(_change(group))
     blocks.append(_not_measured(group))
     return "\n\n".join(block for block in blocks if block)
@@ -75,7 +80,8 @@ def _not_measured(group: GroupRecord) -> str:
 def _shown(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> list[Ranked]:
     ranking = group.decision.ranking
     if names:
-        return [ranked for ranked in ranking if _name(group, ranked) in names]
+        records = [(ranked, group.variant(ranked.variant)) for ranked in ranking]
+        return [ranked for ranked, record in records if record is not None and record.is_named(names)]
     best = list(ranking[:configs_per_model])
     for extra in (group.decision.best, group.decision.default):
         if extra is not None and all(extra.variant.key != ranked.variant.key for ranked in best):
@@ -83,55 +89,53 @@ def _shown(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> 
     return best
 
 
-_TOKENS_AT = 6
-_TOKENS = {Metric.OUTPUT_TOKENS: "tokens/s", Metric.TTFT_P99: "TTFT p99 ms", Metric.ITL_P99: "ITL p99 ms"}
-"""Columns of language models, after the latency."""
+_OTHER_LOAD = "*"
+_REQUESTS = (Metric.THROUGHPUT, Metric.LATENCY_P99)
+_TOKENS = (Metric.OUTPUT_TOKENS, Metric.TTFT_P99, Metric.ITL_P99)
 
 
-def _line(group: GroupRecord, ranked: Ranked, tokens: Sequence[Metric] = ()) -> list[str]:
+def _line(group: GroupRecord, ranked: Ranked, metrics: Sequence[Metric]) -> tuple[str, ...]:
     record = group.variant(ranked.variant)
-    configs = record.configs if record is not None else ()
-    tuned = [config for config in configs if not config.is_profiled] or list(configs)
+    tuned = record.tuned if record is not None else ()
     is_best = group.decision.best is not None and ranked.variant.key == group.decision.best.variant.key
-    return [
-        f"{'*' if is_best else ' '} {_name(group, ranked)}",
+    memory = _values(ranked, Metric.CPU_USED_RAM)[:1]  # the server's, the same for every model
+    name = _name(group, ranked)
+    return (
+        f"{'>' if is_best else ' '} {name if len(name) <= _NAME_LENGTH_MAX else f'…{name[1 - _NAME_LENGTH_MAX :]}'}",
         ",".join(config.instance_group for config in tuned),
         ",".join(str(config.max_batch_size) for config in tuned),
+        ",".join("-" if config.queue_delay_us is None else f"{config.queue_delay_us} us" for config in tuned),
         loads_text(ranked.loads),
-        _metric(ranked, Metric.THROUGHPUT, 0),
-        _metric(ranked, Metric.LATENCY_P99, 2),
-        *(_metric(ranked, metric, 0 if metric is Metric.OUTPUT_TOKENS else 2) for metric in tokens),
-        _metric(ranked, Metric.CPU_USED_RAM, 0).partition("; ")[0],  # the server's, the same for every model
+        *("; ".join(map(_estimate, _values(ranked, metric))) for metric in metrics),
+        "; ".join(f"{number(value.value)} MB" for value in memory),
         _over_default(ranked),
-    ]
+    )
 
 
 def _over_default(ranked: Ranked) -> str:
     if ranked.gain is None or ranked.variant.is_default:
         return ""
-    return _percent(ranked.gain) + (", other load" if ranked.between_loads else "")
+    return _percent(ranked.gain) + (f" {_OTHER_LOAD}" if ranked.between_loads else "")
 
 
-def _metric(ranked: Ranked, metric: Metric, digits: int) -> str:
-    found = [metrics[metric] for metrics in ranked.metrics.values() if metric in metrics]
-    return "; ".join(_estimate(estimate, digits) for estimate in found)
+def _values(ranked: Ranked, metric: Metric) -> list[Estimate]:
+    return [metrics[metric] for metrics in ranked.metrics.values() if metric in metrics]
 
 
-def _estimate(estimate: Estimate, digits: int) -> str:
-    text = f"{estimate.value:,.{digits}f}"
-    if not estimate.confidence:
-        return text
-    return f"{text} ({estimate.low:,.{digits}f} to {estimate.high:,.{digits}f})"
+def _estimate(estimate: Estimate) -> str:
+    if not estimate.confidence or not estimate.value:
+        return number(estimate.value)
+    return f"{number(estimate.value)} ±{100 * estimate.relative_half_width:.0f} %"
 
 
 def _percent(share: Estimate) -> str:
-    high = f"{share.high:+.1%}" if share.high < GAIN_MAX else f"more than {GAIN_MAX:+.0%}"
-    return f"{share.value:+.1%} ({share.low:+.1%} to {high})"
+    high = f"{100 * share.high:+.0f}" if share.high < GAIN_MAX else f"over {100 * GAIN_MAX:.0f}"
+    return f"{100 * share.value:+.0f} % [{100 * share.low:+.0f}, {high}]"
 
 
 def _name(group: GroupRecord, ranked: Ranked) -> str:
     record = group.variant(ranked.variant)
-    return record.name if record is not None else str(ranked.variant)
+    return record.short_name if record is not None else str(ranked.variant)
 
 
 def _change(group: GroupRecord) -> str:
@@ -154,4 +158,4 @@ def _indented(diff: str) -> list[str]:
 def _top(run: TuneRun, count: int) -> str:
     ranked = [(group, each) for group in run.groups for each in group.decision.ranking]
     ranked.sort(key=lambda pair: (not pair[1].keeps_constraints, -(pair[1].gain.value if pair[1].gain else 0.0)))
-    return table([_COLUMNS, *(_line(group, each) for group, each in ranked[:count])])
+    return table([_COLUMNS, *(_line(group, each, _REQUESTS) for group, each in ranked[:count])])

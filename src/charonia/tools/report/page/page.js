@@ -17,6 +17,57 @@ function loadName(levels) {
   return `${label[0].toUpperCase()}${label.slice(1, label.length - value.length).trimEnd()}`;
 }
 
+// ---- throughput and latency by load
+
+function drawLoad() {
+  let percentile = data.percentiles.indexOf(99);
+  let kind = data.axis;
+  const several = data.runs.length > 1;
+  const body = element("div");
+  const redraw = () => body.replaceChildren(...loadPlots(several ? [percentile] : [0, 2, 3], kind));
+  const controls = element("div", { class: "controls" });
+  if (several) controls.append(choice("Percentile", data.percentiles.map(percentName), percentile, (place) => { percentile = place; redraw(); }));
+  controls.append(axisChoice(kind, (chosen) => { kind = chosen; redraw(); }));
+  section("load", controls, body);
+  redraw();
+}
+
+function loadPlots(percentiles, kind) {
+  const several = data.runs.length > 1;
+  const runs = data.runs.map((run) => [...answered(run)].sort((a, b) => a.load - b.load));
+  const all = runs.flat();
+  const loads = all.map((level) => level.load);
+  const [least, most] = [Math.min(...loads), Math.max(...loads)];
+  const x = { kind: most > 8 * least ? "log" : "linear", unit: "count", name: loadName(all), ticks: [...new Set(loads)].sort((a, b) => a - b) };
+  if (x.kind === "log") x.range = [least / 1.1, most * 1.1];
+  const name = (place, percent) => (several ? data.runs[place].name : percentName(data.percentiles[percent]));
+  const shade = (place, percent) => color(several ? place : percent);
+  const rates = runs.map((levels, place) => ({
+    name: several ? data.runs[place].name : data.work, color: color(place), marked: true,
+    points: levels.map((level) => [level.load, level.throughput[0]]),
+    whiskers: levels.map((level) => [level.load, level.throughput[1], level.load, level.throughput[2]]),
+  }));
+  const latencies = runs.flatMap((levels, place) => percentiles.map((percent) => ({
+    name: name(place, percent), color: shade(place, percent), marked: true, endName: several ? "" : name(place, percent),
+    points: levels.map((level) => [level.load, level.latencies[percent]]),
+  })));
+  const stopsOf = (isRate) => runs.flatMap((levels, place) => levels.map((level) => ({
+    x: level.load,
+    title: several ? `${data.runs[place].name}: ${level.label}` : level.label,
+    rows: [
+      ["Throughput", isRate ? color(place) : null, throughputText(level), level.throughput[0]],
+      ...percentiles.map((percent) => [percentName(data.percentiles[percent]), isRate ? null : shade(place, percent), durationText(level.latencies[percent]), level.latencies[percent]]).reverse(),
+    ],
+  }))).sort((a, b) => a.x - b.x);
+  const common = { peers: [], room: 50 };
+  const plots = [
+    plot({ ...common, title: `${data.work} by load`, series: rates, stops: stopsOf(true), height: 220, x: { ...x, name: "" }, y: { kind: "linear", unit: "count", name: data.work } }),
+    plot({ ...common, title: "Latency percentiles by load", series: latencies, stops: stopsOf(false), height: 260, x, y: { kind, unit: "duration", name: "Latency" } }),
+  ];
+  if (several) plots.push(legend(rates.map((line) => [line.name, line.color])));
+  return plots;
+}
+
 // ---- latency against throughput
 
 function drawTradeoff() {
@@ -42,12 +93,20 @@ function throughputText(level) {
 }
 
 function tradeoffOfRun(run, kind) {
-  const levels = answered(run);
-  const series = data.percentiles.map((percent, place) => ({
-    name: percentName(percent), endName: percentName(percent), color: color(place), marked: true,
-    points: levels.map((level) => [level.throughput[0], level.latencies[place]]),
-    tags: place ? null : levels.map((level) => level.value),
-  }));
+  const levels = [...answered(run)].sort((a, b) => a.load - b.load);
+  const rates = levels.map((level) => level.throughput[0]);
+  const peak = rates.indexOf(Math.max(...rates));
+  // Beyond the peak a line would run back over itself: those levels are dashed and hollow.
+  const series = data.percentiles.flatMap((percent, place) => {
+    const points = levels.map((level) => [level.throughput[0], level.latencies[place]]);
+    const tags = place ? null : levels.map((level) => level.value);
+    const line = { name: percentName(percent), color: color(place), marked: true };
+    const beyond = points.slice(peak);
+    return [
+      { ...line, endName: percentName(percent), points: points.slice(0, peak + 1), tags: tags && tags.slice(0, peak + 1) },
+      ...(beyond.length > 1 ? [{ ...line, points: beyond, dashed: true, thin: true, hollow: beyond.map((_, at) => at > 0), tags: tags && tags.slice(peak) }] : []),
+    ];
+  });
   const stops = levels.map((level) => ({
     x: level.throughput[0],
     title: level.best && levels.length > 1 ? `${level.label} (best)` : level.label,
@@ -55,7 +114,7 @@ function tradeoffOfRun(run, kind) {
       ["Throughput", null, throughputText(level)],
       ...data.percentiles.map((percent, place) => [percentName(percent), color(place), durationText(level.latencies[place]), level.latencies[place]]).reverse(),
     ],
-  }));
+  })).sort((a, b) => a.x - b.x);
   return tradeoffPlot(series, stops, kind, 50);
 }
 
@@ -246,7 +305,10 @@ function drawRun() {
 
 function draw() {
   // A single point shows nothing that the table does not.
-  if (data.runs.reduce((count, run) => count + answered(run).length, 0) > 1) drawTradeoff();
+  if (data.runs.reduce((count, run) => count + answered(run).length, 0) > 1) {
+    drawLoad();
+    drawTradeoff();
+  }
   drawRun();
 }
 

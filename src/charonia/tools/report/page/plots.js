@@ -97,7 +97,7 @@ function extent(kind, values) {
 
 // Draws `spec` into a figure, anew for every width, and returns the figure.
 //   title      what a screen reader says
-//   x, y       {kind: linear|log|rarity, unit: of UNITS, name, range: [low, high] or none}
+//   x, y       {kind: linear|log|rarity, unit: of UNITS, name, range: [low, high] or none, ticks of x or none}
 //   series     [{name, color, points: [[x, y]], dashed, thin, marked, faint, endName, tags: text of each point,
 //                loose: points without a line, hollow: whether each point is, whiskers: [[x1, y1, x2, y2]]}]
 //   stops      [{x, title, rows: [[name, color, text, y or none]]}], where the cursor can be, by x;
@@ -174,7 +174,7 @@ function axes(svg, spec, frame, x, y, bounds) {
     svg.append(shape("text", { x: frame.left - 8, y: y(tick) + 4, "text-anchor": "end" }, UNITS[spec.y.unit](tick)));
   }
   let end = -Infinity;
-  for (const tick of TICKS[spec.x.kind](bounds.xLow, bounds.xHigh, (frame.right - frame.left) / (bounds.narrow ? 70 : 90))) {
+  for (const tick of spec.x.ticks || TICKS[spec.x.kind](bounds.xLow, bounds.xHigh, (frame.right - frame.left) / (bounds.narrow ? 70 : 90))) {
     svg.append(shape("line", { class: "grid", x1: x(tick), x2: x(tick), y1: frame.top, y2: frame.bottom }));
     const text = UNITS[spec.x.unit](tick);
     if (x(tick) - LETTER * text.length / 2 < end + LETTER) continue;

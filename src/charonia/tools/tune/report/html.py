@@ -55,7 +55,7 @@ def _chosen(views: Sequence[VariantView], names: Sequence[str]) -> tuple[Variant
     return tuple(
         view
         for view in views
-        if not names or view.record.name in names or view.is_default or view.role is Role.RECOMMENDED
+        if not names or view.record.is_named(names) or view.is_default or view.role is Role.RECOMMENDED
     )
 
 
@@ -156,7 +156,7 @@ def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
     default = group.decision.default
     record = group.variant(best.variant)
     title = "Recommended" if has_recommendation(group) else "Closest"
-    yield _tile(title, record.name if record else "", loads_text(best.loads))
+    yield _tile(title, record.short_name if record else "", loads_text(best.loads))
     for metric in (Metric.THROUGHPUT, latency_metric(group), *MEMORIES):
         estimate = overall(best, metric)
         if estimate is None or (metric is Metric.CPU_USED_RAM and _has_gpu(best)):

@@ -112,9 +112,9 @@ def _limits(group: GroupRecord, model: str) -> list[dict[str, Any]]:
 def _variant(group: GroupRecord, view: VariantView, shade: str) -> dict[str, Any]:
     best = view.best_row
     return {
-        "name": view.record.name,
+        "name": view.record.short_name,
         "settings": settings_of(view.record.variant),
-        "label": f"{view.record.name} ({view.role})" if _is_best(view) else view.record.name,
+        "label": f"{view.record.short_name} ({view.role})" if _is_best(view) else view.record.short_name,
         "shade": shade,
         "role": view.role.value,
         "default": view.is_default,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from charonia.tools.report.document import scrolling
-from charonia.tools.report.quantities import percent
+from charonia.tools.report.quantities import duration, percent
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Metric
 from charonia.tools.tune.decision import Ranked, loads_text
@@ -35,6 +35,8 @@ def ranking_table(group: GroupRecord, views: Sequence[VariantView], identity: st
             ("Throughput", ""),
             (f"{LATENCIES[latency]} latency", ""),
             *([(MEMORIES[memory], "")] if memory is not None else ()),
+            ("Batch", ""),
+            ("Delay", ""),
             ("Best load", ""),
         )
     )
@@ -53,17 +55,26 @@ def _table(head: str, rows: Sequence[str]) -> str:
 def _row(view: VariantView, best: Ranked, metrics: tuple[Metric, Metric | None], span: float, identity: str) -> str:
     latency, memory = metrics
     first = (Role.RECOMMENDED, Role.CLOSEST)
-    name = f"<a href='#{identity}'>{escape(view.record.name)}</a>{role_badge(view)}"
+    name = f"<a href='#{identity}'>{escape(view.record.short_name)}</a>{role_badge(view)}"
     settings = f"<br><small>{escape(settings_of(view.record.variant))}</small>"
     cells = [
         f"<td class='text gain'>{_gain(view, best.gain, span)}{_other_load(view, best)}</td>",
         f"<td>{measured(Metric.THROUGHPUT, overall(best, Metric.THROUGHPUT))}</td>",
         f"<td>{measured(latency, overall(best, latency))}</td>",
         f"<td>{measured(memory, overall(best, memory), is_plain=True)}</td>" if memory is not None else "",
+        f"<td>{escape(', '.join(str(config.max_batch_size or '-') for config in view.record.tuned))}</td>",
+        f"<td>{escape(', '.join(map(delay_text, view.record.tuned)))}</td>",
         f"<td>{escape(loads_text(best.loads))}</td>",
     ]
     kind = " class='best'" if view.role in first else ""
     return f"<tr{kind}><th scope='row'>{name}{settings}</th>{''.join(cells)}</tr>"
+
+
+def delay_text(config: ModelConfigRecord) -> str:
+    """Return the longest time that requests wait for a batch, `-` without dynamic batching."""
+    if not config.queue_delay_us:
+        return "-" if config.queue_delay_us is None else "0"
+    return duration(config.queue_delay_us * 1e3)
 
 
 def _other_load(view: VariantView, best: Ranked) -> str:
@@ -125,7 +136,7 @@ def failures_table(group: GroupRecord) -> str:
         if trial.failed is None:
             continue
         record = group.variant(trial.trial.variant)
-        name = record.name if record is not None else settings_of(trial.trial.variant)
+        name = record.short_name if record is not None else settings_of(trial.trial.variant)
         load = loads_text(trial.trial.loads)
         rows.append(
             f"<tr><th scope='row'>{escape(name)}</th><td class='text'>{escape(load)}</td>"
@@ -150,7 +161,7 @@ def variant_section(group: GroupRecord, view: VariantView, identity: str) -> str
         identity: Id of the section, which links lead to.
     """
     settings = "as it was found" if view.is_default else settings_of(view.record.variant)
-    head = f"<b>{escape(view.record.name)}</b>{role_badge(view)} <span>{escape(settings)}</span>"
+    head = f"<b>{escape(view.record.short_name)}</b>{role_badge(view)} <span>{escape(settings)}</span>"
     parts = [_config(config) for config in view.record.configs]
     parts += [_loads(view, model, is_named=len(group.models) > 1) for model in group.models if view.rows]
     parts.append(f"<div class='parts' data-variant='{identity}'></div>")

@@ -1,10 +1,8 @@
 """Sentences and labels of the reports."""
 
-import json
-
 from charonia.tools.report.quantities import duration, number
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Constraint, Metric, ModelChange, ModelGoal, Variant
+from charonia.tools.tune.api import Constraint, Metric, ModelGoal, Variant
 from charonia.tools.tune.decision import Conclusion
 from charonia.tools.tune.report.view import LATENCIES
 from charonia.tools.tune.result import GroupRecord
@@ -31,7 +29,6 @@ METRIC_NAMES = {
     Metric.GPU_POWER_USAGE: "GPU power",
 }
 
-_VALUE_LENGTH_MAX = 60
 _MEMORY = (
     Metric.CPU_USED_RAM,
     Metric.CPU_AVAILABLE_RAM,
@@ -133,37 +130,5 @@ def megabytes(value: float) -> str:
 
 
 def settings_of(variant: Variant) -> str:
-    """Return what a variant changes, short: `3 instances, largest batch 8, 1 thread each`."""
-    if variant.is_default:
-        return "the default configuration"
-    several = sum(not each.is_empty for each in variant.changes) > 1
-    texts = [
-        f"{each.model}: {_settings(each)}" if several else _settings(each)
-        for each in variant.changes
-        if not each.is_empty
-    ]
-    return "; ".join(texts)
-
-
-def _settings(change_: ModelChange) -> str:
-    texts = []
-    if change_.instance_count is not None:
-        texts.append(_counted(change_.instance_count, "instance"))
-    if change_.thread_count is not None:
-        texts.append(f"{_counted(change_.thread_count, 'thread')} each")
-    if change_.max_batch_size is not None:
-        texts.append(f"largest batch {change_.max_batch_size}")
-    if change_.preferred_batch_sizes is not None:
-        texts.append(f"preferred batches {', '.join(map(str, change_.preferred_batch_sizes)) or 'none'}")
-    if change_.queue_delay_us is not None:
-        texts.append(f"queue delay {duration(change_.queue_delay_us * 1e3)}")
-    texts += [f"{name} {_cut(json.dumps(json.loads(text), separators=(',', ':')))}" for name, text in change_.fields]
-    return ", ".join(texts)
-
-
-def _counted(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _VALUE_LENGTH_MAX else f"{text[: _VALUE_LENGTH_MAX - 1]}…"
+    """Return what a variant changes, for the middle of a sentence."""
+    return "the default configuration" if variant.is_default else str(variant)
