@@ -143,7 +143,10 @@ def test_a_call_that_does_not_fit_its_description(admin: TestClient) -> None:
     answer = admin.post("/api/v1/projects", json={"nam": "x"})
 
     assert answer.status_code == 400
-    assert answer.json() == {"error": "body.name: Field required", "hint": f"{OPENAPI_PATH} describes the calls"}
+    assert answer.json() == {
+        "error": "body.name: Field required; body.nam: Extra inputs are not permitted",
+        "hint": f"{OPENAPI_PATH} describes the calls",
+    }
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(anybody: TestClient) -> None:

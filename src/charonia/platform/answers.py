@@ -1,7 +1,9 @@
 """The answers to errors: status, sentence and hint."""
 
 import errno
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import FastAPI, Request
@@ -9,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from charonia.core.errors import Code, RefusalKind, ServingError
@@ -19,6 +22,7 @@ from charonia.platform.openapi import OPENAPI_PATH
 from charonia.platform.people import login
 from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.headers import HEADERS
+from charonia.platform.values import TEXT_PATTERN
 
 STATUS = {
     Code.NOT_FOUND: 404,
@@ -51,16 +55,31 @@ def _refusal(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    places = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-    message = "; ".join(f"{place}: {text}" for place, text in places)
+    message = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_reason(each)}" for each in error.errors())
     return _answer(request, 400, message, f"{OPENAPI_PATH} describes the calls")
+
+
+def _reason(problem: Mapping[str, Any]) -> str:
+    is_text = problem.get("ctx", {}).get("pattern") == TEXT_PATTERN
+    return "Texts must not contain NUL" if is_text else str(problem["msg"])
 
 
 def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return _too_large(request)
-    return _answer(request, error.status_code, str(error.detail))
+    response = _answer(request, error.status_code, str(error.detail))
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response.headers["Allow"] = ", ".join(_allowed(request))
+    return response
+
+
+def _allowed(request: Request) -> Iterator[str]:
+    """Yield the methods of all routes of a path; the framework names those of the first one."""
+    for method in ("GET", "PUT", "POST", "PATCH", "DELETE"):
+        scope = {**request.scope, "method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            yield method
 
 
 def _too_large(request: Request) -> Response:
@@ -102,6 +121,7 @@ def _fault(request: Request, error: Exception) -> Response:
 
 
 def _answer(request: Request, status: int, message: str, hint: str = "") -> Response:
+    message = message.encode(errors="replace").decode()
     if wants_page(request):
         heading = HTTPStatus(status).phrase
         return plain_page("problem.html", {"heading": heading, "message": message or heading, "hint": hint}, status)

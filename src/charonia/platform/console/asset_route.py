@@ -3,12 +3,13 @@
 from fastapi import APIRouter, Request, Response
 
 from charonia.platform.console.assets import KEPT, PREFIX, asset
+from charonia.platform.values import Text
 
 router = APIRouter()
 
 
 @router.get(PREFIX + "/{digest}/{name}")
-def send(request: Request, digest: str, name: str) -> Response:
+def send(request: Request, digest: Text, name: Text) -> Response:
     """Send a file of the pages. Only under its own hash may it be kept."""
     found = asset(name)
     headers = {"Cache-Control": KEPT if digest == found.digest else "no-cache", "Vary": "Accept-Encoding"}

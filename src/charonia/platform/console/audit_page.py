@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 
 from charonia.platform.console.pages import ROWS_MAX, OnPage
 from charonia.platform.people import audit
+from charonia.platform.values import Number
 
 router = APIRouter()
 
@@ -37,7 +38,7 @@ DONE: Mapping[str, str] = {
 
 
 @router.get("/p/{project}/audit")
-def show(visit: OnPage, before: int = 0) -> Response:
+def show(visit: OnPage, before: Number = 0) -> Response:
     """Show who changed what."""
     with visit.platform.database.reading() as session:
         project = visit.project if visit.who.everywhere is None else ""

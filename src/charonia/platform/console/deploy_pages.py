@@ -26,6 +26,7 @@ from charonia.platform.deployments.views import ChangePlan
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
 from charonia.platform.people import projects
+from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/deployments")
 
@@ -39,7 +40,7 @@ _AGAINST_NEWEST = "What changes is shown against it now: apply the change again 
 
 
 @router.get("/new")
-def show_new(visit: OnPage, model: str = "") -> Response:
+def show_new(visit: OnPage, model: Text = "") -> Response:
     """Show the form for a new deployment."""
     visit.demand_deployer()
     name = deployment_name(model) if model else ""
@@ -55,7 +56,7 @@ def create(visit: OnPage, sent: Sent) -> Response:
 
 
 @router.post("/form")
-def redraw(visit: OnPage, sent: Sent, name: str = "") -> Response:
+def redraw(visit: OnPage, sent: Sent, name: Text = "") -> Response:
     """Send the form back with a model more or less."""
     return _redrawn(visit, sent, name)
 
@@ -68,7 +69,7 @@ def check(visit: OnPage, sent: Sent) -> Response:
 
 
 @router.get("/{name}/change")
-def show_change(visit: OnPage, name: str, model: str = "", version: int = 0) -> Response:
+def show_change(visit: OnPage, name: Text, model: Text = "", version: Number = 0) -> Response:
     """Show the form to change a deployment, with a version more if one is named."""
     visit.demand_deployer()
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
@@ -83,7 +84,7 @@ def show_change(visit: OnPage, name: str, model: str = "", version: int = 0) -> 
 
 
 @router.post("/{name}/change")
-def change(visit: OnPage, name: str, sent: Sent) -> Response:
+def change(visit: OnPage, name: Text, sent: Sent) -> Response:
     """Change a deployment, unless somebody else has since the form was made."""
     return _save(visit, sent, name)
 

@@ -16,6 +16,7 @@ from charonia.platform.console.text import duration_text, plural
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ModelRow
 from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/deployments")
 
@@ -24,11 +25,11 @@ HISTORY_S = 600.0
 
 LOG_LINES = 300
 
-Number = Annotated[int, Form()]
+FormNumber = Annotated[Number, Form()]
 
 
 @router.get("")
-def show_all(visit: OnPage, offset: int = 0) -> Response:
+def show_all(visit: OnPage, offset: Number = 0) -> Response:
     """List deployments."""
     found, total = visit.platform.deployments.reads.list(visit.who, visit.project, limit=ROWS_MAX, offset=offset)
     with visit.platform.database.reading() as session:
@@ -42,13 +43,13 @@ def show_all(visit: OnPage, offset: int = 0) -> Response:
 
 
 @router.get("/{name}")
-def show(visit: OnPage, name: str) -> Response:
+def show(visit: OnPage, name: Text) -> Response:
     """Show one deployment with its figures."""
     return _overview(visit, name)
 
 
 @router.post("/{name}/keys")
-def add_key(visit: OnPage, name: str, sent: Sent) -> Response:
+def add_key(visit: OnPage, name: Text, sent: Sent) -> Response:
     """Make an API key for a client."""
     try:
         made = visit.platform.deployments.keys.add(
@@ -60,21 +61,21 @@ def add_key(visit: OnPage, name: str, sent: Sent) -> Response:
 
 
 @router.post("/{name}/keys/{key}/remove")
-def remove_key(visit: OnPage, name: str, key: str) -> Response:
+def remove_key(visit: OnPage, name: Text, key: Text) -> Response:
     """Remove an API key of a client."""
     visit.platform.deployments.keys.remove(visit.who, visit.project, name, key)
     return _overview(visit, name, block="keys")
 
 
 @router.get("/{name}/figures")
-def figures(visit: OnPage, name: str) -> dict[str, Any]:
+def figures(visit: OnPage, name: Text) -> dict[str, Any]:
     """Return what the charts show."""
     points = visit.platform.deployments.reads.figures(visit.who, visit.project, name, now() - HISTORY_S)
     return {"now": now(), **shown.charts(points)}
 
 
 @router.get("/{name}/revisions")
-def revisions(visit: OnPage, name: str, offset: int = 0) -> Response:
+def revisions(visit: OnPage, name: Text, offset: Number = 0) -> Response:
     """List the revisions of a deployment."""
     deployments = visit.platform.deployments
     view = deployments.reads.get(visit.who, visit.project, name)
@@ -84,7 +85,7 @@ def revisions(visit: OnPage, name: str, offset: int = 0) -> Response:
 
 
 @router.get("/{name}/revisions/{number}")
-def revision(visit: OnPage, name: str, number: int) -> Response:
+def revision(visit: OnPage, name: Text, number: Number) -> Response:
     """Show a revision as a file."""
     deployments = visit.platform.deployments
     view = deployments.reads.get(visit.who, visit.project, name)
@@ -96,7 +97,7 @@ def revision(visit: OnPage, name: str, number: int) -> Response:
 
 
 @router.get("/{name}/explain")
-def explain(visit: OnPage, name: str) -> Response:
+def explain(visit: OnPage, name: Text) -> Response:
     """Show what the server says about each model: what limits it, and what to change."""
     deployments = visit.platform.deployments
     view = deployments.reads.get(visit.who, visit.project, name)
@@ -111,7 +112,7 @@ def explain(visit: OnPage, name: str) -> Response:
 
 
 @router.get("/{name}/log")
-def log(visit: OnPage, name: str) -> Response:
+def log(visit: OnPage, name: Text) -> Response:
     """Show the end of the log."""
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
     text, problem = "", ""
@@ -123,35 +124,35 @@ def log(visit: OnPage, name: str) -> Response:
 
 
 @router.get("/{name}/try")
-def try_it(visit: OnPage, name: str) -> Response:
+def try_it(visit: OnPage, name: Text) -> Response:
     """Show the form to try the models."""
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
     return page(visit, view, "try.html", "try", {})
 
 
 @router.post("/{name}/rollback")
-def roll_back(visit: OnPage, name: str, revision: Number, after: Number) -> Response:
+def roll_back(visit: OnPage, name: Text, revision: FormNumber, after: FormNumber) -> Response:
     """Go back to an earlier revision, unless somebody has made a newer one since the page was made."""
     visit.platform.deployments.changes.rollback(visit.who, visit.project, name, to=revision, revision=after)
     return go(visit.path("deployments", name, "revisions"))
 
 
 @router.post("/{name}/stop")
-def stop(visit: OnPage, name: str) -> Response:
+def stop(visit: OnPage, name: Text) -> Response:
     """End the servers."""
     visit.platform.deployments.changes.stop(visit.who, visit.project, name)
     return go(visit.path("deployments", name))
 
 
 @router.post("/{name}/start")
-def start(visit: OnPage, name: str) -> Response:
+def start(visit: OnPage, name: Text) -> Response:
     """Start the servers again."""
     visit.platform.deployments.changes.start(visit.who, visit.project, name)
     return go(visit.path("deployments", name))
 
 
 @router.post("/{name}/remove")
-def remove(visit: OnPage, name: str) -> Response:
+def remove(visit: OnPage, name: Text) -> Response:
     """End a deployment for good."""
     visit.platform.deployments.changes.remove(visit.who, visit.project, name)
     return go(visit.path("deployments"))

@@ -15,14 +15,15 @@ from charonia.platform.environments.presets import PRESETS
 from charonia.platform.environments.requirements import read_script
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
+from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/environments")
 
-Field = Annotated[str, Form()]
+Field = Annotated[Text, Form()]
 
 
 @router.get("")
-def show_all(visit: OnPage, offset: int = 0) -> Response:
+def show_all(visit: OnPage, offset: Number = 0) -> Response:
     """List environments."""
     with visit.platform.database.reading() as session:
         found = projects.find(session, visit.who, visit.project)
@@ -73,7 +74,7 @@ def add(
 
 
 @router.get("/{name}")
-def show(visit: OnPage, name: str) -> Response:
+def show(visit: OnPage, name: Text) -> Response:
     """Show an environment with its build log."""
     with visit.platform.database.reading() as session:
         row = _get(session, visit, name)
@@ -83,7 +84,7 @@ def show(visit: OnPage, name: str) -> Response:
 
 
 @router.post("/{name}/rebuild")
-def rebuild(visit: OnPage, name: str) -> Response:
+def rebuild(visit: OnPage, name: Text) -> Response:
     """Build an environment again."""
     with visit.platform.database.transaction() as session:
         row = _get(session, visit, name, ProjectRole.DEPLOYER)
@@ -94,7 +95,7 @@ def rebuild(visit: OnPage, name: str) -> Response:
 
 
 @router.post("/{name}/remove")
-def remove(visit: OnPage, name: str) -> Response:
+def remove(visit: OnPage, name: Text) -> Response:
     """Remove an environment."""
     with visit.platform.database.transaction() as session:
         row = _get(session, visit, name, ProjectRole.DEPLOYER)

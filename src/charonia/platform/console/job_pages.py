@@ -16,6 +16,7 @@ from charonia.platform.models import kinds
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
 from charonia.platform.tasks import queue
+from charonia.platform.values import Number
 
 router = APIRouter(prefix="/p/{project}/jobs")
 
@@ -33,7 +34,7 @@ _HIDDEN = frozenset({"log"})
 
 
 @router.get("")
-def show_all(visit: OnPage, offset: int = 0) -> Response:
+def show_all(visit: OnPage, offset: Number = 0) -> Response:
     """List the tasks of a project, the newest first."""
     with visit.platform.database.reading() as session:
         project = projects.find(session, visit.who, visit.project)
@@ -44,13 +45,13 @@ def show_all(visit: OnPage, offset: int = 0) -> Response:
 
 
 @router.get("/{number}")
-def show(visit: OnPage, number: int) -> Response:
+def show(visit: OnPage, number: Number) -> Response:
     """Show a task with its log."""
     return _page(visit, number)
 
 
 @router.post("/{number}/cancel")
-def cancel(visit: OnPage, number: int) -> Response:
+def cancel(visit: OnPage, number: Number) -> Response:
     """Cancel a task."""
     with visit.platform.database.transaction() as session:
         project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)

@@ -13,12 +13,13 @@ from charonia.platform.jobs import jobs
 from charonia.platform.jobs.commands import PerfJob, TuneJob
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
+from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}")
 
 
 @router.post("/deployments/{name}/measure")
-def measure(visit: OnPage, name: str, sent: Sent) -> Response:
+def measure(visit: OnPage, name: Text, sent: Sent) -> Response:
     """Measure a model of a deployment."""
     job = PerfJob(text_of(sent, "model"), text_of(sent, "concurrency"), text_of(sent, "protocol") or "http")
     with visit.platform.database.transaction() as session:
@@ -29,7 +30,7 @@ def measure(visit: OnPage, name: str, sent: Sent) -> Response:
 
 
 @router.post("/models/{name}/versions/{version}/search")
-def search(visit: OnPage, name: str, version: int, sent: Sent) -> Response:
+def search(visit: OnPage, name: Text, version: Number, sent: Sent) -> Response:
     """Search the best configuration of a version."""
     job = TuneJob(
         name,

@@ -28,6 +28,7 @@ from charonia.platform.models.records import (
 from charonia.platform.models.registry import ModelDetails
 from charonia.platform.models.sources import SourceKind, VersionSource
 from charonia.platform.people import projects
+from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/models")
 
@@ -40,13 +41,13 @@ _OPEN = (ARRIVING, CHECKING)
 
 ENVIRONMENTS_MAX = 200
 
-Field = Annotated[str, Form()]
+Field = Annotated[Text, Form()]
 
 _FORM = {"name": "", "notes": "", "source": "", "tracking_uri": "", "fixed": False}
 
 
 @router.get("")
-def show_all(visit: OnPage, search: str = "", tag: str = "", offset: int = 0) -> Response:
+def show_all(visit: OnPage, search: Text = "", tag: Text = "", offset: Number = 0) -> Response:
     """List models."""
     with visit.platform.database.reading() as session:
         page = registry.models(session, visit.who, visit.project, search=search, tag=tag, limit=ROWS_MAX, offset=offset)
@@ -62,7 +63,7 @@ def show_all(visit: OnPage, search: str = "", tag: str = "", offset: int = 0) ->
 
 
 @router.get("/add")
-def show_form(visit: OnPage, model: str = "", way: Annotated[str, Query(alias="from")] = "upload") -> Response:
+def show_form(visit: OnPage, model: Text = "", way: Annotated[Text, Query(alias="from")] = "upload") -> Response:
     """Show the form to add a model, or a version of one."""
     visit.demand_deployer()
     form = {**_FORM, "name": model, "fixed": bool(model)}
@@ -89,13 +90,13 @@ def add(visit: OnPage, sent: Sent) -> Response:
 
 
 @router.get("/{name}")
-def show_newest(visit: OnPage, name: str) -> Response:
+def show_newest(visit: OnPage, name: Text) -> Response:
     """Show a model with its newest version."""
     return _show(visit, name)
 
 
 @router.get("/{name}/versions/{number}")
-def show_version(visit: OnPage, name: str, number: int) -> Response:
+def show_version(visit: OnPage, name: Text, number: Number) -> Response:
     """Show a model with one of its versions."""
     return _show(visit, name, number)
 
@@ -103,8 +104,8 @@ def show_version(visit: OnPage, name: str, number: int) -> Response:
 @router.post("/{name}/versions/{number}/about")
 def describe(
     visit: OnPage,
-    name: str,
-    number: int,
+    name: Text,
+    number: Number,
     description: Field = "",
     owner: Field = "",
     tags: Field = "",
@@ -121,14 +122,15 @@ def describe(
         )
         with visit.platform.database.transaction() as session:
             registry.change(session, visit.who, visit.project, name, details)
-            registry.annotate(session, visit.who, visit.project, name, number, notes.strip())
+            if number:  # a model without versions has details, too
+                registry.annotate(session, visit.who, visit.project, name, number, notes.strip())
     except ServingError as error:
         return _show(visit, name, number, block="about", status=INVALID, problems=problems_of(error))
     return _show(visit, name, number, block="about", saved=True)
 
 
 @router.post("/{name}/versions/{number}/remove")
-def remove(visit: OnPage, name: str, number: int) -> Response:
+def remove(visit: OnPage, name: Text, number: Number) -> Response:
     """Remove a version; the model, too, if it was the last one."""
     with visit.platform.database.transaction() as session:
         registry.delete_version(session, visit.who, visit.project, name, number)
@@ -141,7 +143,7 @@ def remove(visit: OnPage, name: str, number: int) -> Response:
 
 
 @router.post("/{name}/versions/{number}/check")
-def check_again(visit: OnPage, name: str, number: int) -> Response:
+def check_again(visit: OnPage, name: Text, number: Number) -> Response:
     """Check a version once more."""
     with visit.platform.database.transaction() as session:
         registry.check_again(session, visit.who, visit.project, name, number)
@@ -150,7 +152,7 @@ def check_again(visit: OnPage, name: str, number: int) -> Response:
 
 
 @router.post("/{name}/versions/{number}/deploy")
-def deploy(visit: OnPage, name: str, number: int) -> Response:
+def deploy(visit: OnPage, name: Text, number: Number) -> Response:
     """Deploy a version with what fits it; where its deployment is there already, show the form to change it."""
     with visit.platform.database.reading() as session:
         version = registry.version(session, visit.who, visit.project, name, number)

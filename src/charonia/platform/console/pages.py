@@ -13,7 +13,7 @@ from jinja2.meta import find_referenced_templates
 from jinja2.runtime import Context
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, invalid
 from charonia.platform.console import text
 from charonia.platform.console.assets import PREFIX, address
 from charonia.platform.database.connection import now
@@ -22,6 +22,7 @@ from charonia.platform.people import projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here
+from charonia.platform.values import Text, check_json
 
 PLACES = (
     ("deployments", "Deployments", "deployments"),
@@ -50,7 +51,7 @@ Block = Callable[[Context], Iterator[str]]
 class Visit:
     """Somebody who looks at a page of a project."""
 
-    def __init__(self, request: Request, platform: Here, who: Caller, project: str = projects.DEFAULT) -> None:
+    def __init__(self, request: Request, platform: Here, who: Caller, project: Text = projects.DEFAULT) -> None:
         who.demand(ProjectRole.VIEWER, project)
         self.request = request
         self.platform = platform
@@ -147,7 +148,12 @@ OnPage = Annotated[Visit, Depends()]
 
 async def _sent(request: Request) -> dict[str, list[str]]:
     form = await request.form()
-    return {name: [value for value in form.getlist(name) if isinstance(value, str)] for name in form}
+    sent = {name: [value for value in form.getlist(name) if isinstance(value, str)] for name in form}
+    try:
+        check_json(sent)
+    except ValueError as error:
+        raise invalid(f"form: {error}") from None
+    return sent
 
 
 Sent = Annotated[dict[str, list[str]], Depends(_sent)]

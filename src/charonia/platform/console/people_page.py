@@ -12,6 +12,7 @@ from charonia.platform.database.tables import KeyRow, UserRow
 from charonia.platform.people import audit, keys, login, users
 from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
 from charonia.platform.people.grants import kept
+from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/people")
 
@@ -21,7 +22,7 @@ PEOPLE_MAX = 200
 _ROLES = (("viewer", "viewer: sees"), ("deployer", "deployer: changes"), ("admin", "admin: gives roles"))
 _DAY_S = 86400.0
 
-Field = Annotated[str, Form()]
+Field = Annotated[Text, Form()]
 
 
 @router.get("")
@@ -34,7 +35,7 @@ def show(visit: OnPage) -> Response:
 def make_key(visit: OnPage, name: Field = "", role: Field = "", days: Field = "0", code: Field = "") -> Response:
     """Make a key for this project."""
     form = {"name": name, "role": role, "days": days, "code": code}
-    expires = now() + int(days) * _DAY_S if days.isdecimal() and int(days) else 0.0
+    expires = now() + float(days) * _DAY_S if days.isdecimal() and float(days) else 0.0
     try:
         grant = Grant(ProjectRole[role.upper()], visit.project, bool(code))
         with visit.platform.database.transaction() as session:
@@ -45,7 +46,7 @@ def make_key(visit: OnPage, name: Field = "", role: Field = "", days: Field = "0
 
 
 @router.post("/keys/{name}/revoke")
-def revoke_key(visit: OnPage, name: str) -> Response:
+def revoke_key(visit: OnPage, name: Text) -> Response:
     """Remove a key."""
     with visit.platform.database.transaction() as session:
         keys.revoke(session, visit.who, name)
@@ -69,7 +70,7 @@ def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Fiel
 
 
 @router.post("/users/{number}/role")
-def set_role(visit: OnPage, number: int, role: Field = "none") -> Response:
+def set_role(visit: OnPage, number: Number, role: Field = "none") -> Response:
     """Give somebody a role in this project."""
     with visit.platform.database.transaction() as session:
         grant = None if role == "none" else Grant(ProjectRole[role.upper()], visit.project)
@@ -78,7 +79,7 @@ def set_role(visit: OnPage, number: int, role: Field = "none") -> Response:
 
 
 @router.post("/users/{number}/link")
-def make_link(visit: OnPage, number: int) -> Response:
+def make_link(visit: OnPage, number: Number) -> Response:
     """Make a link that signs somebody in."""
     with visit.platform.database.transaction() as session:
         secret = users.link(session, visit.who, number)

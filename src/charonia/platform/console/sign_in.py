@@ -12,6 +12,7 @@ from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.login import LOGIN_PAGE, SIGN_ON_PATH, local_path
 from charonia.platform.state import Here
+from charonia.platform.values import Text
 
 router = APIRouter()
 
@@ -23,7 +24,7 @@ PROBLEMS = {
 
 
 @router.get(LOGIN_PAGE)
-def sign_in(platform: Here, problem: str = "", next: str = "/") -> Response:
+def sign_in(platform: Here, problem: Text = "", next: Text = "/") -> Response:
     """Show how to sign in."""
     target = f"{SIGN_ON_PATH}?{urlencode({'next': local_path(next)})}" if platform.settings.oidc.issuer else ""
     return plain_page("login.html", {"problem": PROBLEMS.get(problem, problem and PROBLEMS["sso"]), "sso": target})

@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
+from charonia.platform.values import TIME_S_MAX
+
 KINDS: Mapping[str, str] = {
     "ready": "good",
     "serving": "good",
@@ -81,7 +83,7 @@ def ago_text(then: float, now: float) -> str:
 
 def date_text(then: float) -> str:
     """Return a point in time, UTC: "2026-03-01 12:30:05"."""
-    return datetime.fromtimestamp(then, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(min(then, TIME_S_MAX), UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def percent(share: float) -> str:

@@ -13,6 +13,7 @@ from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit
 from charonia.platform.console.text import figure, percent
 from charonia.platform.deployments.figures import Figures
 from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.values import Text
 
 router = APIRouter(prefix="/p/{project}/deployments/{name}/traffic")
 
@@ -29,17 +30,17 @@ _PLAN = {
 }
 
 
-Model = Annotated[str, Form()]
+Model = Annotated[Text, Form()]
 
 
 @router.get("")
-def show(visit: OnPage, name: str, model: str = "") -> Response:
+def show(visit: OnPage, name: Text, model: Text = "") -> Response:
     """Show how requests are split."""
     return _page(visit, name, model)
 
 
 @router.post("/weights")
-def set_weights(visit: OnPage, name: str, model: Model, sent: Sent) -> Response:
+def set_weights(visit: OnPage, name: Text, model: Model, sent: Sent) -> Response:
     """Split requests by weights, and copy shares of them to shadow versions."""
     servers = visit.platform.deployments.servers
     try:
@@ -70,7 +71,7 @@ def shadows(percents: Iterable[tuple[str, Any]], present: Mapping[str, Any]) -> 
 
 
 @router.post("/canary")
-def canary(visit: OnPage, name: str, model: Model, sent: Sent) -> Response:
+def canary(visit: OnPage, name: Text, model: Model, sent: Sent) -> Response:
     """Begin a canary plan, or do something with the one that runs."""
     action = text_of(sent, "action")
     try:

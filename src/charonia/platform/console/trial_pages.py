@@ -12,6 +12,7 @@ from charonia.platform.environments import catalog
 from charonia.platform.models import registry
 from charonia.platform.people import projects
 from charonia.platform.trials.server import IDLE_S_MAX, START_S_MAX, TrialPhase
+from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/models/{name}/versions/{number}/try")
 
@@ -19,13 +20,13 @@ ENVIRONMENTS_MAX = 200
 
 
 @router.get("")
-def show(visit: OnPage, name: str, number: int) -> Response:
+def show(visit: OnPage, name: Text, number: Number) -> Response:
     """Show the form to try a version, or how far its server is."""
     return _page(visit, name, number)
 
 
 @router.post("/start")
-def start(visit: OnPage, name: str, number: int, sent: Sent) -> Response:
+def start(visit: OnPage, name: Text, number: Number, sent: Sent) -> Response:
     """Start the server of a version."""
     try:
         visit.platform.trials.start(visit.who, visit.project, name, number, text_of(sent, "environment"))
@@ -37,7 +38,7 @@ def start(visit: OnPage, name: str, number: int, sent: Sent) -> Response:
 
 
 @router.post("/stop")
-def stop(visit: OnPage, name: str, number: int) -> Response:
+def stop(visit: OnPage, name: Text, number: Number) -> Response:
     """End the server of a version."""
     visit.platform.trials.stop(visit.who, visit.project, name, number)
     return go(visit.path("models", name, "versions", number, "try"))

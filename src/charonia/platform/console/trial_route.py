@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from charonia.core.errors import not_found, unavailable
 from charonia.platform.console.pages import OnPage
 from charonia.platform.people.access import ProjectRole
+from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}")
 
@@ -34,7 +35,7 @@ _RETURNED = ("content-type", "server-timing", "inference-header-content-length")
 
 
 @router.api_route("/deployments/{name}/server/{path:path}", methods=_METHODS)
-async def ask_deployment(visit: OnPage, request: Request, name: str, path: str) -> Response:
+async def ask_deployment(visit: OnPage, request: Request, name: Text, path: Text) -> Response:
     """Pass a request to the server of a deployment."""
 
     def find() -> tuple[str, str]:
@@ -48,7 +49,7 @@ async def ask_deployment(visit: OnPage, request: Request, name: str, path: str) 
 
 
 @router.api_route("/models/{name}/versions/{number}/server/{path:path}", methods=_METHODS)
-async def ask_version(visit: OnPage, request: Request, name: str, number: int, path: str) -> Response:
+async def ask_version(visit: OnPage, request: Request, name: Text, number: Number, path: Text) -> Response:
     """Pass a request to the server that was started to try a version."""
     return await _pass(request, path, lambda: visit.platform.trials.use(visit.who, visit.project, name, number))
 

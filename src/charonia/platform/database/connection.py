@@ -10,7 +10,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 from charonia.core.errors import Code, ServingError, invalid, unavailable
@@ -22,9 +22,9 @@ CONNECTIONS_MAX = 20
 
 _WRITES = "charonia_writes"
 _FULL = "disk is full"
-_FULL_STATE = "53100"
-"""What PostgreSQL says (SQLSTATE disk_full)."""
 """In the words of SQLite."""
+_FULL_STATE = "53100"
+"""SQLSTATE disk_full of PostgreSQL."""
 
 
 class DatabaseFullError(ServingError):
@@ -123,6 +123,8 @@ def _explained() -> Iterator[None]:
         yield
     except IntegrityError as error:
         raise ServingError(Code.ALREADY_EXISTS, f"it exists already: {error.orig}") from error
+    except DataError as error:
+        raise invalid(f"the database cannot store a value: {error.orig}") from error
     except OperationalError as error:
         message = f"the database cannot be used: {error.orig}"
         if _FULL in str(error.orig) or getattr(error.orig, "sqlstate", "") == _FULL_STATE:

@@ -75,8 +75,9 @@ class DeploymentReads:
                 .limit(limit + 1)
             )
             found = session.scalars(query).all()
-        before = [*found[1:], None]
-        return [revision_view(one, former) for one, former in zip(found, before, strict=True)][:limit], row.latest
+        return [revision_view(one, former) for one, former in zip(found, [*found[1:], None], strict=False)][
+            :limit
+        ], row.latest
 
     def revision(self, who: Principal, project: str, name: str, number: int) -> RevisionView:
         """Return a revision of a deployment.

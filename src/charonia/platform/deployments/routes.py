@@ -17,22 +17,17 @@ from charonia.platform.deployments.views import (
 )
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here
+from charonia.platform.values import Amount, JsonObject, Limit, Number, Offset, RequestBody, Text, Time
 
-LIMIT_MAX = 200
-"""Most entries of an answer."""
-
-Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many at most.")]
-Offset = Annotated[int, Query(ge=0, description="How many to skip.")]
-Spec = Annotated[dict[str, Any], Body(description="The specification, as in a file for `charonia apply`.")]
+Spec = Annotated[JsonObject, Body(description="The specification, as in a file for `charonia apply`.")]
 Seen = Annotated[
-    int | None,
+    Number | None,
     Query(
-        ge=0,
         description="Number of the newest revision that the caller has seen, 0 for none: if there is a newer one, the "
         "answer is 409.",
     ),
 ]
-Note = Annotated[str, Query(max_length=1000, description="What the caller says about the change.")]
+Note = Annotated[Text, Query(max_length=1000, description="What the caller says about the change.")]
 
 router = APIRouter(prefix="/api/v1/projects/{project}/deployments", tags=["deployments"])
 
@@ -59,29 +54,29 @@ class RevisionDifference(BaseModel):
     changes: Sequence[str]
 
 
-class RollbackRequest(BaseModel):
+class RollbackRequest(RequestBody):
     """Which revision to go back to."""
 
-    to: int = Field(default=0, ge=0, description="Its number; 0 for the one that served before the newest.")
-    revision: int | None = Field(default=None, ge=0, description="The newest one that the caller has seen.")
+    to: Number = Field(default=0, description="Its number; 0 for the one that served before the newest.")
+    revision: Number | None = Field(default=None, description="The newest one that the caller has seen.")
 
 
-class TrafficRequest(BaseModel, extra="forbid"):
+class TrafficRequest(RequestBody):
     """A change of the traffic of a model, as POST /v2/models/M/traffic takes it."""
 
-    model: str
-    weights: dict[str, float] | None = Field(None, description="Weight by version.")
-    sticky: str | None = Field(None, description="What keeps a client on its version.")
-    shadow: dict[str, Any] | None = Field(None, description="Versions that get copies.")
-    canary: dict[str, Any] | None = Field(None, description="A plan for a version that takes over step by step.")
-    action: str | None = Field(None, description="What to do with the canary plan that is under way.")
+    model: Text
+    weights: dict[Text, Amount] | None = Field(None, description="Weight by version.")
+    sticky: Text | None = Field(None, description="What keeps a client on its version.")
+    shadow: JsonObject | None = Field(None, description="Versions that get copies.")
+    canary: JsonObject | None = Field(None, description="A plan for a version that takes over step by step.")
+    action: Text | None = Field(None, description="What to do with the canary plan that is under way.")
 
 
-class ServerKeyRequest(BaseModel):
+class ServerKeyRequest(RequestBody):
     """An API key to make."""
 
-    name: str
-    scopes: Sequence[str] = Field(("infer", "read"), description="Some of `infer`, `read` and `admin`.")
+    name: Text
+    scopes: Sequence[Text] = Field(("infer", "read"), description="Some of `infer`, `read` and `admin`.")
 
 
 class PointList(BaseModel):
@@ -98,7 +93,7 @@ class LogTail(BaseModel):
 
 @router.get("")
 def list_deployments(
-    project: str, here: Here, who: Caller, search: str = "", limit: Limit = 50, offset: Offset = 0
+    project: Text, here: Here, who: Caller, search: Text = "", limit: Limit = 50, offset: Offset = 0
 ) -> DeploymentList:
     """List the deployments of a project by name."""
     found, total = here.deployments.reads.list(who, project, search=search, limit=limit, offset=offset)
@@ -106,21 +101,21 @@ def list_deployments(
 
 
 @router.post("", status_code=201)
-def create_deployment(project: str, here: Here, who: Caller, spec: Spec, note: Note = "") -> ChangePlan:
+def create_deployment(project: Text, here: Here, who: Caller, spec: Spec, note: Note = "") -> ChangePlan:
     """Create a deployment."""
     return here.deployments.changes.create(who, project, spec, note=note)
 
 
 @router.get(NAMED)
-def get_deployment(project: str, name: str, here: Here, who: Caller) -> DeploymentView:
+def get_deployment(project: Text, name: Text, here: Here, who: Caller) -> DeploymentView:
     """Return a deployment with its latest figures."""
     return here.deployments.reads.get(who, project, name)
 
 
 @router.put(NAMED)
 def put_deployment(
-    project: str,
-    name: str,
+    project: Text,
+    name: Text,
     here: Here,
     who: Caller,
     spec: Spec,
@@ -138,28 +133,28 @@ def put_deployment(
 
 
 @router.delete(NAMED, status_code=202)
-def delete_deployment(project: str, name: str, here: Here, who: Caller) -> Response:
+def delete_deployment(project: Text, name: Text, here: Here, who: Caller) -> Response:
     """End a deployment and remove it; it is there until its servers have ended."""
     here.deployments.changes.remove(who, project, name)
     return Response(status_code=202)
 
 
 @router.post(f"{NAMED}/rollback")
-def roll_back(project: str, name: str, here: Here, who: Caller, asked: RollbackRequest | None = None) -> ChangePlan:
+def roll_back(project: Text, name: Text, here: Here, who: Caller, asked: RollbackRequest | None = None) -> ChangePlan:
     """Make a new revision that is as an earlier one was."""
     asked = asked or RollbackRequest()
     return here.deployments.changes.rollback(who, project, name, to=asked.to, revision=asked.revision)
 
 
 @router.post(f"{NAMED}/stop", status_code=202)
-def stop_deployment(project: str, name: str, here: Here, who: Caller) -> DeploymentView:
+def stop_deployment(project: Text, name: Text, here: Here, who: Caller) -> DeploymentView:
     """End the servers of a deployment; its revisions and its address stay."""
     here.deployments.changes.stop(who, project, name)
     return here.deployments.reads.get(who, project, name)
 
 
 @router.post(f"{NAMED}/start", status_code=202)
-def start_deployment(project: str, name: str, here: Here, who: Caller) -> DeploymentView:
+def start_deployment(project: Text, name: Text, here: Here, who: Caller) -> DeploymentView:
     """Start a deployment that was stopped or has failed."""
     here.deployments.changes.start(who, project, name)
     return here.deployments.reads.get(who, project, name)
@@ -167,7 +162,7 @@ def start_deployment(project: str, name: str, here: Here, who: Caller) -> Deploy
 
 @router.get(f"{NAMED}/revisions")
 def list_revisions(
-    project: str, name: str, here: Here, who: Caller, limit: Limit = 50, offset: Offset = 0
+    project: Text, name: Text, here: Here, who: Caller, limit: Limit = 50, offset: Offset = 0
 ) -> RevisionList:
     """List the revisions of a deployment, the newest first."""
     found, total = here.deployments.reads.revisions(who, project, name, limit=limit, offset=offset)
@@ -175,19 +170,19 @@ def list_revisions(
 
 
 @router.get(f"{NAMED}/revisions/{{number}}")
-def get_revision(project: str, name: str, number: int, here: Here, who: Caller) -> RevisionView:
+def get_revision(project: Text, name: Text, number: Number, here: Here, who: Caller) -> RevisionView:
     """Return a revision."""
     return here.deployments.reads.revision(who, project, name, number)
 
 
 @router.get(f"{NAMED}/revisions/{{number}}/diff")
 def get_difference(
-    project: str,
-    name: str,
-    number: int,
+    project: Text,
+    name: Text,
+    number: Number,
     here: Here,
     who: Caller,
-    to: Annotated[int, Query(description="The other revision.")],
+    to: Annotated[Number, Query(description="The other revision.")],
 ) -> RevisionDifference:
     """Return what is different in another revision."""
     return RevisionDifference(changes=here.deployments.reads.difference(who, project, name, number, to))
@@ -195,11 +190,11 @@ def get_difference(
 
 @router.get(f"{NAMED}/figures")
 def get_figures(
-    project: str,
-    name: str,
+    project: Text,
+    name: Text,
     here: Here,
     who: Caller,
-    since: Annotated[float, Query(description="Only those after this time, in seconds since the epoch.")] = 0.0,
+    since: Annotated[Time, Query(description="Only those after this time, in seconds since the epoch.")] = 0.0,
 ) -> PointList:
     """Return the figures of the last hour; while somebody asks, there are some every 5 s."""
     return PointList(points=here.deployments.reads.figures(who, project, name, since))
@@ -207,28 +202,28 @@ def get_figures(
 
 @router.get(f"{NAMED}/log")
 def get_log(
-    project: str, name: str, here: Here, who: Caller, lines: Annotated[int, Query(ge=1, le=5000)] = 200
+    project: Text, name: Text, here: Here, who: Caller, lines: Annotated[Number, Query(ge=1, le=5000)] = 200
 ) -> LogTail:
     """Return the last lines of the log of the servers."""
     return LogTail(text=here.deployments.servers.log(who, project, name, lines=lines))
 
 
 @router.get(f"{NAMED}/explain")
-def explain(project: str, name: str, model: str, here: Here, who: Caller, version: int = 0) -> dict[str, Any]:
+def explain(project: Text, name: Text, model: Text, here: Here, who: Caller, version: Number = 0) -> dict[str, Any]:
     """Return what the scheduler does for a model and what limits it, in the words of the server."""
     document: dict[str, Any] = here.deployments.servers.explain(who, project, name, model, version)
     return document
 
 
 @router.get(f"{NAMED}/traffic")
-def get_traffic(project: str, name: str, model: str, here: Here, who: Caller) -> dict[str, Any]:
+def get_traffic(project: Text, name: Text, model: Text, here: Here, who: Caller) -> dict[str, Any]:
     """Return how the requests of a model are split now, in the words of the server."""
     document: dict[str, Any] = here.deployments.servers.traffic(who, project, name, model)
     return document
 
 
 @router.post(f"{NAMED}/traffic")
-def set_traffic(project: str, name: str, asked: TrafficRequest, here: Here, who: Caller) -> dict[str, Any]:
+def set_traffic(project: Text, name: Text, asked: TrafficRequest, here: Here, who: Caller) -> dict[str, Any]:
     """Change how the requests of a model are split: the plan of a new revision, or the answer of the server."""
     change = asked.model_dump(exclude_unset=True, exclude={"model"})
     found = here.deployments.servers.set_traffic(who, project, name, asked.model, change)
@@ -236,19 +231,19 @@ def set_traffic(project: str, name: str, asked: TrafficRequest, here: Here, who:
 
 
 @router.get(f"{NAMED}/keys")
-def list_keys(project: str, name: str, here: Here, who: Caller) -> Sequence[ServerKeyView]:
+def list_keys(project: Text, name: Text, here: Here, who: Caller) -> Sequence[ServerKeyView]:
     """List the API keys of the servers of a deployment."""
     return here.deployments.keys.list(who, project, name)
 
 
 @router.post(f"{NAMED}/keys", status_code=201)
-def add_key(project: str, name: str, asked: ServerKeyRequest, here: Here, who: Caller) -> NewServerKey:
+def add_key(project: Text, name: Text, asked: ServerKeyRequest, here: Here, who: Caller) -> NewServerKey:
     """Make an API key of the servers of a deployment; it works at once."""
     return here.deployments.keys.add(who, project, name, asked.name, asked.scopes)
 
 
 @router.delete(f"{NAMED}/keys/{{key}}", status_code=204)
-def remove_key(project: str, name: str, key: str, here: Here, who: Caller) -> Response:
+def remove_key(project: Text, name: Text, key: Text, here: Here, who: Caller) -> Response:
     """Remove an API key; it stops working at once."""
     here.deployments.keys.remove(who, project, name, key)
     return Response(status_code=204)

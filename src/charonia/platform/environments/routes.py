@@ -13,8 +13,8 @@ from charonia.platform.environments.requirements import read_script
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
 from charonia.platform.people.calls import Caller
-from charonia.platform.people.paging import Limit, Offset
 from charonia.platform.state import Here
+from charonia.platform.values import Limit, Offset, RequestBody, Text
 
 router = APIRouter(prefix="/api/v1", tags=["environments"])
 
@@ -36,14 +36,14 @@ class ChoicesBody(BaseModel):
     pythons: list[str] = Field(description="Versions of Python; the first is the default.")
 
 
-class EnvironmentRequest(BaseModel):
+class EnvironmentRequest(RequestBody):
     """An environment to build."""
 
-    name: str
-    requirements: str = Field("", description="Packages, a line each, as pip takes them.")
-    script: str = Field("", description="A Python file that states its dependencies (PEP 723), instead of them.")
-    python: str = Field("", description="Version of Python, empty for the platform's own.")
-    imports: list[str] = Field([], description="Modules that it is tested with, besides those of its packages.")
+    name: Text
+    requirements: Text = Field("", description="Packages, a line each, as pip takes them.")
+    script: Text = Field("", description="A Python file that states its dependencies (PEP 723), instead of them.")
+    python: Text = Field("", description="Version of Python, empty for the platform's own.")
+    imports: list[Text] = Field([], description="Modules that it is tested with, besides those of its packages.")
 
 
 class EnvironmentBody(BaseModel):
@@ -85,7 +85,7 @@ def list_choices(who: Caller) -> ChoicesBody:
 
 @router.get("/projects/{project}/environments")
 def list_environments(
-    platform: Here, who: Caller, project: str, limit: Limit = 100, offset: Offset = 0
+    platform: Here, who: Caller, project: Text, limit: Limit = 100, offset: Offset = 0
 ) -> list[EnvironmentBody]:
     """List the environments of a project, by name; `packages` and `task` only come with a single one."""
     with platform.database.reading() as session:
@@ -94,7 +94,7 @@ def list_environments(
 
 
 @router.post("/projects/{project}/environments", status_code=202)
-def create_environment(platform: Here, who: Caller, project: str, body: EnvironmentRequest) -> EnvironmentBody:
+def create_environment(platform: Here, who: Caller, project: Text, body: EnvironmentRequest) -> EnvironmentBody:
     """Build an environment. Its packages are code that runs, so that needs the permission for code."""
     who.demand_code(project)
     python, requirements = body.python, body.requirements
@@ -111,7 +111,7 @@ def create_environment(platform: Here, who: Caller, project: str, body: Environm
 
 
 @router.get("/projects/{project}/environments/{name}")
-def get_environment(platform: Here, who: Caller, project: str, name: str) -> EnvironmentBody:
+def get_environment(platform: Here, who: Caller, project: Text, name: Text) -> EnvironmentBody:
     """Return an environment."""
     with platform.database.reading() as session:
         row = catalog.get(session, projects.find(session, who, project), name)
@@ -119,7 +119,7 @@ def get_environment(platform: Here, who: Caller, project: str, name: str) -> Env
 
 
 @router.post("/projects/{project}/environments/{name}/rebuild", status_code=202)
-def rebuild_environment(platform: Here, who: Caller, project: str, name: str) -> EnvironmentBody:
+def rebuild_environment(platform: Here, who: Caller, project: Text, name: Text) -> EnvironmentBody:
     """Build an environment again that has failed, or was made by another release of the platform."""
     who.demand_code(project)
     with platform.database.transaction() as session:
@@ -132,7 +132,7 @@ def rebuild_environment(platform: Here, who: Caller, project: str, name: str) ->
 
 
 @router.delete("/projects/{project}/environments/{name}", status_code=204)
-def remove_environment(platform: Here, who: Caller, project: str, name: str) -> None:
+def remove_environment(platform: Here, who: Caller, project: Text, name: Text) -> None:
     """Remove an environment that no deployment uses."""
     with platform.database.transaction() as session:
         owner = projects.find(session, who, project, ProjectRole.DEPLOYER)

@@ -17,6 +17,8 @@ TUNE_FILE = "tune.json"
 MINUTES_MAX = 240.0
 CONCURRENCY_MAX = 1024
 LEVELS_MAX = 32
+BATCH_SIZE_MAX = 2**20
+BUDGET_MS_MAX = 1e9
 
 _RANGE = re.compile(r"(\d{1,4})(?::(\d{1,4})(?::(\d{1,4}))?)?")
 THREADS_PARAMETER = "intra_op_thread_count"
@@ -61,8 +63,8 @@ class PerfJob:
                 problems.append(f"concurrency: expected at most {LEVELS_MAX} levels, got '{self.concurrency}'")
         if self.protocol not in ("http", "grpc"):
             problems.append(f"protocol: expected http or grpc, got '{self.protocol}'")
-        if self.batch_size < 1:
-            problems.append(f"batch_size: expected 1 or more, got {self.batch_size}")
+        if not 1 <= self.batch_size <= BATCH_SIZE_MAX:
+            problems.append(f"batch_size: expected 1 to {BATCH_SIZE_MAX}, got {self.batch_size}")
         if problems:
             raise invalid("\n".join(problems))
 
@@ -119,8 +121,8 @@ class TuneJob:
         problems = []
         if not 0 < self.minutes <= MINUTES_MAX:
             problems.append(f"minutes: expected at most {MINUTES_MAX:.0f}, got {self.minutes:g}")
-        if self.latency_budget_ms < 0:
-            problems.append(f"latency_budget_ms: expected 0 or more, got {self.latency_budget_ms:g}")
+        if not 0 <= self.latency_budget_ms <= BUDGET_MS_MAX:
+            problems.append(f"latency_budget_ms: expected 0 to {BUDGET_MS_MAX:g}, got {self.latency_budget_ms:g}")
         if problems:
             raise invalid("\n".join(problems))
 

@@ -12,29 +12,30 @@ from charonia.platform.people.access import ProjectRole
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here
 from charonia.platform.tasks.routes import TaskBody
+from charonia.platform.values import Amount, Number, RequestBody, Text
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 
-class MeasureRequest(BaseModel):
+class MeasureRequest(RequestBody):
     """A measurement of a model of a deployment."""
 
-    deployment: str
-    model: str
-    concurrency: str = Field("1:16:5", description="Requests in flight: a number, or START:END[:STEP], a level each.")
-    protocol: str = Field("http", description="`http` or `grpc`.")
-    batch_size: int = Field(1, description="Items of a request.")
+    deployment: Text
+    model: Text
+    concurrency: Text = Field("1:16:5", description="Requests in flight: a number, or START:END[:STEP], a level each.")
+    protocol: Text = Field("http", description="`http` or `grpc`.")
+    batch_size: Number = Field(1, description="Items of a request.")
     is_language_model: bool = Field(False, description="Whether times to tokens are measured.")
 
 
-class SearchRequest(BaseModel):
+class SearchRequest(RequestBody):
     """A search for the best configuration of a version of a model."""
 
-    model: str
-    version: int
-    minutes: float = Field(5.0, description="Most time for it.")
-    latency_budget_ms: float = Field(0.0, description="Largest p99 latency in milliseconds, 0 for none.")
-    environment: str = Field("", description="Environment to serve it in, empty for the platform's own Python.")
+    model: Text
+    version: Number
+    minutes: Amount = Field(5.0, description="Most time for it.")
+    latency_budget_ms: Amount = Field(0.0, description="Largest p99 latency in milliseconds, 0 for none.")
+    environment: Text = Field("", description="Environment to serve it in, empty for the platform's own Python.")
 
 
 class FoundBody(BaseModel):
@@ -48,7 +49,7 @@ class FoundBody(BaseModel):
 
 
 @router.post("/projects/{project}/jobs/perf", status_code=202)
-def measure(platform: Here, who: Caller, project: str, body: MeasureRequest) -> TaskBody:
+def measure(platform: Here, who: Caller, project: Text, body: MeasureRequest) -> TaskBody:
     """Measure a model of a deployment, with load on it."""
     values = body.model_dump()
     deployment = values.pop("deployment")
@@ -63,7 +64,7 @@ def measure(platform: Here, who: Caller, project: str, body: MeasureRequest) -> 
 
 
 @router.post("/projects/{project}/jobs/tune", status_code=202)
-def search(platform: Here, who: Caller, project: str, body: SearchRequest) -> TaskBody:
+def search(platform: Here, who: Caller, project: Text, body: SearchRequest) -> TaskBody:
     """Search the best configuration of a version of a model, on a server of its own on the platform's machine."""
     job = TuneJob(**body.model_dump())
     with platform.database.transaction() as session:
@@ -76,7 +77,7 @@ def search(platform: Here, who: Caller, project: str, body: SearchRequest) -> Ta
 
 
 @router.get("/projects/{project}/models/{model}/found")
-def get_found(platform: Here, who: Caller, project: str, model: str, version: int = 0) -> FoundBody:
+def get_found(platform: Here, who: Caller, project: Text, model: Text, version: Number = 0) -> FoundBody:
     """Return what the last search for a model has found, of a version, or of any."""
     with platform.database.reading() as session:
         owner = projects.find(session, who, project)

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import ClientDisconnect
 
 from charonia.core.errors import not_found
@@ -23,8 +23,8 @@ from charonia.platform.models.records import (
 from charonia.platform.models.sources import PLACE_CHARS_MAX, SourceKind, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
-from charonia.platform.people.paging import Limit, Offset
 from charonia.platform.state import Here
+from charonia.platform.values import Limit, Number, Offset, RequestBody, Size, Text
 
 NOTES_CHARS_MAX = 20_000
 
@@ -34,17 +34,13 @@ PIECE_BYTES = 1024 * 1024
 router = APIRouter(prefix="/api/v1/projects/{project}", tags=["models"])
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class DetailsBody(_Body):
+class DetailsBody(RequestBody):
     """What people write about a model; what is left out stays as it is."""
 
-    owner: str | None = Field(None, max_length=128)
-    description: str | None = Field(None, max_length=NOTES_CHARS_MAX)
-    tags: list[str] | None = None
-    links: dict[str, str] | None = Field(None, description="ServiceAddresses by label.")
+    owner: Text | None = Field(None, max_length=128)
+    description: Text | None = Field(None, max_length=NOTES_CHARS_MAX)
+    tags: list[Text] | None = None
+    links: dict[Text, Text] | None = Field(None, description="ServiceAddresses by label.")
 
     def details(self) -> registry.ModelDetails:
         """Return it as a record."""
@@ -54,55 +50,55 @@ class DetailsBody(_Body):
 class ModelBody(DetailsBody):
     """A model to make."""
 
-    name: str
+    name: Text
 
 
-class SourceBody(_Body):
+class SourceBody(RequestBody):
     """Where a version comes from."""
 
     kind: SourceKind
-    place: str = Field(
+    place: Text = Field(
         max_length=PLACE_CHARS_MAX,
         description="The batch of an upload; s3://bucket/path; /path/of/a/folder; models:/NAME/VERSION of MLflow.",
     )
-    take: int = Field(0, ge=0, description="Which version of a model's folder with several, 0 for the highest.")
-    server: str = Field("", description="Address of MLflow's server, empty for the one that the platform knows.")
+    take: Number = Field(0, description="Which version of a model's folder with several, 0 for the highest.")
+    server: Text = Field("", description="Address of MLflow's server, empty for the one that the platform knows.")
 
 
-class VersionBody(_Body):
+class VersionBody(RequestBody):
     """A version to add."""
 
     source: SourceBody
-    notes: str = Field("", max_length=NOTES_CHARS_MAX)
+    notes: Text = Field("", max_length=NOTES_CHARS_MAX)
 
 
-class NotesBody(_Body):
+class NotesBody(RequestBody):
     """Notes about a version."""
 
-    notes: str = Field(max_length=NOTES_CHARS_MAX)
+    notes: Text = Field(max_length=NOTES_CHARS_MAX)
 
 
-class FileBody(_Body):
+class FileBody(RequestBody):
     """A file that will be sent."""
 
-    path: str
-    size: int
+    path: Text
+    size: Size
 
 
-class UploadBody(_Body):
+class UploadBody(RequestBody):
     """Files that will be sent."""
 
     files: list[FileBody]
-    batch: str = Field("", description="A batch that they are added to, empty for a new one.")
+    batch: Text = Field("", description="A batch that they are added to, empty for a new one.")
 
 
 @router.get("/models")
 def list_models(
-    project: str,
+    project: Text,
     who: Caller,
     here: Here,
-    search: str = "",
-    tag: str = "",
+    search: Text = "",
+    tag: Text = "",
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> ModelPage:
@@ -112,7 +108,7 @@ def list_models(
 
 
 @router.post("/models", status_code=201)
-def make_model(project: str, body: ModelBody, who: Caller, here: Here) -> ModelRecord:
+def make_model(project: Text, body: ModelBody, who: Caller, here: Here) -> ModelRecord:
     """Make a model without versions."""
     with here.database.transaction() as session:
         registry.create(session, who, project, body.name, body.details())
@@ -120,14 +116,14 @@ def make_model(project: str, body: ModelBody, who: Caller, here: Here) -> ModelR
 
 
 @router.get("/models/{model}")
-def get_model(project: str, model: str, who: Caller, here: Here) -> ModelRecord:
+def get_model(project: Text, model: Text, who: Caller, here: Here) -> ModelRecord:
     """Return a model with its versions."""
     with here.database.reading() as session:
         return registry.model(session, who, project, model)
 
 
 @router.patch("/models/{model}")
-def change_model(project: str, model: str, body: DetailsBody, who: Caller, here: Here) -> ModelRecord:
+def change_model(project: Text, model: Text, body: DetailsBody, who: Caller, here: Here) -> ModelRecord:
     """Change what people write about a model."""
     with here.database.transaction() as session:
         registry.change(session, who, project, model, body.details())
@@ -135,7 +131,7 @@ def change_model(project: str, model: str, body: DetailsBody, who: Caller, here:
 
 
 @router.delete("/models/{model}", status_code=204)
-def delete_model(project: str, model: str, who: Caller, here: Here) -> None:
+def delete_model(project: Text, model: Text, who: Caller, here: Here) -> None:
     """Remove a model with all versions, unless a deployment has it."""
     with here.database.transaction() as session:
         registry.delete(session, who, project, model)
@@ -143,7 +139,7 @@ def delete_model(project: str, model: str, who: Caller, here: Here) -> None:
 
 
 @router.post("/models/{model}/versions", status_code=202)
-def add_version(project: str, model: str, body: VersionBody, who: Caller, here: Here) -> AddedVersion:
+def add_version(project: Text, model: Text, body: VersionBody, who: Caller, here: Here) -> AddedVersion:
     """Add a version, and the model if there is none. The task brings the files and checks them."""
     source = VersionSource(**body.source.model_dump())
     with here.database.transaction() as session:
@@ -153,14 +149,16 @@ def add_version(project: str, model: str, body: VersionBody, who: Caller, here: 
 
 
 @router.get("/models/{model}/versions/{number}")
-def get_version(project: str, model: str, number: int, who: Caller, here: Here) -> VersionRecord:
+def get_version(project: Text, model: Text, number: Number, who: Caller, here: Here) -> VersionRecord:
     """Return a version: its signature, its files, what the check found."""
     with here.database.reading() as session:
         return registry.version(session, who, project, model, number)
 
 
 @router.patch("/models/{model}/versions/{number}")
-def annotate_version(project: str, model: str, number: int, body: NotesBody, who: Caller, here: Here) -> VersionRecord:
+def annotate_version(
+    project: Text, model: Text, number: Number, body: NotesBody, who: Caller, here: Here
+) -> VersionRecord:
     """Write notes about a version."""
     with here.database.transaction() as session:
         registry.annotate(session, who, project, model, number, body.notes)
@@ -168,7 +166,7 @@ def annotate_version(project: str, model: str, number: int, body: NotesBody, who
 
 
 @router.delete("/models/{model}/versions/{number}", status_code=204)
-def delete_version(project: str, model: str, number: int, who: Caller, here: Here) -> None:
+def delete_version(project: Text, model: Text, number: Number, who: Caller, here: Here) -> None:
     """Remove a version, unless a deployment has it."""
     with here.database.transaction() as session:
         registry.delete_version(session, who, project, model, number)
@@ -176,7 +174,7 @@ def delete_version(project: str, model: str, number: int, who: Caller, here: Her
 
 
 @router.post("/models/{model}/versions/{number}/check", status_code=202)
-def check_version(project: str, model: str, number: int, who: Caller, here: Here) -> AddedVersion:
+def check_version(project: Text, model: Text, number: Number, who: Caller, here: Here) -> AddedVersion:
     """Check a version again, with the environments that there are now."""
     with here.database.transaction() as session:
         added = registry.check_again(session, who, project, model, number)
@@ -186,7 +184,7 @@ def check_version(project: str, model: str, number: int, who: Caller, here: Here
 
 @router.get("/models/{model}/versions/{number}/difference")
 def compare_versions(
-    project: str, model: str, number: int, who: Caller, here: Here, before: Annotated[int, Query(alias="from")]
+    project: Text, model: Text, number: Number, who: Caller, here: Here, before: Annotated[Number, Query(alias="from")]
 ) -> VersionDifference:
     """Return what differs from another version, `from`: the configuration, the files."""
     with here.database.reading() as session:
@@ -194,7 +192,7 @@ def compare_versions(
 
 
 @router.get("/models/{model}/versions/{number}/files/{path:path}", response_class=FileResponse)
-def get_file(project: str, model: str, number: int, path: str, who: Caller, here: Here) -> FileResponse:
+def get_file(project: Text, model: Text, number: Number, path: Text, who: Caller, here: Here) -> FileResponse:
     """Return a file of a version."""
     with here.database.reading() as session:
         owner = registry.find(session, projects.find(session, who, project), model)
@@ -207,7 +205,7 @@ def get_file(project: str, model: str, number: int, path: str, who: Caller, here
 
 
 @router.post("/uploads", status_code=201)
-def begin_uploads(project: str, body: UploadBody, who: Caller, here: Here) -> list[UploadRecord]:
+def begin_uploads(project: Text, body: UploadBody, who: Caller, here: Here) -> list[UploadRecord]:
     """Begin to send files. Their batch is the place of a version's source when all of them have arrived."""
     files = [(file.path, file.size) for file in body.files]
     with here.database.transaction() as session:
@@ -215,21 +213,21 @@ def begin_uploads(project: str, body: UploadBody, who: Caller, here: Here) -> li
 
 
 @router.get("/uploads")
-def list_uploads(project: str, batch: str, who: Caller, here: Here) -> list[UploadRecord]:
+def list_uploads(project: Text, batch: Text, who: Caller, here: Here) -> list[UploadRecord]:
     """Return the files of a batch, and how much of each has arrived."""
     with here.database.reading() as session:
         return uploads.records(session, here.uploads, who, project, batch)
 
 
 @router.delete("/uploads", status_code=204)
-def drop_uploads(project: str, batch: str, who: Caller, here: Here) -> None:
+def drop_uploads(project: Text, batch: Text, who: Caller, here: Here) -> None:
     """Give the files of a batch up."""
     with here.database.transaction() as session:
         uploads.drop(session, here.uploads, who, project, batch)
 
 
 @router.get("/uploads/{key}")
-def get_upload(project: str, key: str, who: Caller, here: Here) -> UploadRecord:
+def get_upload(project: Text, key: Text, who: Caller, here: Here) -> UploadRecord:
     """Return how much of a file has arrived: sending goes on from there."""
     with here.database.reading() as session:
         return uploads.record(here.uploads, uploads.find(session, who, project, key))
@@ -241,12 +239,12 @@ def get_upload(project: str, key: str, who: Caller, here: Here) -> UploadRecord:
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
 )
 async def send_piece(
-    project: str,
-    key: str,
+    project: Text,
+    key: Text,
     request: Request,
     who: Caller,
     here: Here,
-    offset: Annotated[int, Query(ge=0, description="Where in the file the body begins.")] = 0,
+    offset: Annotated[Size, Query(description="Where in the file the body begins.")] = 0,
 ) -> UploadRecord:
     """Write a piece of a file, or all the rest of it. What has arrived stays when the connection breaks."""
 

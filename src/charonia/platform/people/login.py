@@ -17,6 +17,7 @@ from charonia.platform.people.oidc import CALLBACK_PATH, Provider, SentBrowser
 from charonia.platform.people.secrets import digest_of, new_secret
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Here, Platform
+from charonia.platform.values import Text
 
 LOGIN_PAGE = "/login"
 LINK_PATH = "/login/link"
@@ -36,7 +37,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get(LINK_PATH)
-def use_link(request: Request, platform: Here, token: str = "") -> Response:
+def use_link(request: Request, platform: Here, token: Text = "") -> Response:
     """Sign in with a link, which works once."""
     with platform.database.transaction() as session:
         cookie = sessions.use_link(session, token, _address(request))
@@ -44,7 +45,7 @@ def use_link(request: Request, platform: Here, token: str = "") -> Response:
 
 
 @router.get(SIGN_ON_PATH)
-def go_to_provider(platform: Here, next: str = "/") -> Response:
+def go_to_provider(platform: Here, next: Text = "/") -> Response:
     """Send a browser to the provider of single sign-on."""
     sent = SentBrowser(new_secret(), new_secret(), new_secret())
     try:
@@ -67,7 +68,7 @@ def go_to_provider(platform: Here, next: str = "/") -> Response:
 
 
 @router.get(CALLBACK_PATH)
-def come_back(request: Request, platform: Here, code: str = "", state: str = "") -> Response:
+def come_back(request: Request, platform: Here, code: Text = "", state: Text = "") -> Response:
     """Sign in somebody who comes back from the provider."""
     try:
         with platform.database.transaction() as session:

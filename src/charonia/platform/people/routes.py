@@ -10,17 +10,17 @@ from charonia.platform.people import audit, keys, login, projects, users
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.grants import kept
-from charonia.platform.people.paging import Limit, Offset
 from charonia.platform.state import Here
+from charonia.platform.values import Limit, Number, Offset, RequestBody, Text, Time
 
 router = APIRouter(prefix="/api/v1", tags=["people"])
 
 
-class RoleBody(BaseModel):
+class RoleBody(RequestBody):
     """A role."""
 
     role: Literal["viewer", "deployer", "admin"]
-    project: str = Field("", description="Name of the project, empty for all.")
+    project: Text = Field("", description="Name of the project, empty for all.")
     may_run_code: bool = Field(False, description="Whether a deployer may use models that hold code.")
 
     def grant(self) -> Grant:
@@ -35,18 +35,18 @@ class RoleBody(BaseModel):
         )
 
 
-class ProjectBody(BaseModel):
+class ProjectBody(RequestBody):
     """A project."""
 
-    name: str
+    name: Text
 
 
-class KeyRequest(BaseModel):
+class KeyRequest(RequestBody):
     """A key to make."""
 
-    name: str
+    name: Text
     roles: list[RoleBody]
-    expires: float = Field(0.0, description="Seconds since the epoch, 0 for never.")
+    expires: Time = Field(0.0, description="Seconds since the epoch, 0 for never.")
 
 
 class KeyBody(BaseModel):
@@ -71,11 +71,11 @@ class NewKeyBody(KeyBody):
     key: str = Field(description="The key. It is shown this once.")
 
 
-class UserRequest(BaseModel):
+class UserRequest(RequestBody):
     """Somebody who will sign in with links."""
 
-    name: str
-    email: str = ""
+    name: Text
+    email: Text = ""
 
 
 class UserBody(BaseModel):
@@ -95,11 +95,11 @@ class UserBody(BaseModel):
         return cls(id=user.id, name=user.name, email=user.email, issuer=user.issuer, roles=roles, created=user.created)
 
 
-class UserRoleBody(BaseModel):
+class UserRoleBody(RequestBody):
     """The role that a user is to have in a project, in place of the one before."""
 
     role: Literal["none", "viewer", "deployer", "admin"]
-    project: str = Field("", description="Name of the project, empty for all.")
+    project: Text = Field("", description="Name of the project, empty for all.")
     may_run_code: bool = False
 
 
@@ -180,7 +180,7 @@ def create_key(platform: Here, who: Caller, body: KeyRequest) -> NewKeyBody:
 
 
 @router.delete("/keys/{name}", status_code=204)
-def revoke_key(platform: Here, who: Caller, name: str) -> None:
+def revoke_key(platform: Here, who: Caller, name: Text) -> None:
     """Remove an API key; calls with it are refused from now on."""
     with platform.database.transaction() as session:
         keys.revoke(session, who, name)
@@ -201,7 +201,7 @@ def create_user(platform: Here, who: Caller, body: UserRequest) -> UserBody:
 
 
 @router.post("/users/{id}/link", status_code=201)
-def make_link(platform: Here, who: Caller, id: int) -> LinkBody:
+def make_link(platform: Here, who: Caller, id: Number) -> LinkBody:
     """Make a link that signs a user in, once, within a day."""
     with platform.database.transaction() as session:
         secret = users.link(session, who, id)
@@ -209,7 +209,7 @@ def make_link(platform: Here, who: Caller, id: int) -> LinkBody:
 
 
 @router.put("/users/{id}/role")
-def set_role(platform: Here, who: Caller, id: int, body: UserRoleBody) -> UserBody:
+def set_role(platform: Here, who: Caller, id: Number, body: UserRoleBody) -> UserBody:
     """Give a user a role in a project or in all, in place of the one before."""
     grant = None if body.role == "none" else Grant(ProjectRole[body.role.upper()], body.project, body.may_run_code)
     with platform.database.transaction() as session:
@@ -217,7 +217,7 @@ def set_role(platform: Here, who: Caller, id: int, body: UserRoleBody) -> UserBo
 
 
 @router.delete("/users/{id}", status_code=204)
-def remove_user(platform: Here, who: Caller, id: int) -> None:
+def remove_user(platform: Here, who: Caller, id: Number) -> None:
     """Remove a user and end their sessions."""
     with platform.database.transaction() as session:
         users.remove(session, who, id)
@@ -227,8 +227,8 @@ def remove_user(platform: Here, who: Caller, id: int) -> None:
 def list_changes(
     platform: Here,
     who: Caller,
-    project: str = "",
-    before: Annotated[int, Query(ge=0, description="Only entries with a smaller id; 0 for the newest.")] = 0,
+    project: Text = "",
+    before: Annotated[Number, Query(description="Only entries with a smaller id; 0 for the newest.")] = 0,
     limit: Limit = 100,
 ) -> list[AuditBody]:
     """List changes, the newest first."""

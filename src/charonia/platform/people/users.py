@@ -20,6 +20,8 @@ LOCAL = "local"
 OWNER = "owner"
 """Subject of the owner of this machine."""
 
+EMAIL_CHARS_MAX = 255
+
 LINK_S = 24 * 3600.0
 """Time in which a link must be used."""
 
@@ -47,6 +49,8 @@ def create(session: Session, who: Principal, name: str, email: str = "") -> User
     who.demand(ProjectRole.ADMIN)
     if not 0 < len(name.strip()) <= NAME_CHARS_MAX or not name.isprintable():
         raise invalid(f"name of a user: expected 1 to {NAME_CHARS_MAX} printable characters, got '{name}'")
+    if len(email) > EMAIL_CHARS_MAX or not email.isprintable():
+        raise invalid(f"email of a user: expected at most {EMAIL_CHARS_MAX} printable characters, got '{email[:80]}'")
     user = _new(session, LOCAL, new_secret(), name.strip(), email)
     audit.note(session, who, "user.create", principal(user).name)
     return user

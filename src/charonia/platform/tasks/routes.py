@@ -14,9 +14,9 @@ from charonia.platform.database.tables import TaskRow
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.calls import Caller
-from charonia.platform.people.paging import Limit
 from charonia.platform.state import Here, Platform
 from charonia.platform.tasks import queue
+from charonia.platform.values import Limit, Number, Size, Text
 
 LOG_PIECE_BYTES = 256 * 1024
 """Most of a log in one answer."""
@@ -58,9 +58,9 @@ class TaskBody(BaseModel):
 def list_tasks(
     platform: Here,
     who: Caller,
-    project: str,
-    kind: Annotated[str, Query(description="Only those of a kind.")] = "",
-    before: Annotated[int, Query(ge=0, description="Only those with a smaller number; 0 for all.")] = 0,
+    project: Text,
+    kind: Annotated[Text, Query(description="Only those of a kind.")] = "",
+    before: Annotated[Number, Query(description="Only those with a smaller number; 0 for all.")] = 0,
     limit: Limit = 100,
 ) -> list[TaskBody]:
     """List the tasks of a project, the newest first."""
@@ -70,7 +70,7 @@ def list_tasks(
 
 
 @router.get("/tasks/{number}")
-def get_task(platform: Here, who: Caller, number: int) -> TaskBody:
+def get_task(platform: Here, who: Caller, number: Number) -> TaskBody:
     """Return a task."""
     with platform.database.reading() as session:
         row = _visible(session, who, number)
@@ -81,8 +81,8 @@ def get_task(platform: Here, who: Caller, number: int) -> TaskBody:
 def get_log(
     platform: Here,
     who: Caller,
-    number: int,
-    offset: Annotated[int, Query(ge=0, description="Bytes that the caller has already.")] = 0,
+    number: Number,
+    offset: Annotated[Size, Query(description="Bytes that the caller has already.")] = 0,
 ) -> StreamingResponse:
     """Return the log of a task from an offset on; the header X-Log-Offset says where the next piece begins."""
     with platform.database.reading() as session:
@@ -93,7 +93,7 @@ def get_log(
 
 
 @router.post("/tasks/{number}/cancel")
-def cancel_task(platform: Here, who: Caller, number: int) -> TaskBody:
+def cancel_task(platform: Here, who: Caller, number: Number) -> TaskBody:
     """Cancel a task: at once if it waits, as soon as it notices if it runs."""
     with platform.database.transaction() as session:
         row = _visible(session, who, number, ProjectRole.DEPLOYER)
@@ -103,7 +103,7 @@ def cancel_task(platform: Here, who: Caller, number: int) -> TaskBody:
 
 
 @router.get("/tasks/{number}/files/{name}")
-def get_file(platform: Here, who: Caller, number: int, name: str) -> FileResponse:
+def get_file(platform: Here, who: Caller, number: Number, name: Text) -> FileResponse:
     """Return a file that a task has left, such as a report."""
     with platform.database.reading() as session:
         _visible(session, who, number)

@@ -1,0 +1,82 @@
+"""The domains of what calls carry: numbers, times and texts that every database can store.
+
+Each parameter and each member of a request has one of these types or a narrower one; a test walks all routes.
+"""
+
+from math import isfinite
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
+from fastapi import Query
+from pydantic import AfterValidator, AllowInfNan, BaseModel, ConfigDict, StringConstraints
+from pydantic_core import PydanticCustomError
+
+INTEGER_MAX = 2**31 - 1
+"""Largest id, number and count: an INTEGER of PostgreSQL."""
+
+SIZE_MAX = 2**63 - 1
+"""Largest size in bytes: a BIGINT."""
+
+TIME_S_MAX = 253_402_300_799.0
+"""The end of the year 9999 in seconds since the epoch: the latest time with a date."""
+
+AMOUNT_MAX = 1e12
+"""Largest of other numbers: weights, milliseconds."""
+
+DEPTH_MAX = 64
+"""Most levels of a free-form JSON object."""
+
+LIMIT_MAX = 200
+"""Most entries of an answer."""
+
+TEXT_PATTERN = r"^[^\x00]*$"
+
+
+def check_json(value: Any) -> Any:
+    """Return a JSON value whose numbers are finite and of 64 bits, and whose texts every database can store.
+
+    Raises:
+        PydanticCustomError: A ValueError that says what is outside of its domain.
+    """
+    waiting: list[tuple[Any, int]] = [(value, 1)]
+    while waiting:
+        found, depth = waiting.pop()
+        problem = _problem(found)
+        if depth > DEPTH_MAX and isinstance(found, dict | list):
+            problem = f"JSON may have at most {DEPTH_MAX} levels"
+        if problem:
+            raise PydanticCustomError("json_domain", problem)  # type: ignore[arg-type]
+        if isinstance(found, dict):
+            waiting += [(each, depth + 1) for pair in found.items() for each in pair]
+        elif isinstance(found, list):
+            waiting += [(each, depth + 1) for each in found]
+    return value
+
+
+def _problem(value: object) -> str:
+    match value:
+        case str() if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+            return "Texts must be Unicode without NUL"
+        case float() if not isfinite(value):
+            return "Numbers must be finite"
+        case int() if not -SIZE_MAX - 1 <= value <= SIZE_MAX:
+            return "Integers must fit into 64 bits"
+    return ""
+
+
+Text = Annotated[str, StringConstraints(pattern=TEXT_PATTERN)]
+Number = Annotated[int, Ge(0), Le(INTEGER_MAX)]
+Size = Annotated[int, Ge(0), Le(SIZE_MAX)]
+Time = Annotated[float, Ge(0), Le(TIME_S_MAX), AllowInfNan(False)]
+Amount = Annotated[float, Ge(0), Le(AMOUNT_MAX), AllowInfNan(False)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]
+
+
+class RequestBody(BaseModel):
+    """Base of the bodies of requests: types are not converted, unknown members are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many entries to return.")]
+Offset = Annotated[Number, Query(description="How many entries to skip.")]
