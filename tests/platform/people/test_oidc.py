@@ -7,11 +7,13 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 import pytest
 from fastapi.testclient import TestClient
+from joserfc import jwt
 from joserfc.jwk import KeySet, OctKey, RSAKey
 from tests.platform.people.oidc_provider import CLIENT, SECRET, OidcProvider
 
+from charonia.core.errors import ServingError, unavailable
 from charonia.platform.app import make_app
-from charonia.platform.people import login
+from charonia.platform.people import login, oidc
 from charonia.platform.settings import Oidc, PlatformSettings
 
 HOME = "http://127.0.0.1:8080"
@@ -25,8 +27,8 @@ def provider() -> Iterator[OidcProvider]:
 
 @pytest.fixture
 def browser(tmp_path: Path, provider: OidcProvider) -> Iterator[TestClient]:
-    oidc = Oidc(provider.issuer, CLIENT, SECRET, admins=("Ada@example.org",))
-    with TestClient(make_app(PlatformSettings(tmp_path, oidc=oidc)), base_url=HOME, follow_redirects=False) as client:
+    sso = Oidc(provider.issuer, CLIENT, SECRET, admins=("Ada@example.org",))
+    with TestClient(make_app(PlatformSettings(tmp_path, oidc=sso)), base_url=HOME, follow_redirects=False) as client:
         yield client
 
 
@@ -187,6 +189,7 @@ def test_another_state_is_refused(browser: TestClient) -> None:
 
 
 def test_a_browser_comes_back_once(browser: TestClient) -> None:
+    """The provider takes its code once."""
     back = at_provider(browser.get("/login/sso").headers["location"])
     cookie = browser.cookies[login.SIGN_IN_COOKIE]
     assert browser.get(back).headers["location"] == "/"
@@ -196,12 +199,40 @@ def test_a_browser_comes_back_once(browser: TestClient) -> None:
     assert browser.get(back).headers["location"] == "/login?problem=refused"
 
 
-def test_a_browser_that_comes_back_too_late_is_refused(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "now", lambda: 0.0)
+def test_a_browser_that_comes_back_too_late_is_refused(
+    browser: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(oidc, "now", lambda: 0.0)
     back = at_provider(browser.get("/login/sso").headers["location"])
     monkeypatch.undo()
 
     assert browser.get(back).headers["location"] == "/login?problem=refused"
+    assert "or too long ago" in caplog.text
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_cookie_that_somebody_has_changed_is_refused(
+    part: int, browser: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    back = at_provider(browser.get("/login/sso").headers["location"])
+    parts = browser.cookies[login.SIGN_IN_COOKIE].split(".")
+    parts[part] = parts[part][:-2] + ("AA" if parts[part][-2:] != "AA" else "BB")
+    browser.cookies.clear()
+    browser.cookies.set(login.SIGN_IN_COOKIE, ".".join(parts))
+
+    assert browser.get(back).headers["location"] == "/login?problem=refused"
+    assert "did not start this sign-in" in caplog.text
+
+
+def test_a_cookie_without_a_signature_is_refused(browser: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    claims = {"state": "s", "nonce": "n", "verifier": "v", "next": "/", "exp": 2**40}
+    unsigned = jwt.encode({"alg": "none"}, claims, OctKey.generate_key(256), algorithms=["none"])
+    browser.cookies.set(login.SIGN_IN_COOKIE, unsigned)
+
+    back = browser.get("/login/callback", params={"code": "c", "state": "s"})
+
+    assert back.headers["location"] == "/login?problem=refused"
+    assert "did not start this sign-in" in caplog.text
 
 
 def test_a_code_of_another_browser_is_refused(browser: TestClient) -> None:
@@ -223,17 +254,64 @@ def test_who_refuses_at_the_provider_is_told(browser: TestClient) -> None:
 
 
 def test_a_provider_that_is_away_is_named_so(tmp_path: Path) -> None:
-    oidc = Oidc("http://127.0.0.1:9", CLIENT, SECRET)
-    with TestClient(make_app(PlatformSettings(tmp_path, oidc=oidc)), base_url=HOME, follow_redirects=False) as browser:
+    away = Oidc("http://127.0.0.1:9", CLIENT, SECRET)
+    with TestClient(make_app(PlatformSettings(tmp_path, oidc=away)), base_url=HOME, follow_redirects=False) as browser:
         assert browser.get("/login/sso").headers["location"] == "/login?problem=provider"
 
 
-def test_many_browsers_at_the_provider_are_bounded(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "SIGN_INS_MAX", 2)
+def test_a_provider_that_is_away_is_not_called_for_every_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
 
-    found = [browser.get("/login/sso").headers["location"] for _ in range(3)]
-    assert found[2] == "/login?problem=provider"
-    assert not any(address.startswith("/login") for address in found[:2])
+    def fail(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        raise unavailable("away")
+
+    found = oidc.Provider(Oidc("http://127.0.0.1:9", CLIENT, SECRET), HOME)
+    monkeypatch.setattr(found, "_read", fail)
+    for _ in range(3):
+        with pytest.raises(ServingError, match="away"):
+            found.send("10.0.0.1", "/")
+
+    assert calls == 1
+
+
+def test_sign_ins_of_many_strangers_keep_nobody_out(browser: TestClient) -> None:
+    """The platform stores nothing for them, so any number may be at the provider."""
+    strangers = [browser.get("/login/sso").headers["location"] for _ in range(oidc.STARTS_MAX)]
+    provider = browser.app.state.platform.provider  # type: ignore[attr-defined]
+
+    assert not any(address.startswith("/login") for address in strangers)
+    assert browser.get("/login/sso").headers["location"] == "/login?problem=provider"
+    assert all(provider.send(f"10.0.{n // 256}.{n % 256}", "/") for n in range(1500))
+
+
+def test_an_address_starts_a_bounded_number_of_sign_ins_in_a_window() -> None:
+    clock = [0.0]
+    limit = oidc.AddressLimit(lambda: clock[0])
+
+    assert [limit.take("10.0.0.1") for _ in range(oidc.STARTS_MAX + 1)] == [True] * oidc.STARTS_MAX + [False]
+    assert limit.take("10.0.0.2")
+    clock[0] = oidc.WINDOW_S
+    assert limit.take("10.0.0.1")
+
+
+def test_addresses_of_one_ipv6_network_share_a_limit() -> None:
+    limit = oidc.AddressLimit(lambda: 0.0)
+
+    assert all(limit.take(f"2001:db8::{n:x}") for n in range(oidc.STARTS_MAX))
+    assert not limit.take("2001:db8::ffff")
+    assert limit.take("2001:db8:0:1::1")
+
+
+def test_addresses_past_the_bound_are_not_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oidc, "ADDRESSES_MAX", 1)
+    limit = oidc.AddressLimit(lambda: 0.0)
+    limit.take("10.0.0.1")
+
+    assert all(limit.take("10.0.0.2") for _ in range(2 * oidc.STARTS_MAX))
 
 
 @pytest.mark.parametrize(

@@ -275,20 +275,6 @@ class LoginLinkRow(PlatformTable):
     expires: Mapped[float]
 
 
-class SignInRow(PlatformTable):
-    """A browser that was sent to the provider of single sign-on, and has not come back yet."""
-
-    __tablename__ = "sign_ins"
-    digest: Mapped[str] = mapped_column(String(64), unique=True)
-    """Of the cookie that the browser got."""
-    state: Mapped[str] = mapped_column(String(64))
-    nonce: Mapped[str] = mapped_column(String(64))
-    verifier: Mapped[str] = mapped_column(String(128))
-    next: Mapped[str] = mapped_column(Text)
-    """Path of the page that it wants."""
-    expires: Mapped[float]
-
-
 class AuditRow(PlatformTable):
     """A change: who made it, and of what."""
 

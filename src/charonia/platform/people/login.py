@@ -1,20 +1,14 @@
 """The addresses by which browsers sign in and out."""
 
-import hmac
 import logging
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
-from sqlalchemy import delete, func, select
-from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
-from charonia.platform.database.connection import now
-from charonia.platform.database.tables import SignInRow
+from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.platform.people import sessions, users
 from charonia.platform.people.calls import Caller
-from charonia.platform.people.oidc import CALLBACK_PATH, Provider, SentBrowser
-from charonia.platform.people.secrets import digest_of, new_secret
+from charonia.platform.people.oidc import CALLBACK_PATH, SIGN_IN_S, Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Here, Platform
 from charonia.platform.values import Text
@@ -25,11 +19,8 @@ SIGN_ON_PATH = "/login/sso"
 
 SIGN_IN_COOKIE = "charonia_sign_in"
 
-SIGN_IN_S = 600.0
-"""Time that somebody has at the provider."""
-
-SIGN_INS_MAX = 1000
-"""Browsers that may be at the provider at the same time."""
+NEXT_CHARS_MAX = 2000
+"""Longest path of a page to continue at: a cookie holds it."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,13 +36,10 @@ def use_link(request: Request, platform: Here, token: Text = "") -> Response:
 
 
 @router.get(SIGN_ON_PATH)
-def go_to_provider(platform: Here, next: Text = "/") -> Response:
+def go_to_provider(request: Request, platform: Here, next: Text = "/") -> Response:
     """Send a browser to the provider of single sign-on."""
-    sent = SentBrowser(new_secret(), new_secret(), new_secret())
     try:
-        address = _provider(platform).address(sent)
-        with platform.database.transaction() as session:
-            cookie = _remember(session, sent, local_path(next))
+        address, cookie = _provider(platform).send(_address(request), local_path(next))
     except ServingError as error:
         return _explained(error)
     response = RedirectResponse(address, 303)
@@ -69,20 +57,20 @@ def go_to_provider(platform: Here, next: Text = "/") -> Response:
 
 @router.get(CALLBACK_PATH)
 def come_back(request: Request, platform: Here, code: Text = "", state: Text = "") -> Response:
-    """Sign in somebody who comes back from the provider."""
+    """Sign in a person who comes back from the provider."""
     try:
-        with platform.database.transaction() as session:
-            row = _recall(session, request.cookies.get(SIGN_IN_COOKIE, ""))
-        if row is None or not hmac.compare_digest(row.state.encode(), state.encode()) or not code:
-            raise invalid("single sign-on: a browser came back that was not sent, or without a code")
-        who = _provider(platform).identity(code, SentBrowser(row.state, row.nonce, row.verifier))
+        provider = _provider(platform)
+        sent = provider.returned(request.cookies.get(SIGN_IN_COOKIE, ""), state)
+        if not code:
+            raise invalid("single sign-on: the provider sent the browser back without a code")
+        who = provider.identity(code, sent)
         with platform.database.transaction() as session:
             is_admin = bool(who.email) and who.email.lower() in (a.lower() for a in platform.settings.oidc.admins)
             user = users.signed_in(session, who, is_admin=is_admin)
             cookie = sessions.begin(session, user, _address(request))
     except ServingError as error:
         return _explained(error)
-    response = _signed_in(platform.settings, cookie, row.next)
+    response = _signed_in(platform.settings, cookie, sent.next)
     response.delete_cookie(SIGN_IN_COOKIE, path=LOGIN_PAGE)
     return response
 
@@ -105,28 +93,7 @@ def link(settings: PlatformSettings, secret: str) -> str:
 def local_path(path: str) -> str:
     """Return a path on this site, "/" for anything else."""
     is_local = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
-    return path if is_local else "/"
-
-
-def _remember(session: Session, sent: SentBrowser, next: str) -> str:
-    """Keep with what a browser was sent to the provider, and return its cookie."""
-    session.execute(delete(SignInRow).where(SignInRow.expires <= now()))
-    count = session.scalar(select(func.count()).select_from(SignInRow)) or 0
-    if count >= SIGN_INS_MAX:
-        raise unavailable(f"{count} browsers are signing in, expected fewer than {SIGN_INS_MAX}", hint="try again")
-    cookie = new_secret()
-    session.add(
-        SignInRow(digest=digest_of(cookie), next=next, expires=now() + SIGN_IN_S, created=now(), **sent._asdict())
-    )
-    return cookie
-
-
-def _recall(session: Session, cookie: str) -> SignInRow | None:
-    """Return with what a browser was sent, once, and in time."""
-    row = session.scalar(select(SignInRow).where(SignInRow.digest == digest_of(cookie), SignInRow.expires > now()))
-    if row is not None:
-        session.delete(row)
-    return row
+    return path if is_local and len(path.encode()) <= NEXT_CHARS_MAX else "/"
 
 
 def _provider(platform: Platform) -> Provider:

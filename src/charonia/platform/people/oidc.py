@@ -1,8 +1,10 @@
 """Single sign-on with OpenID Connect: the code flow, with PKCE, state and nonce."""
 
+import hmac
+import ipaddress
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 from authlib.integrations.base_client import OAuthError
@@ -11,9 +13,11 @@ from authlib.oidc.core import CodeIDToken
 from httpx2 import HTTPError
 from joserfc import jwt
 from joserfc.errors import InvalidKeyIdError, JoseError
-from joserfc.jwk import KeySet, KeySetSerialization
+from joserfc.jwk import KeySet, KeySetSerialization, OctKey
 
-from charonia.core.errors import invalid, unavailable
+from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.platform.database.connection import now
+from charonia.platform.people.secrets import new_secret
 from charonia.platform.settings import Oidc
 
 SCOPE = "openid profile email"
@@ -31,6 +35,22 @@ METADATA_S = 3600.0
 LEEWAY_S = 60
 """How much its clock may differ."""
 
+RETRY_S = 5.0
+"""After the provider has failed to answer, the platform does not call it again for this time."""
+
+SIGN_IN_S = 600.0
+"""Time that a person has at the provider."""
+
+STARTS_MAX = 60
+"""Sign-ins that an address may start in `WINDOW_S`."""
+
+WINDOW_S = 60.0
+
+ADDRESSES_MAX = 100_000
+"""Addresses that are counted in a window; more are not limited."""
+
+_SEAL = "HS256"
+
 
 class SentBrowser(NamedTuple):
     """What must match when a browser comes back from the provider.
@@ -39,11 +59,13 @@ class SentBrowser(NamedTuple):
         state: In the address to which it comes back.
         nonce: In the ID token.
         verifier: Whose hash the provider got: PKCE.
+        next: Path of the page that the browser wants.
     """
 
     state: str
     nonce: str
     verifier: str
+    next: str = "/"
 
 
 class Identity(NamedTuple):
@@ -77,13 +99,46 @@ class Provider:
         self._metadata: Mapping[str, Any] = {}
         self._keys: Mapping[str, Any] = {}
         self._read_at = -METADATA_S
+        self._failure: tuple[float, ServingError] | None = None
+        self._seal = OctKey.generate_key(256)  # sign-ins under way do not survive a restart of the platform
+        self._starts = AddressLimit()
 
-    def address(self, sent: SentBrowser) -> str:
-        """Return where to send a browser.
+    def send(self, address: str, next: str) -> tuple[str, str]:
+        """Return where to send a browser, and the cookie that it must bring back.
+
+        The cookie holds the state of the sign-in, signed: the platform stores nothing for anonymous callers.
+
+        Args:
+            address: Address of the browser.
+            next: Path of the page that it wants.
 
         Raises:
-            ServingError: UNAVAILABLE when the provider does not answer, or not as one.
+            ServingError: UNAVAILABLE when the provider does not answer, or the address starts too many sign-ins.
         """
+        if not self._starts.take(address):
+            raise unavailable(
+                f"single sign-on: {address} starts more than {STARTS_MAX} sign-ins in {WINDOW_S:.0f} s",
+                hint="try again",
+            )
+        sent = SentBrowser(new_secret(), new_secret(), new_secret(), next)
+        claims = {**sent._asdict(), "exp": int(now() + SIGN_IN_S)}
+        return self._address(sent), jwt.encode({"alg": _SEAL}, claims, self._seal)
+
+    def returned(self, cookie: str, state: str) -> SentBrowser:
+        """Return what a browser was sent with, from its cookie.
+
+        Raises:
+            ServingError: INVALID_ARG for a cookie that is not from here, too old, or for another state.
+        """
+        try:
+            claims = jwt.decode(cookie, self._seal, [_SEAL]).claims
+            if claims["exp"] > now() and hmac.compare_digest(claims["state"].encode(), state.encode()):
+                return SentBrowser(*(claims[name] for name in SentBrowser._fields))
+        except (JoseError, ValueError):
+            pass
+        raise invalid("single sign-on: this browser did not start this sign-in, or too long ago", hint="sign in again")
+
+    def _address(self, sent: SentBrowser) -> str:
         metadata, _ = self._known()
         with self._client() as client:
             address, _ = client.create_authorization_url(
@@ -164,8 +219,14 @@ class Provider:
     def _known(self, *, fresh: bool = False) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Return the metadata and the keys of the provider."""
         with self._lock:
+            if self._failure is not None and time.monotonic() - self._failure[0] < RETRY_S:
+                raise self._failure[1]
             if fresh or time.monotonic() - self._read_at >= METADATA_S:
-                self._metadata, self._keys = self._read()
+                try:
+                    self._metadata, self._keys = self._read()
+                except ServingError as error:
+                    self._failure = (time.monotonic(), error)
+                    raise
                 self._read_at = time.monotonic()
             return self._metadata, self._keys
 
@@ -193,6 +254,36 @@ class Provider:
             code_challenge_method="S256",
             timeout=ANSWER_S_MAX,
         )
+
+
+class AddressLimit:
+    """Limits how often an address may start a sign-in. Any thread may call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began = clock()
+        self._counts: dict[str, int] = {}
+
+    def take(self, address: str) -> bool:
+        """Count a start; return False if the address has used up its window. The /64 of an IPv6 address counts."""
+        key = _network(address)
+        with self._lock:
+            if self._clock() - self._began >= WINDOW_S:
+                self._began = self._clock()
+                self._counts.clear()
+            count = self._counts.get(key, 0)
+            if key in self._counts or len(self._counts) < ADDRESSES_MAX:
+                self._counts[key] = count + 1
+            return count < STARTS_MAX
+
+
+def _network(address: str) -> str:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return address if parsed.version == 4 else str(ipaddress.IPv6Network((int(parsed), 64), strict=False))
 
 
 def _json(client: OAuth2Client, address: str) -> dict[str, Any]:
