@@ -138,6 +138,18 @@ def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
             "models[0].versions: expected a list of numbers, or 'latest', got 1"),
         ({"models": [{"name": "a", "versions": [1], "traffic": {"weights": {"2": 1}}}]},
             "models[0].traffic.weights: expected versions of [1], got '2'"),
+        ({"models": [{"name": "a", "traffic": {"weights": {"1": float("nan")}}}]},
+            "models[0].traffic.weights.1: expected a number from 0 to 1e+12, got nan"),
+        ({"models": [{"name": "a", "traffic": {"weights": {1: float("inf"), 2: 1}}}]},
+            "models[0].traffic.weights.1: expected a number from 0 to 1e+12, got inf"),
+        ({"models": [{"name": "a", "traffic": {"weights": {"1": -1}}}]},
+            "models[0].traffic.weights.1: expected a number from 0 to 1e+12, got -1"),
+        ({"models": [{"name": "a", "traffic": {"weights": {"1": 0}}}]},
+            "models[0].traffic.weights: expected a weight above 0, got none"),
+        ({"models": [{"name": "a", "traffic": {"sticky": "moon"}}]},
+            "models[0].traffic.sticky: expected 'header:NAME', 'key', 'correlation_id' or '', got 'moon'"),
+        ({"models": [{"name": "a", "traffic": {"shadow": {"2": 1.5}}}]},
+            "models[0].traffic.shadow.2: expected a number from 0 to 1, got 1.5"),
         ({"models": [{"name": "a", "traffic": {"canary": {}}}]},
             "models[0].traffic.canary: expected one of weights, sticky, shadow, got this name"),
         ({"models": [{"name": "a", "batching": {"max_batch_size": True}}]},
@@ -187,11 +199,10 @@ def test_changes_are_said_in_words() -> None:
     [
         ({"weights": {"1": 1}, "shadow": {"1": {"share": 0.05}}}, "version 1: 1; 5 % copied to version 1"),
         ({"shadow": {"1": 0.5}}, "50 % copied to version 1"),
-        ({"shadow": [1], "weights": {"1": "x"}}, "shadow [1]; version 1: x"),
-        ({"shadow": {"1": {"part": 1}}, "sticky": None}, '{"part": 1} copied to version 1; sticky as the model has it'),
+        ({"weights": {"1": 1}, "sticky": None}, "version 1: 1; sticky as the model has it"),
     ],
 )
-def test_traffic_is_told_in_words_whatever_it_holds(traffic: dict[str, object], words: str) -> None:
+def test_traffic_is_told_in_words(traffic: dict[str, object], words: str) -> None:
     before, after = (
         read_spec({"name": "a", "models": [{"name": "m", "versions": [1], **more}]})
         for more in ({}, {"traffic": traffic})

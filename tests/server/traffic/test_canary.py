@@ -20,7 +20,7 @@ from charonia.server.traffic.canary import (
     SetShare,
 )
 from charonia.server.traffic.figures import RequestWindow
-from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryState
+from charonia.wire.traffic import CanaryAction, CanaryPlan, CanaryState
 
 S = 1_000_000_000
 PLAN = CanaryPlan(2, 1, step_seconds=10, samples_min=50)

@@ -16,6 +16,7 @@ from charonia.platform.people import audit
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
 from charonia.platform.targets.server_calls import ask, model_path
+from charonia.wire.traffic_form import read_change
 
 LOG_LINES_MAX = 5000
 
@@ -112,6 +113,8 @@ class DeploymentServers:
             ServingError: NOT_FOUND; INVALID_ARG; UNAVAILABLE while nothing serves; UNSUPPORTED for a plan where servers
                 cannot be reached one by one.
         """
+        who.demand(ProjectRole.DEPLOYER, project)
+        read_change(dict(change))
         view = self._reads.get(who, project, name)
         spec = read_spec(self._reads.revision(who, project, name, view.wanted or view.revision).spec)
         if model not in [deployed.name for deployed in spec.models]:

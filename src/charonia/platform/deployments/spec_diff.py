@@ -88,7 +88,7 @@ def _versions(model: DeployedModel) -> str:
 
 
 def _traffic(traffic: Mapping[str, Any]) -> str:
-    """Return traffic settings in words. Their values are for the server to check: they may be anything."""
+    """Return traffic settings in words."""
     if not traffic:
         return "to the newest version"
     parts = []
@@ -102,9 +102,9 @@ def _traffic(traffic: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _share(shadow: object) -> str:
-    share = shadow.get("share") if isinstance(shadow, Mapping) else shadow
-    return f"{100 * share:g} %" if isinstance(share, int | float) else _short(shadow)
+def _share(shadow: Any) -> str:
+    share: float = shadow.get("share", 1.0) if isinstance(shadow, Mapping) else shadow
+    return f"{100 * share:g} %"
 
 
 def _short(value: object) -> str:

@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from charonia.core.errors import invalid
+from charonia.core.errors import ServingError, invalid
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.wire.traffic_form import read_settings
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """What a deployment may be called: it is part of addresses and folders."""
@@ -144,7 +145,8 @@ class _Reader:
         )
 
     def _traffic(self, path: str, value: object, versions: Sequence[int]) -> dict[str, Any]:
-        """Return how traffic is split, with texts as keys as in JSON. What it means is for the server to check."""
+        """Return how traffic is split, with texts as keys as in JSON."""
+        known = len(self.problems)
         traffic = dict(self._members(path, value, _TRAFFIC))
         for part in ("weights", "shadow"):
             if isinstance(by_version := traffic.get(part), Mapping):
@@ -152,6 +154,11 @@ class _Reader:
                 for version in traffic[part]:
                     if versions and version not in map(str, versions):
                         self._wrong(f"{path}.{part}", f"versions of {list(versions)}", version)
+        if len(self.problems) == known:
+            try:
+                read_settings(traffic)  # as the server does
+            except ServingError as error:
+                self.problems.append(f"{path}.{error.message}")
         return traffic
 
     def _bounds(self, path: str, value: object, *, least: int) -> tuple[int, int]:

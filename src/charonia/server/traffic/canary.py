@@ -5,13 +5,12 @@ A step lasts its time, and until there are enough samples. In each step the cana
 to compare with.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from charonia.server.traffic.figures import RequestWindow
 from charonia.server.traffic.judgement import LATENCIES_MIN, ErrorTest, LatencyTest, RateTest
-from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryState
+from charonia.wire.traffic import CanaryAction, CanaryPlan, CanaryState
 
 LOOK_NS = 1_000_000_000
 """Time between two looks."""
@@ -316,8 +315,3 @@ class Canary:
 
 def _ms(ns: int) -> str:
     return f"{ns / 1e6:.3g} ms" if ns < 999_500_000 else f"{ns / 1e6:.0f} ms"
-
-
-def is_ascending(steps: Sequence[float]) -> bool:
-    """Whether steps grow."""
-    return all(before < after for before, after in pairwise(steps))

@@ -6,7 +6,7 @@ import numpy as np
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Array, Tensor
-from charonia.server.traffic.records import Shadow
+from charonia.wire.traffic import Shadow
 
 
 def differs(given: Sequence[Tensor], copied: Sequence[Tensor], shadow: Shadow) -> bool:

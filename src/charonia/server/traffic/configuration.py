@@ -6,9 +6,9 @@ from charonia.config.model import ModelConfig
 from charonia.config.parameters import TRAFFIC
 from charonia.config.problems import Problem
 from charonia.core.errors import ServingError
-from charonia.server.traffic.json_form import read_settings
-from charonia.server.traffic.records import TrafficSettings
 from charonia.wire.json_text import parse_object
+from charonia.wire.traffic import TrafficSettings
+from charonia.wire.traffic_form import read_settings
 
 
 def traffic_problems(config: ModelConfig) -> Iterator[Problem]:

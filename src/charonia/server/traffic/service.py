@@ -24,13 +24,13 @@ from charonia.server.traffic.canary import (
     SetShare,
 )
 from charonia.server.traffic.configuration import POLICY_HINT, configured, policy_obstacle, shadow_obstacle
-from charonia.server.traffic.json_form import plan_json, read_change, read_plan, read_settings, settings_json
-from charonia.server.traffic.records import CanaryAction, CanaryPlan, CanaryState, TrafficChange, TrafficSettings
 from charonia.server.traffic.shadowing import Shadowing
 from charonia.server.traffic.split import SplitRunner
 from charonia.server.traffic.state import Happening, ModelTraffic
 from charonia.server.traffic.view import traffic_families, traffic_json, traffic_words
 from charonia.wire.json_text import Object
+from charonia.wire.traffic import CanaryAction, CanaryPlan, CanaryState, TrafficChange, TrafficSettings
+from charonia.wire.traffic_form import plan_json, read_change, read_plan, read_settings, settings_json
 
 _log = logging.getLogger(__name__)
 

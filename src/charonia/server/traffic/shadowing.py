@@ -19,8 +19,8 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.traffic.compare import differs
 from charonia.server.traffic.line import EvenPoints
-from charonia.server.traffic.records import Shadow
 from charonia.server.traffic.state import ModelTraffic
+from charonia.wire.traffic import Shadow
 
 COPIES_MAX = 64
 """Copies of the requests of a model that are under way."""

@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 from charonia.server.traffic.canary import Canary
 from charonia.server.traffic.figures import ShadowFigures, VersionFigures
 from charonia.server.traffic.line import EvenPoints, shares
-from charonia.server.traffic.records import NO_TRAFFIC, CanaryState, TrafficSettings
+from charonia.wire.traffic import NO_TRAFFIC, CanaryState, TrafficSettings
 
 HISTORY_MAX = 100
 """Latest happenings of a model that are kept."""

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from charonia.server.metrics.metric_families import Family, family
 from charonia.server.traffic.canary import Canary
-from charonia.server.traffic.json_form import plan_json, settings_json
-from charonia.server.traffic.records import BY_CORRELATION, BY_HEADER, BY_KEY
 from charonia.server.traffic.state import ModelTraffic, state_text
 from charonia.wire.json_text import Object
+from charonia.wire.traffic import BY_CORRELATION, BY_HEADER, BY_KEY
+from charonia.wire.traffic_form import plan_json, settings_json
 
 R = TypeVar("R")
 

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping
-from math import isfinite
+from itertools import pairwise
 
 from charonia.core.errors import invalid
-from charonia.server.traffic.canary import is_ascending
-from charonia.server.traffic.records import (
+from charonia.wire.json_text import Object, kind_of
+from charonia.wire.traffic import (
     BY_CORRELATION,
     BY_HEADER,
     BY_KEY,
@@ -18,7 +18,6 @@ from charonia.server.traffic.records import (
     TrafficChange,
     TrafficSettings,
 )
-from charonia.wire.json_text import Object, kind_of
 
 STICKY_FORMS = f"'{BY_HEADER}NAME', '{BY_KEY}', '{BY_CORRELATION}' or ''"
 
@@ -170,7 +169,7 @@ def _steps(name: str, value: object) -> tuple[float, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= STEPS_MAX:
         raise invalid(f"{name}: expected a list of 1 to {STEPS_MAX} percentages, got {kind_of(value)}")
     steps = tuple(_number(name, each, 0, 100) for each in value)
-    if not steps[0] or not is_ascending(steps):
+    if not steps[0] or any(before >= after for before, after in pairwise(steps)):
         raise invalid(f"{name}: expected percentages above 0 that grow, got {', '.join(f'{each:g}' for each in steps)}")
     return steps
 
@@ -184,10 +183,14 @@ def _action(value: object) -> CanaryAction:
 
 
 def _number(name: str, value: object, lowest: float, highest: float, *, whole: bool = False) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not is_number or (whole and value != int(value)) or not lowest <= value <= highest:  # type: ignore[call-overload,operator]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if (
+        not is_number
+        or not lowest <= value <= highest  # type: ignore[operator]  # NaN is in no range
+        or (whole and value != int(value))  # type: ignore[call-overload]
+    ):
         kind = "a whole number" if whole else "a number"
-        shown = f"{value:g}" if is_number else kind_of(value)
+        shown = (f"{value:g}" if isinstance(value, float) else str(value)) if is_number else kind_of(value)
         raise invalid(f"{name}: expected {kind} from {lowest:g} to {highest:g}, got {shown}")
     return float(value)  # type: ignore[arg-type]
 

@@ -7,8 +7,8 @@ import pytest
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError
 from charonia.server.traffic.configuration import configured, traffic_problems
-from charonia.server.traffic.json_form import plan_json, read_change, read_plan, read_settings, settings_json
-from charonia.server.traffic.records import CanaryAction, CanaryPlan, Shadow, TrafficChange, TrafficSettings
+from charonia.wire.traffic import CanaryAction, CanaryPlan, Shadow, TrafficChange, TrafficSettings
+from charonia.wire.traffic_form import plan_json, read_change, read_plan, read_settings, settings_json
 
 WHOLE = TrafficSettings({1: 90.0, 2: 10.0}, "header:x-user", {3: Shadow(0.25, 0.1, 0.2)})
 
@@ -62,6 +62,9 @@ def test_only_conditions_may_be_null_in_a_plan() -> None:
         ({"canary": {"version": 2, "steps": [10, 5]}}, "canary.steps: expected percentages above 0 that grow"),
         ({"canary": {"version": 2, "steps": [0, 5]}}, "canary.steps: expected percentages above 0 that grow"),
         ({"canary": {"version": 2, "steps": [101]}}, "canary.steps: expected a number from 0 to 100, got 101"),
+        ({"weights": {"1": float("nan")}}, "weights.1: expected a number from 0 to 1e+12, got nan"),
+        ({"weights": {"1": float("inf")}}, "weights.1: expected a number from 0 to 1e+12, got inf"),
+        ({"weights": {"1": 10**30}}, f"weights.1: expected a number from 0 to 1e+12, got {10**30}"),
         ({"canary": {"version": 2, "samples_min": 1.5}}, "canary.samples_min: expected a whole number"),
         ({"canary": {"version": 2, "significance": 0}}, "canary.significance: expected a number from 1e-09 to 0.5"),
         ({"canary": {"version": 2, "p99_ratio_max": 0.5}}, "canary.p99_ratio_max: expected a number from 1 to 1e+06"),
