@@ -148,24 +148,47 @@ def test_before_the_second_mark_nothing_is_known() -> None:
 def test_without_requests_there_are_no_shares() -> None:
     found = Activity()
 
-    assert (found.mean_batch, found.occupancy(1), found.wait_ns(0.5), found.counts.ended) == (0, 0, 0, 0)
+    assert (found.mean_batch, found.occupancy(1), found.wait_ns(0.5), found.counts.ended) == (0, 0, None, 0)
     assert found.closed(CloseReason.FULL) == 0
 
 
 @pytest.mark.parametrize(
     ("waits", "share", "expected"),
     [
-        ((4, 0, 0), 0.5, 5),  # half of those in the bucket up to 10
-        ((2, 2, 0), 0.75, 15),
-        ((0, 4, 0), 1.0, 20),
-        ((0, 0, 4), 0.99, 20),  # above the last bound
-        ((1, 0, 3), 0.25, 10),
+        ((400, 0, 0), 0.5, 5),  # half of those in the bucket up to 10
+        ((200, 200, 0), 0.75, 15),
+        ((0, 0, 400), 0.99, 20),  # above the last bound
+        ((100, 0, 300), 0.25, 10),
     ],
 )
 def test_a_share_of_the_waits_is_read_off_the_buckets(waits: tuple[int, ...], share: float, expected: float) -> None:
-    found = Activity(counts=Counts(waits=waits), wait_bounds_ns=(10, 20))
+    found = Activity(counts=Counts(waits=waits, queue_ns=10**6), wait_bounds_ns=(10, 20))
 
     assert found.wait_ns(share) == expected
+
+
+@pytest.mark.parametrize(
+    ("waits", "share", "is_known"),
+    [
+        ((1, 0), 0.5, False),
+        ((19, 0), 0.5, False),
+        ((20, 0), 0.5, True),
+        ((99, 0), 0.99, False),
+        ((100, 0), 0.99, True),
+        ((10**6, 0), 1.0, False),
+    ],
+)
+def test_a_share_of_too_few_waits_is_not_known(waits: tuple[int, ...], share: float, is_known: bool) -> None:
+    found = Activity(counts=Counts(waits=waits, queue_ns=10**6), wait_bounds_ns=(10,))
+
+    assert (found.wait_ns(share) is not None) is is_known
+
+
+def test_no_request_waited_longer_than_all_together() -> None:
+    found = Activity(counts=Counts(waits=(98, 2), queue_ns=1000), wait_bounds_ns=(100, 10_000))
+
+    assert found.wait_ns(0.99) == 500  # two of the hundred waited so long, or longer
+    assert found.wait_ns(0.5) == pytest.approx(1000 / 51)
 
 
 @given(st.lists(st.integers(1, 16), max_size=30), st.lists(st.integers(1, 16), max_size=30))

@@ -25,7 +25,7 @@ def activity(
     reason: CloseReason = CloseReason.QUEUE_EMPTY,
     moving: float = 0.1,
     idle_cores: float = 0.0,
-    waits: tuple[int, ...] = (1, 0, 0, 0),
+    waits: tuple[int, ...] = (4000, 0, 0, 0),
     failed: dict[FailureReason, int] | None = None,
     hits: int = 0,
 ) -> Activity:
@@ -45,6 +45,22 @@ def activity(
         waits=waits,
     )
     return Activity(10.0, 10.0, counts, BOUNDS, (0, 3, 1), idle_cores)
+
+
+def one(busy_s: float, *, seconds: float = 1.0, failed: dict[FailureReason, int] | None = None) -> Activity:
+    """Return a single request that waited 100.24 ms, as the histogram and the sum of waiting times have it."""
+    counts = Counts(
+        success=1,
+        failed=failed or {},
+        inferences=1,
+        batches={8: 1},
+        closes={CloseReason.FULL: 1},
+        request_ns=round(busy_s * S) + 100_240_000,
+        queue_ns=100_240_000,
+        infer_ns=round(busy_s * S),
+        waits=(0, 0, 0, 1),
+    )
+    return Activity(10.0, seconds, counts, BOUNDS, (0, 0))
 
 
 def short(done: Activity, *, holders: tuple[str, ...] = ("big",)) -> Activity:
@@ -107,6 +123,11 @@ def change(kind: str, setup: ModelSetup, done: Activity) -> str:
         (["resources", "unbatched"], replace(SETUP, batches=False), short(activity(busy=0.3, size=1))),
         (["at_ease"], SETUP, replace(short(activity(busy=0.3, size=6)), short=0.2)),
         (["resources"], SETUP, short(Activity(10.0, 10.0, queued=(0, 3)))),
+        # Few requests say that they failed, and little else; a model that works long on each says how busy it is.
+        (["few"], SETUP, one(busy_s=0.95)),
+        (["failing"], SETUP, one(busy_s=0.95, failed={FailureReason.BACKEND: 1})),
+        (["resources"], SETUP, short(one(busy_s=0.95))),
+        (["cores"], replace(SETUP, instances=1), one(busy_s=11.5, seconds=12.0)),
         (["idle"], SETUP, Activity(10.0, 10.0)),
         (["stuck"], SETUP, Activity(10.0, 10.0, queued=(0, 3))),
         (["starting"], SETUP, Activity()),
@@ -148,7 +169,7 @@ def test_cores_that_others_took_come_before_more_cores() -> None:
 
 def test_an_ensemble_is_limited_by_its_busiest_step() -> None:
     ensemble = ModelSetup("e", "1", instances=0, cores=4, steps=("a", "b"))
-    done = replace(activity(), counts=Counts(success=10, request_ns=10 * MS))
+    done = replace(activity(), counts=Counts(success=40, request_ns=40 * MS))
 
     assert kinds(ensemble, done, ("a", 0.97)) == ["step"]
     assert kinds(ensemble, done, ("a", 0.5)) == ["at_ease"]
@@ -158,7 +179,7 @@ def test_an_ensemble_is_limited_by_its_busiest_step() -> None:
 
 def test_an_ensemble_is_limited_by_the_step_that_waits_for_resources() -> None:
     ensemble = ModelSetup("e", "1", instances=0, cores=4, steps=("a", "b"))
-    done = replace(activity(), counts=Counts(success=10, request_ns=10 * MS))
+    done = replace(activity(), counts=Counts(success=40, request_ns=40 * MS))
 
     (found,) = explain(Facts(ensemble, done, ("a", 0.4), ("b", 0.9)))
 

@@ -11,6 +11,7 @@ from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, not_found
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
+from charonia.server.explain.activity import REQUESTS_MIN
 from charonia.server.explain.explainer import Explainer, setup_of
 from charonia.server.explain.explanation import ProcessHistory
 from charonia.server.explain.rules import ModelSetup
@@ -118,7 +119,8 @@ def test_an_ensemble_is_explained_with_those_of_its_steps_that_are_there() -> No
     explainer = explainer_of(model, ensemble)
     explainer.mark()
     model.work(100)
-    ensemble.metrics.composed(duration_ns=10, inferences=1, queue_ns=1, compute_ns=9, end_ns=10, wall_ms=0)
+    for _ in range(REQUESTS_MIN):
+        ensemble.metrics.composed(duration_ns=10, inferences=1, queue_ns=1, compute_ns=9, end_ns=10, wall_ms=0)
     explainer.mark()
 
     found = explainer.explain("e")

@@ -4,6 +4,7 @@ The counters exist for statistics and metrics anyway, and a second without a req
 numbers.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from charonia.server.scheduling.api import CloseReason
 
 MARKS_MAX = 61
 """Snapshots that are kept: a minute, including both ends."""
+
+REQUESTS_MIN = 20
+"""Fewer requests say nothing about shares and distributions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +132,23 @@ class Activity:
         total = sum(self.counts.closes.values())
         return self.counts.closes.get(reason, 0) / total if total else 0.0
 
-    def wait_ns(self, share: float) -> float:
-        """Return an estimate of this quantile of the waiting times of answered requests.
+    def wait_ns(self, share: float) -> float | None:
+        """Return an estimate of this quantile of the waiting times of answered requests, None for too few of them.
 
-        Times are taken to be spread evenly within a bucket; in the last bucket, which has no bound, to lie at its
-        lower end.
+        At least one request must lie beyond the quantile, and `REQUESTS_MIN` must have ended. Times are taken to be
+        spread evenly within a bucket; in the last bucket, which has no bound, to lie at its lower end. The sum of all
+        waiting times, which is exact, limits the estimate.
         """
-        wanted, low = share * sum(self.counts.waits), 0
+        total = sum(self.counts.waits)
+        if total < REQUESTS_MIN or round(total * (1 - share), 6) < 1:
+            return None
+        wanted, low = share * total, 0
+        most = self.counts.queue_ns / (total - math.ceil(round(wanted, 6)) + 1)  # so many waited as long, or longer
         for bound, count in zip(self.wait_bounds_ns, self.counts.waits, strict=False):
             if count and wanted <= count:
-                return low + (bound - low) * wanted / count
+                return min(most, low + (bound - low) * wanted / count)
             wanted, low = wanted - count, bound
-        return float(low)
+        return min(most, float(low))
 
 
 class History:

@@ -75,7 +75,7 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
         "time_us": {
             "request": _us(counts.request_ns, counts.success),
             "queue": _us(counts.queue_ns, counts.success),
-            **{f"queue_{name}": round(activity.wait_ns(share) / 1e3) for share, name in _QUANTILES},
+            **{f"queue_{name}": _rounded_us(activity.wait_ns(share)) for share, name in _QUANTILES},
             "batch_infer": _us(counts.infer_ns, activity.batch_count),
             "batch_moving": _us(counts.moving_ns, activity.batch_count),
         },
@@ -125,6 +125,10 @@ def _instances(facts: Facts) -> dict[str, object]:
         "max": setup.bounds.most if setup.bounds is not None else setup.instances,
         "scaling": setup.scaling,
     }
+
+
+def _rounded_us(ns: float | None) -> int | None:
+    return None if ns is None else round(ns / 1e3)
 
 
 def _us(ns: int, count: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from charonia.config.instance_bounds import InstanceBounds
 from charonia.config.parameters import INSTANCES_MAX
-from charonia.server.explain.activity import Activity
+from charonia.server.explain.activity import REQUESTS_MIN, Activity
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
@@ -29,6 +29,9 @@ DELAY_US_MAX = 10_000
 DELAY_US_MIN = 50
 TAKEN = 0.25
 """Cores that other programs take, from which on they come before the cure for too few cores."""
+
+LONG_S = 10.0
+"""Seconds of work that say how busy instances are, however few requests ended."""
 
 _ALONE = 1.5
 _NEARLY_BUSY = 0.7
@@ -144,6 +147,9 @@ def explain(facts: Facts) -> tuple[Finding, ...]:
         return (Finding("starting", "Nothing is known yet: the model has been loaded for less than a second."),)
     if not facts.activity.counts.ended:
         return (_idle(facts),)
+    if facts.activity.counts.ended < REQUESTS_MIN:
+        rules = _TIMED if facts.activity.active_seconds >= LONG_S else _CERTAIN
+        return tuple(finding for rule in rules if (finding := rule(facts)) is not None) or (_few(facts),)
     found = tuple(finding for rule in RULES if (finding := rule(facts)) is not None)
     return found if any(finding.kind not in _REMARKS for finding in found) else (_at_ease(facts), *found)
 
@@ -155,6 +161,15 @@ def _idle(facts: Facts) -> Finding:
             "stuck", f"No request ended, and {waiting:,} wait: what runs takes longer than this."
         )
     return Finding("idle", "No request ended in this time: there is nothing to explain.", "send some load")
+
+
+def _few(facts: Facts) -> Finding:
+    ended = facts.activity.counts.ended
+    return Finding(
+        "few",
+        f"{_requests(ended)} ended in this time: what limits the model is known from {REQUESTS_MIN} requests on.",
+        "send more load",
+    )
 
 
 def _at_ease(facts: Facts) -> Finding:
@@ -361,7 +376,12 @@ def _overcommitted(facts: Facts) -> Finding | None:
 
 def _bursts(facts: Facts) -> Finding | None:
     p99_ns = facts.activity.wait_ns(0.99)
-    if facts.busy > _NEARLY_BUSY or facts.is_short or p99_ns < max(2 * facts.batch_ns, facts.setup.delay_us * 2e3, 1e6):
+    if (
+        p99_ns is None
+        or facts.busy > _NEARLY_BUSY
+        or facts.is_short
+        or p99_ns < max(2 * facts.batch_ns, facts.setup.delay_us * 2e3, 1e6)
+    ):
         return None
     return Finding(
         "bursts",
@@ -383,6 +403,12 @@ RULES: tuple[Rule, ...] = (
     *(_failed, _rejected, _steps, _short, _saturated, _unbatched, _full, _preferred, _queue_empty),
     *(_shapes, _moving, _overcommitted, _useless_delay, _bursts, _cached),
 )
+_CERTAIN: tuple[Rule, ...] = (_failed, _rejected, _short_step, _short)
+"""Rules that hold from the first request on."""
+
+_TIMED: tuple[Rule, ...] = (_failed, _rejected, _steps, _short, _saturated)
+"""Those that hold for few requests that took long."""
+
 _REMARKS = frozenset({"cache", "failing"})
 
 

@@ -65,10 +65,10 @@ def _requests(document: Mapping[str, Any]) -> Iterator[str]:
     yield _line("Queue", f"{_count(requests['waiting'])} waiting now, {_count(requests['waiting_max'])} at most")
     if requests["success"]:
         at = max(0.0, times["request"] - times["queue"])
+        most = f" (99% up to {_time(times['queue_p99'])})" if times["queue_p99"] is not None else ""
         yield _line(
             "Time",
-            f"{_time(times['request'])} a request: {_time(times['queue'])} in the queue (99% up to "
-            f"{_time(times['queue_p99'])}), {_time(at)} after it",
+            f"{_time(times['request'])} a request: {_time(times['queue'])} in the queue{most}, {_time(at)} after it",
         )
 
 
