@@ -2,7 +2,7 @@
 
 import pytest
 from fastapi import FastAPI
-from tests.support.described import unlike_its_document
+from tests.support.described import of_app, unlike_its_document
 
 from charonia.platform.openapi import OPENAPI_PATH
 from charonia.platform.state import Platform
@@ -19,8 +19,7 @@ def test_every_call_answers_as_the_document_says(app: FastAPI, platform: Platfor
     expected = ["2xx", "400", "401", "403", "404", "409"]
 
     found = unlike_its_document(
-        OPENAPI_PATH,
-        app,
+        of_app(OPENAPI_PATH, app),
         {"Authorization": f"Bearer {key}"},
         positive_data_acceptance={"expected-statuses": expected},
     )

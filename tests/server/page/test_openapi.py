@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from charonia.config.model import (
     TransactionPolicy,
 )
 from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError
 from charonia.core.metadata import ServerMetadata
 from charonia.server.http.frontend import HttpLimits, protocol_routes
 from charonia.server.page.openapi import ELEMENTS_SHOWN_MAX, ServedModel, openapi_document
@@ -48,6 +50,40 @@ def document(*configs: ModelConfig, has_keys: bool = False) -> dict[str, Any]:
     models = [ServedModel(config, ("1",), config.backend) for config in configs]
     made: dict[str, Any] = json.loads(dump(openapi_document(SERVER, models, url=URL, has_keys=has_keys)))
     return made
+
+
+def test_a_plain_value_stands_for_an_input_of_one_element_only() -> None:
+    shapes = {(1,): True, (-1,): True, (-1, 1): True, (16,): False, (-1, 2): False}
+    for dims, has_one in shapes.items():
+        config = replace(BATCHED, input=(ModelInput("A", DataType.FP32, dims=dims),))
+        schema = content(document(config), "/v2/models/sum/generate")["schema"]
+
+        assert fits(document(config), schema, {"A": 1.0}) is has_one, dims
+        try:
+            decode_generate(config, "", b'{"A": 1.0}', LIMIT)
+        except ServingError:
+            assert not has_one, dims
+        else:
+            assert has_one, dims
+
+
+def test_an_id_may_be_null() -> None:
+    made = document(BATCHED)
+    body = {"id": None, "inputs": [{"name": "A", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+
+    assert fits(made, content(made, "/v2/models/sum/infer")["schema"], body)
+    assert fits(made, content(made, "/v2/models/sum/generate")["schema"], {"id": None, "A": [1, 2, 3, 4]})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_known"),
+    [({"config": "{}"}, True), ({"file:1/model.py": "eA=="}, True), ({"colour": "red"}, False), ({"config": 1}, False)],
+)
+def test_a_load_has_known_parameters_only(parameters: dict[str, object], is_known: bool) -> None:
+    made = document(BATCHED)
+    body = {"parameters": parameters}
+
+    assert fits(made, content(made, "/v2/repository/models/{model}/load")["schema"], body) is is_known
 
 
 def content(made: dict[str, Any], path: str) -> dict[str, Any]:

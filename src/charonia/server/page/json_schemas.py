@@ -79,7 +79,7 @@ def infer_request(config: ModelConfig) -> Json:
         },
     }
     properties = {
-        "id": {"type": "string", "description": "Comes back with the response"},
+        "id": {"type": ["string", "null"], "description": "Comes back with the response"},
         "inputs": array,
         "outputs": outputs,
         "parameters": {"$ref": COMPONENTS + "RequestParameters"},
@@ -101,11 +101,11 @@ def infer_response(config: ModelConfig) -> Json:
 def generate_request(config: ModelConfig) -> Json:
     """Return the schema of the body of `generate`: a member for each input, request parameters for the rest."""
     inputs = [given for given in config.input if given.data_type is not None]
-    properties = {given.name: _member(config, given) for given in inputs}
+    properties = {given.name: _given(config, given) for given in inputs}
     return {
         "type": "object",
         "required": [given.name for given in inputs if not given.optional],
-        "properties": {"id": {"type": "string"}} | properties,
+        "properties": {"id": {"type": ["string", "null"]}} | properties,
         "additionalProperties": {"type": ["string", "number", "boolean", "object"]},
     }
 
@@ -133,6 +133,13 @@ def _member(config: ModelConfig, tensor: ModelInput | ModelOutput) -> Json:
         "description": signature_text(config, tensor),
         "anyOf": [element(datatype), {"$ref": COMPONENTS + datatype.wire}],
     }
+
+
+def _given(config: ModelConfig, tensor: ModelInput) -> Json:
+    """Return the schema of an input as a plain value, which has one element: only some shapes do."""
+    member = _member(config, tensor)
+    has_one = all(dim in (-1, 1) for dim in tensor.dims)
+    return member if has_one else {"description": member["description"], "$ref": COMPONENTS + _wire(tensor)}
 
 
 def _entry(config: ModelConfig, tensor: ModelInput | ModelOutput) -> Json:

@@ -189,7 +189,10 @@ def _infer(config: ModelConfig, request: ExampleRequest, is_short: bool) -> Json
             "parameter `binary_data_size`, in their order",
         }
     }
-    answers: Json = {JSON_TYPE: {"schema": json_schemas.infer_response(config)}}
+    answers: Json = {
+        JSON_TYPE: {"schema": json_schemas.infer_response(config)},
+        BINARY_TYPE: {"schema": {"type": "string", "format": "binary", "description": "If outputs are asked for so"}},
+    }
     if config.is_decoupled:
         answers = {EVENT_STREAM: {"schema": {"type": "string", "description": "An event `data: JSON` a response"}}}
     operation = _operation(config, "infer", "Inference", content, answers)
@@ -252,8 +255,8 @@ def _get(tag: str, summary: str, *, of_model: bool = False, has_body: bool = Tru
     return {"get": operation | ({"parameters": [_MODEL]} if of_model else {})}
 
 
-def _post(summary: str, properties: Json, *, of_model: bool) -> Json:
-    operation = _get("Repository", summary, of_model=of_model, has_body=not of_model)["get"]
+def _post(summary: str, properties: Json, *, of_model: bool, tag: str = "Repository") -> Json:
+    operation = _get(tag, summary, of_model=of_model, has_body=not of_model)["get"]
     body = {"content": {JSON_TYPE: {"schema": {"type": "object", "properties": properties}}}}
     return {"post": {**_mapping(operation), "requestBody": body}}
 
@@ -269,7 +272,9 @@ _LOAD: Json = {
     "parameters": {
         "type": "object",
         "description": "`config`: a configuration as JSON text; `file:PATH`: a file's content in base64",
-        "additionalProperties": {"type": "string"},
+        "properties": {"config": {"type": "string"}},
+        "patternProperties": {"^file:": {"type": "string", "contentEncoding": "base64"}},
+        "additionalProperties": False,
     }
 }
 _UNLOAD: Json = {"parameters": {"type": "object", "properties": {"unload_dependents": {"type": "boolean"}}}}
@@ -283,11 +288,21 @@ _SERVER_PATHS: Json = {
     "/v2/models/{model}/ready": _get("Models", "Whether a model is ready", of_model=True, has_body=False),
     "/v2/models/{model}/config": _get("Models", "The complete configuration", of_model=True),
     "/v2/models/{model}/stats": _get("Models", "Statistics", of_model=True),
-    "/v2/models/{model}/traffic": _get("Models", "How requests without a version are split", of_model=True),
     "/v2/models/{model}/explain": _get("Models", "What limits a model, and what to change", of_model=True),
     "/v2/repository/index": _post("Every model with its state", {"ready": {"type": "boolean"}}, of_model=False),
     "/v2/repository/models/{model}/load": _post("Load or reload a model", _LOAD, of_model=True),
     "/v2/repository/models/{model}/unload": _post("Unload a model", _UNLOAD, of_model=True),
+}
+
+_TRAFFIC: Json = {
+    name: {"type": ["object", "null"]} if name in ("weights", "shadow", "canary") else {"type": ["string", "null"]}
+    for name in ("weights", "sticky", "shadow", "canary", "action")
+}
+
+_SERVER_PATHS["/v2/models/{model}/traffic"] = {
+    **_get("Models", "How requests without a version are split", of_model=True),
+    **_post("Change how they are split", _TRAFFIC, of_model=True, tag="Models"),
+    "delete": _get("Models", "Split them as the configuration says", of_model=True)["get"],
 }
 
 _SECURITY: Json = {
