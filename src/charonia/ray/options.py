@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from charonia.cli.serve import parse
 from charonia.core.errors import ServingError
+from charonia.server.access.rules import parse_keys
 from charonia.server.embedding import LOOPBACK
 from charonia.server.options import ControlMode, ServerOptions
 
@@ -32,6 +33,8 @@ class AppOptions(BaseModel):
         elsewhere: Applications of models that Python models call and that other applications have, by model.
         models_per_replica: Most models that a replica holds for requests with `serve_multiplexed_model_id`; 0 for no
             multiplexing. Needs `--model-control-mode=auto` or `explicit`.
+        keys: Lines of a file of API keys, in place of `--api-keys` in options. Give keys as `sha256:...`: Ray shows
+            them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,6 +53,7 @@ class AppOptions(BaseModel):
     address: str = Field(default=LOOPBACK, min_length=1)
     elsewhere: dict[str, str] = {}
     models_per_replica: int = Field(default=0, ge=0)
+    keys: list[str] = []
 
     @field_validator("options", mode="before")
     @classmethod
@@ -70,6 +74,10 @@ class AppOptions(BaseModel):
             raise ValueError("autoscaling: expected max_replicas above min_replicas, too; their number is fixed")
         if server.front_ends > 0:
             raise ValueError("--front-ends: a replica is one process (hint: more replicas)")
+        if self.keys and server.api_keys:
+            raise ValueError("keys: expected no --api-keys in options")
+        if problems := parse_keys("\n".join(self.keys)).problems:
+            raise ValueError(f"keys: {'; '.join(problems)}")
         if self.models_per_replica and server.models.control_mode not in (ControlMode.AUTO, ControlMode.EXPLICIT):
             raise ValueError("models_per_replica: expected --model-control-mode=auto or explicit in options, too")
         return self

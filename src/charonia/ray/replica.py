@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import grpc
@@ -76,6 +78,11 @@ class RayReplica:
         server_options = options.server_options()
         self._options = options
         self._has_keys = bool(server_options.api_keys)
+        if options.keys:
+            self._keys = NamedTemporaryFile("w", prefix="charonia-keys-")  # noqa: SIM115  # as long as the replica
+            self._keys.write("\n".join(options.keys) + "\n")
+            self._keys.flush()
+            server_options = replace(server_options, api_keys=self._keys.name)
         self._hold: Callable[[str], Awaitable[_Held]] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._server = InferenceServer(server_options)

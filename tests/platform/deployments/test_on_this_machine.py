@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,14 +20,17 @@ from tests.support.process import eventually
 
 from charonia.client import Client
 from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.service import Deployments
-from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.deployments.views import ChangePlan, DeploymentView
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import LocalTarget
+from charonia.platform.targets.local_folder import ServerFolder
+from charonia.platform.targets.server_calls import ask
 
 ADA = Principal.of("Ada", [Grant(ProjectRole.ADMIN)])
 PORTS = free_ports(40)
@@ -138,6 +142,65 @@ class Load:
                 except Exception as error:
                     self.errors.append(str(error))
                 time.sleep(0.002)
+
+
+def test_a_port_that_another_program_takes_before_the_server_does_is_replaced(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[socket.socket] = []
+    start = ServerFolder.start
+
+    def late(server: ServerFolder, command: list[str], environment: dict[str, str]) -> None:
+        if not taken:
+            (port,) = [argument for argument in command if argument.startswith("--http-port=")]
+            taken.append(socket.create_server(("127.0.0.1", int(port.partition("=")[2]))))
+        start(server, command, environment)
+
+    monkeypatch.setattr(ServerFolder, "start", late)
+    place.deployments.changes.create(ADA, "default", spec(1))
+    view = place.until(state="ready", serving=1)
+
+    assert result(view.http) == 1.0
+    assert not view.http.endswith(f":{taken[0].getsockname()[1]}")
+    taken[0].close()
+
+
+ADMINISTRATIVE: dict[str, dict[str, Any]] = {
+    "/v2/models/plus/traffic": {"weights": {"1": 1}},
+    "/v2/repository/models/plus/load": {},
+    "/v2/repository/models/plus/unload": {},
+    "/v2/logging": {"log_verbose_level": 1},
+    "/v2/trace/setting": {"trace_level": ["OFF"]},
+    "/v2/models/plus/trace/setting": {"trace_level": ["OFF"]},
+    "/v2/systemsharedmemory/region/r/register": {"key": "/r", "offset": 0, "byte_size": 64},
+    "/v2/systemsharedmemory/unregister": {},
+}
+
+
+def test_the_platform_alone_administers_a_deployment_without_keys(place: Place) -> None:
+    place.deployments.changes.create(ADA, "default", spec(1, 2, traffic={"weights": {"1": 1}}))
+    view = place.until(state="ready", serving=1)
+
+    assert result(view.http) == result(f"grpc://{view.grpc}") == 1.0
+    for path, body in ADMINISTRATIVE.items():
+        for key in ("", "a-guess-of-sixteen"):
+            with pytest.raises(ServingError, match="API key"):
+                ask(view.http, path, key=key, body=body)
+    with Client(f"grpc://{view.grpc}") as client:
+        for call in (
+            lambda: client.load_model("plus"),
+            lambda: client.unload_model("plus"),
+            client.shared_memory_regions,
+            client.unregister_shared_memory,
+        ):
+            with pytest.raises(ServingError, match="API key"):
+                call()
+
+    plan = {"canary": {"version": 2, "stable": 1, "steps": [50, 100]}}
+    begun = place.deployments.servers.set_traffic(ADA, "default", "adder", "plus", plan)
+    assert not isinstance(begun, ChangePlan)
+    assert begun["canary"]["state"] == "running"
+    assert result(view.http) in (1.0, 2.0)
 
 
 def test_a_deployment_answers_and_its_next_revision_takes_over_without_a_lost_request(place: Place) -> None:

@@ -14,9 +14,9 @@ from tests.support.process import eventually
 
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.targets import local_server
-from charonia.platform.targets.api import PlacedModel, Workload
+from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, Workload
 from charonia.platform.targets.fit import MIB, LocalMachine
-from charonia.platform.targets.local import LocalTarget
+from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget
 from charonia.platform.targets.local_folder import DeploymentFolder, ServerFolder
 from charonia.platform.targets.local_reasons import MOVED
 from charonia.testing.target_suite import TargetCase, TargetSuite
@@ -102,3 +102,81 @@ def test_what_a_new_engine_is_asked_for_while_the_one_before_still_ends_stays(
 
     assert (moved.serving, moved.applying, ended.serving, ended.applying) == (2, 0, 2, 0)
     assert (before_the_end, forgotten) == (["echo"], ["echo"])
+
+
+IN_USE = "  cannot listen on 127.0.0.1:22000: Address already in use\n"
+
+
+class Race:
+    """A deployment whose server has just ended because another program had taken its port, as often as it starts."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, said: str = IN_USE) -> None:
+        self.commands: list[list[str]] = []
+        self.target = LocalTarget(folder, PORTS)
+        self.folder = DeploymentFolder(folder / "default" / "reader")
+        monkeypatch.setattr(ServerFolder, "is_running", lambda self: False)
+        monkeypatch.setattr(ServerFolder, "pid", lambda self: os.getpid())
+
+        def start(server: ServerFolder, command: list[str], environment: dict[str, str]) -> None:
+            self.commands.append(command)
+            with server.log.open("a") as log:
+                log.write(said)
+
+        monkeypatch.setattr(ServerFolder, "start", start)
+        revision = self.folder.revision(1)
+        revision.path.mkdir(parents=True)
+        revision.write("serve", arguments=["serve"], made="one", needs={}, least=1)
+        self.folder.platform_key.write_text("key")
+        self.folder.write("address", ports=[22000, 22001])
+        self.folder.write("goal", revision=1)
+        self.server = self.folder.server(1)
+        self.server.path.mkdir()
+        self.server.write("ports", ports=[22002, 22003])
+        self.server.write("applying", revision=1, is_upgrade=False, made="one", log_from=0)
+        self.server.log.write_text(said)
+
+    def observe(self) -> Observed:
+        return self.target.observe("default/reader")
+
+
+def port_options(command: list[str]) -> set[str]:
+    return {argument for argument in command if "-port=" in argument}
+
+
+def test_a_server_that_loses_its_ports_to_another_program_gets_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = Race(tmp_path, monkeypatch)
+
+    race.observe()
+
+    (command,) = race.commands
+    first = {"--http-port=22000", "--grpc-port=22001", "--replica-port=22002", "--metrics-port=22003"}
+    assert len(port_options(command)) == 4
+    assert not port_options(command) & first
+
+
+def test_after_some_lost_races_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Race(tmp_path, monkeypatch)
+
+    seen = [race.observe() for _ in range(PORT_RACES_MAX + 2)]
+
+    assert len(race.commands) == PORT_RACES_MAX
+    assert (seen[-1].phase, seen[-1].applying) == (RevisionPhase.FAILED, 1)
+
+
+def test_an_address_that_has_answered_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Race(tmp_path, monkeypatch)
+    race.folder.write("address", ports=[22000, 22001], is_proven=True)
+
+    race.observe()
+
+    assert {"--http-port=22000", "--grpc-port=22001"} < port_options(race.commands[0])
+    assert "--replica-port=22002" not in race.commands[0]
+
+
+def test_a_server_that_ends_for_another_reason_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Race(tmp_path, monkeypatch, said="the model cannot be loaded\n")
+
+    assert race.observe().phase is RevisionPhase.FAILED
+    assert race.commands == []

@@ -3,6 +3,7 @@
 import pytest
 
 from charonia.core.errors import RefusalKind
+from charonia.server.access.operations import CHANGES, METHODS, ROUTES
 from charonia.server.access.rules import (
     KEYS_MAX,
     Api,
@@ -98,7 +99,7 @@ def test_a_key_without_the_scope_is_forbidden_and_told_which_it_needs() -> None:
 
 @pytest.mark.parametrize("scope", list(Scope))
 def test_admin_is_good_for_everything(scope: Scope) -> None:
-    assert ring(f"ops admin {KEY}").check(scope, headers(x_api_key=KEY)) is None
+    assert ring(f"ops admin {KEY}").check(Operation(Api.STATISTICS, scope), headers(x_api_key=KEY)) is None
 
 
 def test_what_needs_no_key_is_open_unless_it_is_restricted() -> None:
@@ -119,8 +120,62 @@ def test_other_keys_take_the_place_of_those_there_were() -> None:
 
     keys.replace(parse_keys("new infer another-key-of-sixteen").keys)
 
-    assert keys.check(Scope.INFER, headers(x_api_key=KEY)) is not None
-    assert keys.check(Scope.INFER, headers(x_api_key="another-key-of-sixteen")) is None
+    assert keys.check(INFER, headers(x_api_key=KEY)) is not None
+    assert keys.check(INFER, headers(x_api_key="another-key-of-sixteen")) is None
+
+
+OPEN = (f"platform admin {KEY}", "clients infer,read none")
+
+CLOSED_HTTP = {
+    *(path for path in ROUTES if "sharedmemory" in path or path.endswith(("{model}/load", "{model}/unload"))),
+    *("/v2/logging", "/v2/trace/setting", "/v2/models/{model}/trace/setting"),
+}
+CLOSED_GRPC = {
+    *(name for name in METHODS if "SharedMemory" in name),
+    *("RepositoryModelLoad", "RepositoryModelUnload", "ModelTrafficChange", "ModelTrafficReset"),
+    *("TraceSetting", "LogSettings"),
+}
+
+
+@pytest.mark.parametrize("sent", [headers(), headers(authorization="Bearer none"), headers(x_api_key="x" * 20)])
+def test_callers_without_a_known_key_may_do_what_the_file_says_and_nothing_administrative(sent: Header) -> None:
+    given = gate(keys=ring(*OPEN))
+
+    assert {path for path, each in ROUTES.items() if given.check(each, sent)} == CLOSED_HTTP
+    assert {name for name, each in METHODS.items() if given.check(each, sent)} == CLOSED_GRPC
+    assert given.check(CHANGES["/v2/models/{model}/traffic"], sent) is not None
+
+
+def test_a_known_key_may_do_more_than_callers_without_one() -> None:
+    given = gate(keys=ring(*OPEN, "tool infer another-key-of-sixteen"))
+
+    every = [*ROUTES.values(), *CHANGES.values(), *METHODS.values()]
+    assert [each for each in every if given.check(each, headers(x_api_key=KEY))] == []
+    assert given.check(Operation(Api.SHARED_MEMORY, Scope.INFER), headers(x_api_key="another-key-of-sixteen")) is None
+
+
+def test_inference_needs_a_key_unless_the_file_opens_it() -> None:
+    assert gate(keys=ring()).has_keys
+    assert gate(keys=ring("clients read none")).has_keys
+    assert not gate(keys=ring(*OPEN)).has_keys
+    assert not gate().has_keys
+
+
+def test_a_file_that_does_not_open_the_server_any_more_closes_it() -> None:
+    keys = ring(*OPEN)
+    keys.replace(parse_keys(OPEN[0]).keys)
+
+    assert keys.check(INFER, headers()) is not None
+
+
+def test_nobody_administers_without_a_key() -> None:
+    found = parse_keys("clients infer,admin none\nclients infer none\nothers read none")
+
+    assert [key.scopes for key in found.keys] == [{Scope.INFER}]
+    assert found.problems == [
+        "line 1: 'clients': the scope admin needs a key",
+        "line 3: the key of 'others' is also that of 'clients'",
+    ]
 
 
 def test_a_file_holds_keys_or_their_digests_and_remarks() -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from charonia.core.errors import ServingError
 from charonia.server.access.key_file import FILE_BYTES_MAX, PROBLEMS_SHOWN, KeyFile
-from charonia.server.access.rules import Scope, digest_of
+from charonia.server.access.rules import Api, Operation, Scope, digest_of
 
 FIRST, SECOND = "first-key-of-many-letters", "second-key-of-many-letters"
 
 
 def knows(file: KeyFile, key: str) -> bool:
-    return file.ring.check(Scope.READ, {b"x-api-key": key.encode()}.get) is None
+    return file.ring.check(Operation(Api.METADATA, Scope.READ), {b"x-api-key": key.encode()}.get) is None
 
 
 def write(path: Path, *keys: str) -> None:

@@ -4,6 +4,7 @@ A target brings about one revision of a deployment at a time. It keeps nothing i
 found where it runs, so that a platform that starts again adopts it. All calls block, and come from threads.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -45,7 +46,7 @@ class Workload:
         spec: What was asked for.
         models: The models.
         python: The interpreter of its environment, None for the platform's own.
-        keys: Lines of the file of API keys of its servers; none for servers without keys.
+        keys: Lines of the file of API keys of its servers for clients; see `key_files`.
         packages: What its environment asks for, as pip takes it, where that is built elsewhere.
     """
 
@@ -56,6 +57,29 @@ class Workload:
     python: Path | None = None
     keys: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+
+
+KEYS_FILE = "keys.txt"
+OPEN_KEYS_FILE = "open-keys.txt"
+
+
+def key_files(platform_key: str, keys: Sequence[str]) -> dict[str, str]:
+    """Return the files of API keys of the servers of a deployment by name.
+
+    Servers whose clients need keys read `KEYS_FILE`, others `OPEN_KEYS_FILE`. In both, administrative calls need the
+    platform's own key, or a client's with the scope admin.
+    """
+    digest = hashlib.sha256(platform_key.encode()).hexdigest()
+    lines = [f"platform admin sha256:{digest}", *keys]
+    return {
+        KEYS_FILE: "\n".join(lines) + "\n",
+        OPEN_KEYS_FILE: "\n".join([*lines, "clients infer,read none"]) + "\n",
+    }
+
+
+def key_file(spec: DeploymentSpec) -> str:
+    """Return the name of the file of API keys that the servers of a deployment read."""
+    return KEYS_FILE if spec.keys else OPEN_KEYS_FILE
 
 
 class RevisionPhase(Enum):
@@ -105,7 +129,7 @@ class Observed:
         http: Address of the protocol's HTTP endpoint, "" where nothing serves: "http://127.0.0.1:9000".
         grpc: Address of its gRPC endpoint.
         metrics: Address of its metrics.
-        key: An API key with which the platform asks its servers, "" where none is needed.
+        key: The API key with which the platform calls its servers, "" where it has none.
         replicas: Its servers.
         wanted_replicas: How many there are to be.
         scaled_by: Who decides how many there are between the bounds, in words; "" for the platform.

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from charonia.core.errors import Code, ServingError, unavailable
-from charonia.platform.targets.api import Observed, RevisionPhase, Workload
+from charonia.platform.targets.api import Observed, RevisionPhase, Workload, key_file, key_files
 from charonia.platform.targets.fit import LocalMachine, Needs, misfits, needs_of, obstacle
 from charonia.platform.targets.live_traffic import without_traffic
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, NotesFolder, tail, write_whole
@@ -45,6 +45,9 @@ from charonia.platform.targets.rollout import (
 
 PORTS = 2
 """A deployment has one for HTTP and the next one for gRPC; each of its servers one for HTTP, and one for metrics."""
+
+PORT_RACES_MAX = 5
+"""How often a server is started with other ports because another program was faster to take them."""
 
 _KEY_BYTES = 32
 
@@ -258,11 +261,31 @@ class LocalTarget:
     def _look(self, folder: DeploymentFolder) -> tuple[RolloutGoal, list[ServerState]]:
         """Return what is to be, and the servers; write down what has come of it."""
         before = _read_goal(folder)
-        servers = [self._server(folder, number).look() for number in folder.servers()]
+        looked = [self._server(folder, number).look() for number in folder.servers()]
+        servers = [self._after_race(folder, before, one, looked) for one in looked]
         goal = judged(before, servers)
         if goal != before:
             _write_goal(folder, goal)
+        address = folder.read("address")
+        if goal.is_reached and not address.get("is_proven"):
+            folder.write("address", ports=address["ports"], is_proven=True)
         return goal, servers
+
+    def _after_race(
+        self, folder: DeploymentFolder, goal: RolloutGoal, one: ServerState, servers: Sequence[ServerState]
+    ) -> ServerState:
+        """Start a server with other ports that another program has taken since they were chosen."""
+        server = self._server(folder, one.number)
+        races = int(server.folder.read("races").get("count", 0))
+        if not one.failure or one.applying != goal.revision or races >= PORT_RACES_MAX or not server.has_lost_port():
+            return one
+        server.folder.write("races", count=races + 1)
+        server.folder.forget("ports")
+        if not folder.read("address").get("is_proven"):  # clients may know an address that has answered
+            with self._lock:
+                folder.write("address", ports=self._free_ports())
+        self._start(folder, server, goal.revision, next((each.number for each in servers if each.phase in RUNNING), 0))
+        return server.look()
 
     def _step(self, folder: DeploymentFolder, looked: tuple[RolloutGoal, list[ServerState]] | None = None) -> None:
         """Do what comes next, by what a look has just found."""
@@ -341,22 +364,18 @@ def _write_goal(folder: DeploymentFolder, goal: RolloutGoal) -> None:
 
 def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
     """Return the arguments of `charonia serve` that all servers of a revision have."""
-    spec, ports = workload.spec, folder.read("address")["ports"]
+    spec = workload.spec
     arguments = [
         f"--model-repository={folder.revision(workload.revision).path / 'repository'}",
         "--front-ends=1",
         f"--host={HOST}",
-        f"--http-port={ports[0]}",
-        f"--grpc-port={ports[1]}",
         f"--id={workload.deployment}",
     ]
     if spec.cpu_cores:
         arguments.append(f"--cpu-cores={spec.cpu_cores}")
     if spec.memory_mib:
         arguments.append(f"--memory-limit-mib={spec.memory_mib}")
-    if spec.keys:
-        arguments.append(f"--api-keys={folder.keys}")
-    return arguments
+    return [*arguments, f"--api-keys={folder.path / key_file(spec)}"]
 
 
 def _launcher(workload: Workload) -> str:
@@ -373,9 +392,8 @@ def _quoted(text: str) -> str:
 def _write_keys(folder: DeploymentFolder, keys: Sequence[str]) -> None:
     if not folder.platform_key.exists():
         write_whole(folder.platform_key, secrets.token_urlsafe(_KEY_BYTES), PRIVATE_MODE)
-    digest = hashlib.sha256(folder.platform_key.read_bytes()).hexdigest()
-    lines = [f"platform admin sha256:{digest}", *keys]
-    write_whole(folder.keys, "\n".join(lines) + "\n", PRIVATE_MODE)
+    for name, text in key_files(folder.platform_key.read_text(), keys).items():
+        write_whole(folder.path / name, text, PRIVATE_MODE)
 
 
 def _made(workload: Workload) -> str:
@@ -385,5 +403,5 @@ def _made(workload: Workload) -> str:
         [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
         for model in sorted(workload.models, key=lambda model: model.name)
     ]
-    rest = [str(workload.python), spec.cpu_cores, list(spec.gpus), spec.keys, spec.memory_mib]
+    rest = [key_file(spec), str(workload.python), spec.cpu_cores, list(spec.gpus), spec.memory_mib]
     return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()

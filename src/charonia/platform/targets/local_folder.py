@@ -1,12 +1,13 @@
 """The folder of a deployment on this machine: what is kept of it there, and its processes.
 
-address.json   ports of HTTP and gRPC, for as long as the deployment exists
+address.json   ports of HTTP and gRPC; they stay as long as the deployment exists once they have answered
 goal.json      what is to be: see `rollout.RolloutGoal`
 stopping       the deployment was told to end
-keys           API keys of all its servers, with that of the platform, which is in `platform.key`
+keys.txt, open-keys.txt  API keys of all its servers: see `api.key_files`; `platform.key` has that of the platform
 rev-N/         a revision: its repository, its interpreter, and in `serve.json` how its servers are started
 server-N/      a server:
     ports.json     ports of its own HTTP endpoint and of its metrics
+    races.json     how often another program was faster to take them
     lock           held by the server as long as it lives, whoever has started it
     pid            number of its process, which it writes itself
     applying.json  the revision that is brought about in it
@@ -90,7 +91,6 @@ class DeploymentFolder(NotesFolder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.keys = path / "keys"
         self.platform_key = path / "platform.key"
 
     def revision(self, number: int) -> NotesFolder:

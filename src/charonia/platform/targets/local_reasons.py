@@ -1,5 +1,7 @@
 """Why a server has not started, and why it could not be upgraded, from what was said. Pure."""
 
+import errno
+import os
 import re
 
 MOVED = "new requests go to it"
@@ -10,6 +12,7 @@ _SAID = re.compile(r'[A-Z]\d{4} [\d:.]+ +\d+ \S+\] "(.*?)"?')
 _TOLD = re.compile(r"^charonia serve: (.*)$", re.MULTILINE)
 _OF_THE_GUARD = re.compile(r"(engine|front_end)\S* \(pid \d+\) ended")
 _UPGRADE = "charonia upgrade: "
+_IN_USE = re.compile(rf"cannot listen on \S+: {re.escape(os.strerror(errno.EADDRINUSE))}")
 _REST = " (hint: the engine before serves on"
 
 
@@ -17,6 +20,11 @@ def why_ended(log: str) -> str:
     """Return why a server has ended, from its log since it was started."""
     errors = [text for text in _LOGGED.findall(log) or _TOLD.findall(log) if not _OF_THE_GUARD.match(text)]
     return "\n".join(dict.fromkeys(errors)) or last_line(log) or "the server has ended without a word"
+
+
+def has_lost_port(log: str) -> bool:
+    """Whether a server has ended because another program had taken one of its ports, from its log."""
+    return _IN_USE.search(log) is not None
 
 
 def why_not_upgraded(steps: str) -> str:

@@ -23,7 +23,14 @@ from charonia.platform.targets.local_folder import (
     tail,
     write_whole,
 )
-from charonia.platform.targets.local_reasons import MOVED, last_line, last_said, why_ended, why_not_upgraded
+from charonia.platform.targets.local_reasons import (
+    MOVED,
+    has_lost_port,
+    last_line,
+    last_said,
+    why_ended,
+    why_not_upgraded,
+)
 from charonia.platform.targets.rollout import ReplicaPhase, ServerState
 
 HOST = "127.0.0.1"
@@ -90,6 +97,10 @@ class DeployedServer:
         if applying and (not applying["is_upgrade"] or Steps(self.folder.path).is_begun()):
             return self._under_way(applying, state)
         return replace(state, phase=ReplicaPhase.UP if revision else ReplicaPhase.STARTING)
+
+    def has_lost_port(self) -> bool:
+        """Whether it has ended because another program had taken one of its ports."""
+        return has_lost_port(self.folder.log_from(int(self.folder.read("applying").get("log_from", 0))))
 
     def shown(self, state: ServerState) -> Replica:
         """Return it as people see it."""
@@ -203,8 +214,8 @@ class DeployedServer:
         return self._deployment.revision(revision).path / "repository"
 
     def _arguments(self, revision: int) -> list[str]:
-        own, metrics = self._ports
-        ports = [f"--replica-port={own}", f"--metrics-port={metrics}"]
+        (http, grpc), (own, metrics) = self._deployment.read("address")["ports"], self._ports
+        ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--replica-port={own}", f"--metrics-port={metrics}"]
         return [*self._how(revision)["arguments"], *ports]
 
     def _ended(self, applying: Mapping[str, Any], state: ServerState) -> ServerState:
@@ -251,7 +262,7 @@ class DeployedServer:
     def _serves(self, applying: Mapping[str, Any]) -> None:
         """Write down that a revision has been brought about."""
         self._note_serving(applying)
-        self.folder.forget("applying")
+        self.folder.forget("applying", "races")
 
     def _note_serving(self, applying: Mapping[str, Any]) -> None:
         number = int(applying["revision"])

@@ -29,7 +29,11 @@ KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 KEY_LINE = "a line is NAME SCOPES KEY, for example: ci infer,read sha256:..."
 """The form of a line, for hints."""
 
+NO_KEY = "none"
+"""In place of a key: the line says what callers without a known key may do."""
+
 _DIGEST_PREFIX = "sha256:"
+_NO_DIGEST = b""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 
@@ -106,7 +110,7 @@ class ApiKey(NamedTuple):
     Attributes:
         name: Name of its owner.
         scopes: What it permits.
-        digest: SHA-256 of the key.
+        digest: SHA-256 of the key; empty for callers without a known key.
     """
 
     name: str
@@ -168,6 +172,10 @@ class KeyRing:
         Args:
             keys: The keys.
             secret: Random bytes that stay in this process.
+
+        Attributes:
+            open_to: What callers without a known key may do. Shared memory, which is memory of the machine, is never
+                among it.
         """
         self._secret = secret
         self._keys: dict[bytes, ApiKey] = {}
@@ -175,10 +183,16 @@ class KeyRing:
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
         """Replace all keys."""
-        self._keys = {self._blinded(key.digest): key for key in keys}
+        found = {key.digest: key for key in keys}
+        anybody = found.pop(_NO_DIGEST, None)
+        self.open_to = anybody.scopes if anybody is not None else frozenset[Scope]()
+        self._keys = {self._blinded(digest): key for digest, key in found.items()}
 
-    def check(self, scope: Scope, header: Header) -> Refusal | None:
-        """Return why a call that needs a scope is refused, None if it is permitted."""
+    def check(self, operation: Operation, header: Header) -> Refusal | None:
+        """Return why a call is refused, None if it is permitted."""
+        scope = operation.scope
+        if scope is None or (scope in self.open_to and operation.api is not Api.SHARED_MEMORY):
+            return None
         given = _given_key(header)
         if not given:
             return Refusal(
@@ -230,8 +244,8 @@ class Gate:
 
     @property
     def has_keys(self) -> bool:
-        """Whether calls need a key."""
-        return self._keys is not None
+        """Whether inference needs a key."""
+        return self._keys is not None and Scope.INFER not in self._keys.open_to
 
     def check(self, operation: Operation, header: Header) -> Refusal | None:
         """Return why a call is refused, None if it is permitted."""
@@ -240,9 +254,7 @@ class Gate:
             name, key, value = restriction
             if not hmac.compare_digest(header(key) or b"", value):
                 return Refusal(RefusalKind.RESTRICTED, f"This {self._what} is restricted, expecting header '{name}'")
-        if self._keys is None or operation.scope is None:
-            return None
-        return self._keys.check(operation.scope, header)
+        return self._keys.check(operation, header) if self._keys is not None else None
 
 
 def _given_key(header: Header) -> bytes:
@@ -267,6 +279,10 @@ def _parse_line(line: str) -> ApiKey:
     if wrong:
         raise ValueError(f"key '{name}': expected scopes of {', '.join(known)}, got '{wrong[0]}'")
     scopes = frozenset(known[word] for word in words.split(","))
+    if key == NO_KEY:
+        if Scope.ADMIN in scopes:
+            raise ValueError(f"'{name}': the scope admin needs a key")
+        return ApiKey(name, scopes, _NO_DIGEST)
     if key.startswith(_DIGEST_PREFIX):
         hexadecimal = key.removeprefix(_DIGEST_PREFIX).lower()
         if not _DIGEST.fullmatch(hexadecimal):

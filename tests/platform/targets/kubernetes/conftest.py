@@ -12,7 +12,7 @@ from tests.support.models import identity_pbtxt
 
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.settings import KubernetesSettings
-from charonia.platform.targets.api import PlacedModel, Workload
+from charonia.platform.targets.api import PlacedModel, Workload, key_file
 from charonia.platform.targets.kserve.opened import kserve_target
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.marks import keys_name, object_name
@@ -59,8 +59,7 @@ def rendered(workload: Workload, repository: str) -> Sequence[Mapping[str, Any]]
         "args": [f"--model-repository={repository}"],
         "resources": {"limits": {"memory": f"{spec.memory_mib or 100}Mi"}},
     }
-    if spec.keys:
-        container["args"].append(f"--api-keys=/etc/{keys_name(name)}")
+    container["args"].append(f"--api-keys=/etc/{keys_name(name)}/{key_file(spec)}")
     template = {"metadata": {"labels": selector}, "spec": {"containers": [container]}}
     is_scaled = spec.replicas_max > spec.replicas_min
     replicas = {} if is_scaled else {"replicas": spec.replicas_min}

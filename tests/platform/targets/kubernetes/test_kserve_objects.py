@@ -40,7 +40,7 @@ def test_a_workload_is_a_runtime_and_an_inference_service() -> None:
     assert container["image"] == "registry/charonia:1"
     assert container["resources"]["limits"] == {"cpu": "2", "memory": "512Mi", "nvidia.com/gpu": "2"}
     assert "--exit-on-error=true" in container["args"]
-    assert not any("api-keys" in argument for argument in container["args"])
+    assert "--api-keys=/etc/charonia/keys/open-keys.txt" in container["args"]
     assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "RawDeployment"}
     predictor = service["spec"]["predictor"]
     assert (predictor["minReplicas"], predictor["maxReplicas"]) == (2, 6)

@@ -88,7 +88,7 @@ def test_what_a_revision_no_longer_has_is_removed(stage: ClusterStage) -> None:
 
     assert stage.api.names("horizontalpodautoscalers") == []
     assert stage.api.names("services") == [OBJECT]
-    assert stage.api.names("secrets") == [f"{OBJECT}-rev-2"]
+    assert stage.api.names("secrets") == [f"{OBJECT}-keys", f"{OBJECT}-rev-2"]
     assert len(stage.repositories.configs) == 1
 
 
@@ -103,7 +103,7 @@ def test_a_revision_that_is_refused_half_way_leaves_nothing(stage: ClusterStage)
         target.apply(workload(2, replicas_max=4))  # its autoscaler comes before its Deployment
 
     assert stage.api.names("horizontalpodautoscalers") == []
-    assert stage.api.names("secrets") == [f"{OBJECT}-rev-1"]
+    assert stage.api.names("secrets") == [f"{OBJECT}-keys", f"{OBJECT}-rev-1"]
     service = stage.api.get("services", OBJECT)
     assert service is not None
     assert service["metadata"]["annotations"]["charonia.dev/revision"] == "1"

@@ -13,6 +13,7 @@ from charonia.platform.targets.ray.applications import (
     replicas,
 )
 from charonia.ray import AppOptions
+from charonia.server.access.rules import digest_of
 
 
 def details(status: str, message: str = "", states: tuple[str, ...] = (), said: str = "") -> Plain:
@@ -23,7 +24,9 @@ def details(status: str, message: str = "", states: tuple[str, ...] = (), said: 
 
 def test_an_application_has_what_the_workload_asks_for() -> None:
     spec = DeploymentSpec("reader", cpu_cores=2, gpus=(0, 3), replicas_min=2, replicas_max=6)
-    found = application("own", Workload("default/reader", 4, spec, (), packages=("torch==2.5",)), "s3://b/r", 9)
+    found = application(
+        "own", Workload("default/reader", 4, spec, (), packages=("torch==2.5",)), "s3://b/r", "secret", 9
+    )
 
     assert found == {
         "name": "own:default:reader:4",
@@ -35,6 +38,7 @@ def test_an_application_has_what_the_workload_asks_for() -> None:
             "num_gpus": 2,
             "min_replicas": 2,
             "max_replicas": 6,
+            "keys": [f"platform admin {digest_of('secret')}", "clients infer,read none"],
             "autoscaling": {"initial_replicas": 6},
         },
         "runtime_env": {"pip": ["torch==2.5"]},
@@ -43,7 +47,7 @@ def test_an_application_has_what_the_workload_asks_for() -> None:
 
 
 def test_a_fixed_number_of_servers_is_not_scaled() -> None:
-    found = application("own", Workload("default/reader", 1, DeploymentSpec("reader"), ()), "/models", 3)
+    found = application("own", Workload("default/reader", 1, DeploymentSpec("reader"), ()), "/models", "secret", 3)
 
     assert "autoscaling" not in found["args"]
     assert "runtime_env" not in found

@@ -8,7 +8,7 @@ from charonia.core.errors import invalid
 from charonia.export.kserve import ExportedModels, kserve_objects
 from charonia.export.options import KserveOptions, Mode
 from charonia.platform.settings import KubernetesSettings
-from charonia.platform.targets.api import Workload
+from charonia.platform.targets.api import Workload, key_file
 from charonia.platform.targets.fit import MIB, needs_of
 from charonia.platform.targets.kubernetes.marks import (
     MANAGER,
@@ -25,7 +25,6 @@ from charonia.platform.targets.kubernetes.marks import (
     with_marks,
 )
 from charonia.platform.targets.kubernetes.objects import MANAGED_BY
-from charonia.platform.targets.kubernetes.values import KEYS_FILE
 
 KEYS_FOLDER = "/etc/charonia/keys"
 """Where servers have the file of API keys."""
@@ -72,7 +71,7 @@ def kserve_rendered(workload: Workload, repository: str, settings: KubernetesSet
     if not address.startswith(_SCHEMES):
         raise invalid(f"--artifacts: expected a store that KServe reads, {', '.join(_SCHEMES)}, got '{address}'")
     mode = Mode(settings.kserve_mode)
-    arguments = ["--exit-on-error=true", *([f"--api-keys={KEYS_FOLDER}/{KEYS_FILE}"] if spec.keys else [])]
+    arguments = ["--exit-on-error=true", f"--api-keys={KEYS_FOLDER}/{key_file(spec)}"]
     options = KserveOptions(
         name=name,
         runtime=name,
@@ -94,9 +93,8 @@ def kserve_rendered(workload: Workload, repository: str, settings: KubernetesSet
         probe |= {"periodSeconds": PROBE_S, "failureThreshold": max(1, round(spec.ready_within_s / PROBE_S))}
         rolling = {"maxUnavailable": 0, "maxSurge": 1}
         predictor["deploymentStrategy"] = {"type": "RollingUpdate", "rollingUpdate": rolling}
-    if spec.keys:
-        predictor["model"]["volumeMounts"] = [{"name": "api-keys", "mountPath": KEYS_FOLDER, "readOnly": True}]
-        predictor["volumes"] = [{"name": "api-keys", "secret": {"secretName": keys_name(name), "defaultMode": 0o440}}]
+    predictor["model"]["volumeMounts"] = [{"name": "api-keys", "mountPath": KEYS_FOLDER, "readOnly": True}]
+    predictor["volumes"] = [{"name": "api-keys", "secret": {"secretName": keys_name(name), "defaultMode": 0o440}}]
     if not settings.store_secret:
         return [made["runtime"], made["service"]]
     predictor["serviceAccountName"] = name

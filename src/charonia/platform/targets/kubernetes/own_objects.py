@@ -3,7 +3,6 @@
 What is not of this platform is neither changed nor removed.
 """
 
-import hashlib
 import logging
 import threading
 from base64 import b64encode
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from charonia.core.errors import invalid
+from charonia.platform.targets.api import key_files
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.marks import (
     DEPLOYMENT,
@@ -34,7 +34,6 @@ from charonia.platform.targets.kubernetes.marks import (
 from charonia.platform.targets.kubernetes.objects import serving_note, takes_replicas, tried, with_replicas
 from charonia.platform.targets.kubernetes.records import RevisionRecord, from_secret, to_secret
 from charonia.platform.targets.kubernetes.rollout import Sight
-from charonia.platform.targets.kubernetes.values import KEYS_FILE
 from charonia.platform.targets.kubernetes.watch import WatchedObjects
 
 _log = logging.getLogger(__name__)
@@ -91,8 +90,7 @@ class OwnObjects:
             ServingError: As `Cluster.apply`.
         """
         self.apply_record(record)
-        if record.key:
-            self.apply_keys(record.deployment, record.key, keys)
+        self.apply_keys(record.deployment, record.key, keys)
         self.apply_objects(record, serving)
 
     def apply_objects(self, record: RevisionRecord, serving: int) -> None:
@@ -120,13 +118,11 @@ class OwnObjects:
     def apply_keys(self, deployment: str, key: str, keys: Sequence[str]) -> None:
         """Write the file of API keys; servers read it again when it changes."""
         name = object_name(deployment)
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        text = "\n".join([f"platform admin sha256:{digest}", *keys]) + "\n"
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": keys_name(name), "annotations": {TITLE: deployment}},
-            "data": {KEYS_FILE: b64encode(text.encode()).decode()},
+            "data": {each: b64encode(text.encode()).decode() for each, text in key_files(key, keys).items()},
         }
         self._cluster.apply(with_marks(secret, {OWNER: self.owner, OBJECT: name}, {}), force=True)
 

@@ -41,7 +41,7 @@ class RevisionRecord:
         objects: Its objects, in the order in which they are applied.
         repository: Address of its models for its servers.
         configs: The configuration of each of its models.
-        key: The API key of the platform, "" for servers without keys.
+        key: The API key of the platform, "" in records of earlier releases.
         failure: Why it has failed, "" if it has not.
         replicas_min: Its servers at least.
     """

@@ -274,7 +274,7 @@ class KubernetesTarget:
             objects=objects,
             repository=address,
             configs={model.name: model.config for model in workload.models},
-            key=key if workload.spec.keys else "",
+            key=key,
             replicas_min=workload.spec.replicas_min,
         )
 

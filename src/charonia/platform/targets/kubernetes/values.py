@@ -5,12 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from charonia.platform.settings import KubernetesSettings
-from charonia.platform.targets.api import Workload
+from charonia.platform.targets.api import Workload, key_file
 from charonia.platform.targets.fit import MIB, needs_of
 from charonia.platform.targets.kubernetes.marks import keys_name, object_name
-
-KEYS_FILE = "keys.txt"
-"""Name of the file of API keys in its Secret."""
 
 CPU_PERCENT = 80
 """Use of the requested CPU at which there are more replicas, unless the file of values says otherwise."""
@@ -62,7 +59,7 @@ def chart_values(workload: Workload, repository: str, settings: KubernetesSettin
         values["extraPackages"] = list(workload.packages)
     if image or settings.image:
         values["image"] = image_values(image or settings.image)
-    values["apiKeys"] = {"existingSecret": keys_name(name) if spec.keys else "", "file": "", "key": KEYS_FILE}
+    values["apiKeys"] = {"existingSecret": keys_name(name), "file": "", "key": key_file(spec)}
     return values
 
 

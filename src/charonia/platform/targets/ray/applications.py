@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from charonia.platform.targets.api import Replica, Workload
+from charonia.platform.targets.api import Replica, Workload, key_file, key_files
 
 IMPORT_PATH = "charonia.ray:app"
 
@@ -56,13 +56,14 @@ def route(deployment: str) -> str:
     return f"/{deployment}"
 
 
-def application(owner: str, workload: Workload, repository: str, replicas: int = 0) -> dict[str, Any]:
+def application(owner: str, workload: Workload, repository: str, key: str, replicas: int = 0) -> dict[str, Any]:
     """Return the application of a workload, without a route.
 
     Args:
         owner: Name of the platform in the cluster.
         workload: The workload.
         repository: Address of its models, as the nodes of the cluster find them.
+        key: The API key of the platform; Ray sees its digest only.
         replicas: How many servers the revision before has, 0 for none.
     """
     spec = workload.spec
@@ -72,6 +73,7 @@ def application(owner: str, workload: Workload, repository: str, replicas: int =
         "num_gpus": len(spec.gpus),
         "min_replicas": spec.replicas_min,
         "max_replicas": spec.replicas_max,
+        "keys": key_files(key, ())[key_file(spec)].splitlines(),
     }
     if spec.replicas_max > spec.replicas_min and replicas:
         args["autoscaling"] = {"initial_replicas": min(max(replicas, spec.replicas_min), spec.replicas_max)}

@@ -4,6 +4,7 @@ What is there is kept in Ray: the names of applications have the revision, and t
 serves. Why a revision has failed is kept here, and by those who asked for it.
 """
 
+import hmac
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -48,17 +49,19 @@ class RayTarget:
         owner: Name of this platform among all that use the cluster.
         repositories: Where the nodes of the cluster find models.
         settings: Of the cluster.
+        secret: From which the platform derives its API key of each deployment.
     """
 
     name = "ray"
 
     def __init__(
-        self, dashboard: Dashboard, owner: str, repositories: ModelRepositories, settings: RaySettings
+        self, dashboard: Dashboard, owner: str, repositories: ModelRepositories, settings: RaySettings, secret: str
     ) -> None:
         self._dashboard = dashboard
         self._owner = owner
         self._repositories = repositories
         self._settings = settings
+        self._secret = secret
         self._failures: dict[str, tuple[int, str]] = {}  # by deployment: the revision, and why it has failed
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -91,7 +94,7 @@ class RayTarget:
             if self._settings.folder:
                 address = f"{self._settings.folder.rstrip('/')}/{address}"
             before = sum(map(wanted_replicas, there.serving.values()))
-            config = application(self._owner, workload, address, before)
+            config = application(self._owner, workload, address, self._key(name), before)
             self._dashboard.change(lambda configs: {**configs, config["name"]: config})
             self._failures.pop(name, None)
 
@@ -137,6 +140,7 @@ class RayTarget:
             doing=doing(next_up) if next_up is not None else "",
             reason=failure[1] if failure is not None and next_up is None else "",
             http=self._address(seen) + route(deployment) if up is not None else "",
+            key=self._key(deployment),
             replicas=replicas(shown) if shown is not None else (),
             wanted_replicas=wanted_replicas(shown) if shown is not None else 0,
             scaled_by="Ray Serve" if shown is not None and _is_scaled(shown) else "",
@@ -178,6 +182,9 @@ class RayTarget:
                             text = f"{error}\n"
                         texts.append(f"==> {one['replica_id']} <==\n{text}")
         return "\n".join(texts)
+
+    def _key(self, deployment: str) -> str:
+        return hmac.new(self._secret.encode(), deployment.encode(), "sha256").hexdigest()
 
     def _look(self, deployment: str) -> Revisions:
         return revisions(self._owner, deployment, self._dashboard.look()["applications"])
