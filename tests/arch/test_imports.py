@@ -26,7 +26,16 @@ INTERNAL = {
     "cli": {"__version__", "install_hint", "core", "config", "wire", "client", "server", "tools"}
     | {"platform", "stores", "export"},
     "__main__": {"cli.main"},
-    "ray": {"core", "config.model", "install_hint", "cli.serve", "server.app", "server.embedding", "server.options"}
+    "ray": {
+        "core",
+        "config.model",
+        "install_hint",
+        "cli.serve",
+        "server.access.rules",
+        "server.app",
+        "server.embedding",
+        "server.options",
+    }
     | {"server.backends.api", "server.grpc", "server.http", "server.machine.memory", "wire"},
     # The first tower, from the bottom up.
     "server.scheduling": {"core", "config"},
@@ -73,7 +82,16 @@ INTERNAL = {
         "server.metrics",
         "server.execution",
     },
-    "server.traffic": {"core", "config", "wire.json_text", "server.metrics", "server.execution", "server.sequences"},
+    "server.traffic": {
+        "core",
+        "config",
+        "wire.json_text",
+        "wire.traffic",
+        "wire.traffic_form",
+        "server.metrics",
+        "server.execution",
+        "server.sequences",
+    },
     "server.lifecycle": {
         "install_hint",
         "core",
@@ -139,7 +157,7 @@ INTERNAL = {
     "platform.targets": {"core", "config", "export", "install_hint", "platform.artifacts"}
     | {"platform.deployments.spec"},
     "platform.deployments": {"core", "config", "stores", "platform.artifacts", "platform.models", "platform.targets"}
-    | {"platform.environments"},
+    | {"platform.environments", "wire.traffic_form"},
     "platform.jobs": {"core", "config", "platform.deployments", "platform.targets"},
     "platform.trials": {"core", "die_with_parent", "platform.deployments", "platform.targets"},
     "platform.console": {"__version__", "core", "config", "platform"},
@@ -147,7 +165,10 @@ INTERNAL = {
 }
 
 # What every room of the platform may know, but the database those below it only.
-SHARED = {f"platform.{name}" for name in ("database", "people", "tasks", "names", "settings", "state", "data_folder")}
+SHARED = {
+    f"platform.{name}"
+    for name in ("database", "people", "tasks", "names", "settings", "state", "data_folder", "values", "repeats")
+}
 
 # Modules of `server/` itself that front ends may know.
 FACE = ("facade", "single_response", "listening", "access_log", "options")

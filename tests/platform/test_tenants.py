@@ -1,5 +1,6 @@
 """Every call, by those who administer one project, about what lies in another: they see and change nothing there."""
 
+import json
 import re
 from typing import Any, NamedTuple
 
@@ -137,17 +138,81 @@ def calls(app: FastAPI) -> list[tuple[str, str]]:
 
 
 def send(client: TestClient, stranger: Stranger, method: str, path: str, **other: str) -> tuple[int, str]:
-    """Make a call about the other project, and return its status and its answer."""
+    """Make a call about the other project, and return its status and its answer.
+
+    Args:
+        client: The client.
+        stranger: Who calls.
+        method: The method.
+        path: The path, with names in braces.
+        other: Values of names of the path; `_absent`: all names but that of the project are names of nothing.
+    """
+    is_absent = "_absent" in other
 
     def value(found: re.Match[str]) -> str:
-        return other.get(found[1]) or value_of(stranger, path, found[1])
+        known = other.get(found[1]) or value_of(stranger, path, found[1])
+        return ABSENT.get(known, "999999" if known.isdecimal() else known) if is_absent else known
 
     filled = re.sub(r"\{(\w+)(?::path)?\}", value, path)
-    body = BODIES.get(f"{method} {path}")
+    body, queries = BODIES.get(f"{method} {path}"), stranger.queries
+    if is_absent:
+        body, queries = _without_names(body), _without_names(queries)
     answer = client.request(
-        method, filled, params=stranger.queries, headers=stranger.headers, **({"json": body} if body else {})
+        method, filled, params=queries, headers=stranger.headers, **({"json": body} if body else {})
     )
     return answer.status_code, answer.text
+
+
+ABSENT = {name: f"absent-{number}" for number, name in enumerate((MODEL, DEPLOYMENT, ENVIRONMENT, KEY))}
+
+
+def _without_names(value: Any) -> Any:
+    text = json.dumps(value)
+    for name, absent in ABSENT.items():
+        text = text.replace(f'"{name}"', f'"{absent}"')
+    return json.loads(text)
+
+
+def _said(answer: tuple[int, str]) -> tuple[int, str]:
+    """Return an answer without names and numbers."""
+    status, text = answer
+    for name, absent in ABSENT.items():
+        text = text.replace(name, "it").replace(absent, "it")
+    return status, re.sub(r"\d+", "0", text)
+
+
+@pytest.mark.parametrize("name", [KEY, "more"])
+def test_nobody_learns_which_names_another_project_has(
+    name: str, app: FastAPI, anybody: TestClient, stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permission comes before existence: what there is and what there is not has the same answer."""
+    for call, body in list(BODIES.items()):
+        if isinstance(body, dict) and body.get("name") == "more":
+            monkeypatch.setitem(BODIES, call, {**body, "name": name})
+    different = {
+        f"{method} {path}": (there, absent)
+        for method, path in calls(app)
+        if f"{method} {path}" not in WITHOUT_PROJECT
+        and (there := _said(send(anybody, stranger, method, path)))
+        != (absent := _said(send(anybody, stranger, method, path, _absent="yes")))
+    }
+
+    assert different == {}
+
+
+def test_a_viewer_learns_of_no_change_what_there_is(app: FastAPI, admin: TestClient, stranger: Stranger) -> None:
+    """Who may not change things is told so, whether they are there or not."""
+    roles = [{"role": "viewer", "project": OTHER}]
+    key = admin.post("/api/v1/keys", json={"name": "looker", "roles": roles}).json()["key"]
+    viewer = stranger._replace(headers={"Authorization": f"Bearer {key}"})
+    found = {
+        (f"{method} {path}", send(admin, viewer, method, path, **kind)[0])
+        for method, path in calls(app)
+        if method not in ("GET", "HEAD") and path.startswith("/api/v1/projects/{project}")
+        for kind in ({}, {"_absent": "yes"})
+    }
+
+    assert {call for call, status in found if status != 403} == set()
 
 
 def test_no_call_reaches_into_another_project(

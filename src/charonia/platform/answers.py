@@ -22,6 +22,7 @@ from charonia.platform.openapi import OPENAPI_PATH
 from charonia.platform.people import login
 from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.headers import HEADERS
+from charonia.platform.repeats import RepeatedError
 from charonia.platform.values import TEXT_PATTERN
 
 STATUS = {
@@ -139,7 +140,13 @@ def _large(request: Request, error: Exception) -> Response:
     return _answer(request, 413, error.message, error.hint)
 
 
+def _repeated(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RepeatedError)
+    return error.response()
+
+
 ANSWERS = {
+    RepeatedError: _repeated,
     StorageFullError: _full,
     DatabaseFullError: _full,
     TooLargeError: _large,

@@ -5,6 +5,7 @@ client.call("GET", "/api/v1/projects/default/models")
 """
 
 import json
+import secrets
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,9 @@ TRIES_MAX = 6
 
 PAUSE_S = 1.0
 """Pause before it is sent again."""
+
+CHANGE_TRIES_MAX = 3
+"""How often a change is sent whose answer was lost. It has an idempotency key, so it is made once."""
 
 KEY_HINT = "give a key with --key or CHARONIA_PLATFORM_KEY"
 
@@ -82,6 +86,8 @@ class PlatformClient:
         Raises:
             PlatformAwayError: If it does not answer.
             ServingError: What it answers instead: NOT_FOUND, ALREADY_EXISTS, INVALID_ARG, UNAVAILABLE or INTERNAL.
+
+        A change whose answer is lost is sent again, with the same idempotency key.
         """
         headers = {"Authorization": f"Bearer {self._key}", "Accept": "application/json"}
         if isinstance(body, bytes):
@@ -90,20 +96,35 @@ class PlatformClient:
             body, headers["Content-Type"] = json.dumps(body, default=str).encode(), "application/json"
         given = {name: value for name, value in (query or {}).items() if value not in (None, "")}
         target = f"{self._parts.path.rstrip('/')}{path}{f'?{urlencode(given)}' if given else ''}"
-        connection = self._connection()
-        try:
-            connection.request(method, target, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-        except (OSError, HTTPException) as error:
-            raise self._away(error) from None
-        finally:
-            connection.close()
+        is_change = method != "GET" and not isinstance(body, bytes)
+        if is_change:
+            headers["Idempotency-Key"] = secrets.token_hex(16)
+        for left in reversed(range(CHANGE_TRIES_MAX if is_change else 1)):
+            try:
+                answer, content = self._ask(method, target, body, headers)
+            except (OSError, HTTPException) as error:
+                if not left or not isinstance(error, ConnectionResetError | BrokenPipeError | HTTPException):
+                    raise self._away(error) from None
+            else:
+                if not left or "Retry-After" not in answer.headers:
+                    break
+            time.sleep(PAUSE_S)
         if answer.status >= 300:
             raise self._refusal(answer, content)
         if not content or not answer.headers.get_content_type().endswith("json"):
             return content.decode("utf-8", "replace")
         return json.loads(content)
+
+    def _ask(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[HTTPResponse, bytes]:
+        connection = self._connection()
+        try:
+            connection.request(method, target, body, headers)
+            answer = connection.getresponse()
+            return answer, answer.read()
+        finally:
+            connection.close()
 
     def send_files(self, project: str, files: Mapping[str, Path], progress: Progress) -> str:
         """Send files for a version of a model, and return their batch.

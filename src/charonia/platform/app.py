@@ -26,6 +26,7 @@ from charonia.platform.people import login
 from charonia.platform.people import routes as people
 from charonia.platform.people.headers import SecurityHeaders
 from charonia.platform.people.oidc import Provider
+from charonia.platform.repeats import RepeatedCalls
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.targets.api import DeploymentTarget
@@ -77,6 +78,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     for each in _ROUTERS:
         app.include_router(each.router)
     describe(app)
+    app.add_middleware(RepeatedCalls, database=platform.database)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
     for kind, answer in ANSWERS.items():
         app.add_exception_handler(kind, answer)

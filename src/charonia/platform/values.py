@@ -45,7 +45,7 @@ def check_json(value: Any) -> Any:
         if depth > DEPTH_MAX and isinstance(found, dict | list):
             problem = f"JSON may have at most {DEPTH_MAX} levels"
         if problem:
-            raise PydanticCustomError("json_domain", problem)  # type: ignore[arg-type]
+            raise PydanticCustomError("json_domain", problem)
         if isinstance(found, dict):
             waiting += [(each, depth + 1) for pair in found.items() for each in pair]
         elif isinstance(found, list):

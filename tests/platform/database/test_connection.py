@@ -136,12 +136,16 @@ def test_a_full_disk_is_said_so_and_nothing_half_is_written(tmp_path: Path) -> N
     database.close()
 
 
-def test_a_full_disk_of_postgresql_is_known_by_its_state() -> None:
+def test_a_full_disk_of_postgresql_is_known_by_its_state(database: Database) -> None:
     class DiskFullError(Exception):
         sqlstate = "53100"
 
-    with pytest.raises(DatabaseFullError, match="could not extend file"), module._explained():
-        raise OperationalError("INSERT", {}, DiskFullError("could not extend file"))
+    def fail() -> None:
+        with database.transaction():
+            raise OperationalError("INSERT", {}, DiskFullError("could not extend file"))
+
+    with pytest.raises(DatabaseFullError, match="could not extend file"):
+        fail()
 
 
 def test_a_database_that_is_away_is_unavailable() -> None:

@@ -29,10 +29,10 @@ class _LockedAtTimes(Database):
         self._is_locked = is_locked
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[Session]:
+    def transaction(self, *, is_keyed: bool = True) -> Iterator[Session]:
         if self._is_locked():
             raise unavailable("the database cannot be used: database is locked")
-        with super().transaction() as session:
+        with super().transaction(is_keyed=is_keyed) as session:
             yield session
 
 

@@ -1,6 +1,6 @@
 """The page with people and keys."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Response
 from sqlalchemy.orm import Session
@@ -23,6 +23,8 @@ _ROLES = (("viewer", "viewer: sees"), ("deployer", "deployer: changes"), ("admin
 _DAY_S = 86400.0
 
 Field = Annotated[Text, Form()]
+Role = Annotated[Literal["viewer", "deployer", "admin"], Form()]
+RoleOrNone = Annotated[Literal["none", "viewer", "deployer", "admin"], Form()]
 
 
 @router.get("")
@@ -32,7 +34,7 @@ def show(visit: OnPage) -> Response:
 
 
 @router.post("/keys")
-def make_key(visit: OnPage, name: Field = "", role: Field = "", days: Field = "0", code: Field = "") -> Response:
+def make_key(visit: OnPage, name: Field = "", role: Role = "viewer", days: Field = "0", code: Field = "") -> Response:
     """Make a key for this project."""
     form = {"name": name, "role": role, "days": days, "code": code}
     expires = now() + float(days) * _DAY_S if days.isdecimal() and float(days) else 0.0
@@ -54,7 +56,7 @@ def revoke_key(visit: OnPage, name: Text) -> Response:
 
 
 @router.post("/users")
-def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Field = "viewer") -> Response:
+def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Role = "viewer") -> Response:
     """Add somebody with a role in this project, and make their first link."""
     try:
         with visit.platform.database.transaction() as session:
@@ -70,7 +72,7 @@ def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Fiel
 
 
 @router.post("/users/{number}/role")
-def set_role(visit: OnPage, number: Number, role: Field = "none") -> Response:
+def set_role(visit: OnPage, number: Number, role: RoleOrNone = "none") -> Response:
     """Give somebody a role in this project."""
     with visit.platform.database.transaction() as session:
         grant = None if role == "none" else Grant(ProjectRole[role.upper()], visit.project)

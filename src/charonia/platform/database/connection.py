@@ -11,14 +11,36 @@ from alembic.config import Config
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 
 from charonia.core.errors import Code, ServingError, invalid, unavailable
+from charonia.platform.database.keyed_calls import KeyedCall, current_call
 
 LOCK_WAIT_S = 10.0
 """How long a transaction waits for another one that writes."""
 
 CONNECTIONS_MAX = 20
+
+POOL_WAIT_S = 5.0
+"""How long a transaction waits for one of them."""
+
+CONNECT_S = 5
+"""Time that PostgreSQL has to accept a connection."""
+
+ANSWER_S_MAX = 15.0
+"""Time that PostgreSQL has for a statement, also where nothing at all arrives any more."""
+
+MIGRATION_S_MAX = 3600.0
+"""The same for a statement of a migration."""
+
+AWAY_S = 2.0
+"""After a connection has failed, calls are refused immediately for this time."""
+
+LOOKS_MAX = 3
+"""How often the platform tries to find out whether a transaction took place whose COMMIT was not answered."""
+
+LOOK_PAUSE_S = 0.5
 
 _WRITES = "charonia_writes"
 _FULL = "disk is full"
@@ -49,6 +71,7 @@ class Database:
             self.engine = _engine(parsed.render_as_string(hide_password=False), parsed.drivername)
         except (ArgumentError, ImportError) as error:
             raise invalid(f"--database: '{url}' cannot be used: {error}") from None
+        self._away_until = 0.0
         self._reading = sessionmaker(self.engine, expire_on_commit=False)
         self._writing = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
 
@@ -58,22 +81,42 @@ class Database:
         Raises:
             ServingError: UNAVAILABLE when the database cannot be reached.
         """
-        with _explained(), self.engine.execution_options(**{_WRITES: True}).begin() as connection:
+        with self._explained(), self.engine.execution_options(**{_WRITES: True}).begin() as connection:
+            _allow_long_statements(connection)
             config = Config()
             config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+        self.engine.dispose()  # the connection that had more time
 
     @contextmanager
-    def transaction(self) -> Iterator[Session]:
+    def transaction(self, *, is_keyed: bool = True) -> Iterator[Session]:
         """Yield a session; what was changed in it is committed at the end, or nothing at all.
+
+        The first transaction of a call with an idempotency key records the key. If the answer to its COMMIT is lost,
+        the record shows whether it took place.
+
+        Args:
+            is_keyed: Whether the transaction records the key of the present call.
 
         Raises:
             ServingError: ALREADY_EXISTS where a name or a number is taken; UNAVAILABLE while the database is locked
                 or away.
         """
-        with _explained(), self._writing.begin() as session:
+        call = current_call.get() if is_keyed else None
+        if call is not None and (call.is_recorded or not call.digest):
+            call = None
+        with self._explained(), self._writing() as session:
+            if call is not None:
+                _record(session, call)
             yield session
+            try:
+                session.commit()
+            except OperationalError as error:
+                if call is None or not error.connection_invalidated or not self._is_committed(call):
+                    raise
+            if call is not None:
+                call.is_recorded = True
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -82,12 +125,59 @@ class Database:
         Raises:
             ServingError: UNAVAILABLE while the database is away.
         """
-        with _explained(), self._reading() as session:
+        with self._explained(), self._reading() as session:
             yield session
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what the driver raises into errors for callers; while the database is away, raise one immediately."""
+        if time.monotonic() < self._away_until:
+            raise unavailable("the database does not answer", hint="try again")
+        try:
+            yield
+        except IntegrityError as error:
+            raise ServingError(Code.ALREADY_EXISTS, f"it exists already: {error.orig}") from error
+        except DataError as error:
+            raise invalid(f"the database cannot store a value: {error.orig}") from error
+        except PoolTimeoutError as error:
+            raise unavailable(
+                f"all {CONNECTIONS_MAX} connections to the database are in use", hint="try again"
+            ) from error
+        except OperationalError as error:
+            message = f"the database cannot be used: {error.orig}"
+            state = getattr(error.orig, "sqlstate", "")
+            if _FULL in str(error.orig) or state == _FULL_STATE:
+                raise DatabaseFullError(Code.UNAVAILABLE, message, hint="make room where it lies") from error
+            if self.engine.dialect.name == "postgresql" and not state:  # the connection's fault, not the statement's
+                self._away_until = time.monotonic() + AWAY_S
+            raise unavailable(message, hint="try again") from error
+
+    def _is_committed(self, call: KeyedCall) -> bool:
+        """Return whether the transaction with the row of a call took place; True also where that remains unknown."""
+        for _ in range(LOOKS_MAX):
+            try:
+                with self._writing() as session:
+                    _record(session, call)  # waits for a transaction that still has the row
+                return False
+            except ServingError:
+                return True
+            except OperationalError:
+                time.sleep(LOOK_PAUSE_S)
+        call.is_unknown = True
+        return True
 
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+def _record(session: Session, call: KeyedCall) -> None:
+    try:
+        call.record(session, now())
+    except IntegrityError as error:
+        raise ServingError(
+            Code.ALREADY_EXISTS, "a call with this Idempotency-Key is being handled", hint="send it again later"
+        ) from error
 
 
 def now() -> float:
@@ -97,7 +187,7 @@ def now() -> float:
 
 def _engine(url: str, driver: str) -> Engine:
     if not driver.startswith("sqlite"):
-        return create_engine(url, pool_size=CONNECTIONS_MAX, max_overflow=0, pool_pre_ping=True)
+        return _postgresql(url)
     engine = create_engine(url, connect_args={"timeout": LOCK_WAIT_S}, pool_size=CONNECTIONS_MAX, max_overflow=0)
 
     @event.listens_for(engine, "connect")
@@ -117,16 +207,46 @@ def _engine(url: str, driver: str) -> Engine:
     return engine
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except IntegrityError as error:
-        raise ServingError(Code.ALREADY_EXISTS, f"it exists already: {error.orig}") from error
-    except DataError as error:
-        raise invalid(f"the database cannot store a value: {error.orig}") from error
-    except OperationalError as error:
-        message = f"the database cannot be used: {error.orig}"
-        if _FULL in str(error.orig) or getattr(error.orig, "sqlstate", "") == _FULL_STATE:
-            raise DatabaseFullError(Code.UNAVAILABLE, message, hint="make room where it lies") from error
-        raise unavailable(message, hint="try again") from error
+def _postgresql(url: str) -> Engine:
+    """Return an engine whose every wait for the server is bounded, by the server and, if it is silent, here."""
+    import psycopg
+
+    class BoundedConnection(psycopg.Connection[Any]):
+        limit_s = ANSWER_S_MAX
+
+        def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+            try:
+                return super().wait(gen, interval, self.limit_s if timeout is None else timeout)
+            except psycopg.OperationalError as error:
+                if error.sqlstate is None:  # not an answer of the server: the connection is broken
+                    self.close()
+                raise
+
+    limits = {"connect_timeout": CONNECT_S, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+    engine = create_engine(
+        url,
+        connect_args={**limits, "tcp_user_timeout": round(ANSWER_S_MAX * 1e3)},
+        pool_size=CONNECTIONS_MAX,
+        max_overflow=0,
+        pool_timeout=POOL_WAIT_S,
+        pool_pre_ping=True,
+    )
+
+    @event.listens_for(engine, "do_connect")
+    def connect(dialect: Any, record: Any, arguments: Any, named: dict[str, Any]) -> Any:
+        connection = BoundedConnection.connect(*arguments, **named)
+        statement_ms, lock_ms = round(ANSWER_S_MAX * 1e3), round(LOCK_WAIT_S * 1e3)
+        connection.execute(f"SET statement_timeout = {statement_ms}")
+        connection.execute(f"SET lock_timeout = {lock_ms}")
+        connection.commit()
+        return connection
+
+    return engine
+
+
+def _allow_long_statements(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        driver: Any = connection.connection.dbapi_connection
+        driver.limit_s = MIGRATION_S_MAX
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {round(MIGRATION_S_MAX * 1e3)}")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(MIGRATION_S_MAX * 1e3)}")

@@ -275,6 +275,18 @@ class LoginLinkRow(PlatformTable):
     expires: Mapped[float]
 
 
+class CallRow(PlatformTable):
+    """A change that was made with an idempotency key. See `platform.repeats`."""
+
+    __tablename__ = "calls"
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    """Of the caller and the key."""
+    request: Mapped[str] = mapped_column(String(64))
+    """Digest of method, address and body."""
+    answer: Mapped[str] = mapped_column(Text, default="")
+    """Encrypted with the key; "" as long as there is none."""
+
+
 class AuditRow(PlatformTable):
     """A change: who made it, and of what."""
 

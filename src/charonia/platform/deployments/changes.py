@@ -170,6 +170,7 @@ class DeploymentChanges:
         Raises:
             NotPermittedError, ServingError: As `plan`.
         """
+        who.demand(role, project)
         if spec.target not in self._targets:
             raise invalid(
                 f"target: expected one of {', '.join(self._targets)}, got '{spec.target}'",

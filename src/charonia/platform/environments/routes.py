@@ -1,6 +1,6 @@
 """The API of environments."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -55,7 +55,9 @@ class EnvironmentBody(BaseModel):
     imports: list[str]
     state: str = Field(description="`waiting`, `building`, `ready` or `failed`.")
     reason: str = Field(description="Why it has failed.")
-    packages: list[tuple[str, str]] = Field(description="Name and version of all that was installed.")
+    packages: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
+        description="Name and version of all that was installed."
+    )
     size: int = Field(description="Bytes on the disk.")
     created: float
     task: int = Field(description="The task that has built it last; 0 for none.")

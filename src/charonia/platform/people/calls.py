@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 
 from charonia.core.errors import RefusalKind, ServingError
+from charonia.platform import repeats
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import KeyRow
 from charonia.platform.people import keys, sessions
@@ -56,8 +57,11 @@ def caller(
     """
     address = request.client.host if request.client else ""
     request.state.csrf = ""
+    unknown = getattr(request.state, "unknown_answers", None)
     if bearer is not None:
-        return _by_key(platform, bearer.credentials, address)
+        principal = _by_key(platform, bearer.credentials, address)
+        repeats.demand_first(platform.database, principal.name, unknown)
+        return principal
     visitor = None
     if cookie:
         with platform.database.reading() as session:
@@ -71,6 +75,7 @@ def caller(
             RefusalKind.FORBIDDEN, f"expected the token of the session as {CSRF_HEADER}, got none or another"
         )
     request.state.csrf = visitor.csrf
+    repeats.demand_first(platform.database, visitor.principal.name, unknown)
     return visitor.principal
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import or_, select
+from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import Code, ServingError, invalid, not_found
@@ -13,6 +13,7 @@ from charonia.platform.people import audit
 from charonia.platform.people.access import Grant, Principal
 from charonia.platform.people.grants import demand_all, kept, new_rows
 from charonia.platform.people.secrets import digest_of, new_secret
+from charonia.platform.values import TIME_S_MAX
 
 PREFIX = "charonia_"
 """What keys begin with, so that programs that look for leaked secrets know them."""
@@ -40,6 +41,9 @@ def create(
     check_name("key", name)
     if not grants:
         raise invalid(f"key '{name}': expected at least one role, got none")
+    if not 0 <= expires <= TIME_S_MAX:
+        raise invalid(f"expires: expected 0 or a time up to the year 9999, got {expires:g}")
+    demand_all(who, grants)  # before the name is looked up: a stranger must not learn which names there are
     if session.scalar(select(KeyRow.id).where(KeyRow.name == name)) is not None:
         raise ServingError(
             Code.ALREADY_EXISTS, f"there is a key '{name}' already", hint="revoke it, or choose another name"
@@ -60,23 +64,18 @@ def visible(session: Session, who: Principal, *, offset: int = 0, limit: int = 1
     Raises:
         NotPermittedError: If they administer none.
     """
-    query = select(KeyRow).order_by(KeyRow.name).offset(offset).limit(limit)
-    projects = who.administered()
-    if projects is not None:
-        query = query.where(KeyRow.grants.any(GrantRow.project.has(ProjectRow.name.in_(projects))))
-    return session.scalars(query).all()
+    return session.scalars(_administered(who).order_by(KeyRow.name).offset(offset).limit(limit)).all()
 
 
 def revoke(session: Session, who: Principal, name: str) -> None:
     """Remove a key; calls with it are refused from now on.
 
     Raises:
-        NotPermittedError: If the caller does not administer every project that it has a role in.
-        ServingError: NOT_FOUND.
+        NotPermittedError: If the caller administers no project, or not every project that it has a role in.
+        ServingError: NOT_FOUND, also for a key without a role in a project that the caller administers.
     """
-    key = session.scalar(select(KeyRow).where(KeyRow.name == name))
+    key = session.scalar(_administered(who).where(KeyRow.name == name))
     if key is None:
-        who.administered()
         raise not_found(f"there is no key '{name}'")
     demand_all(who, kept(key.grants))
     session.delete(key)
@@ -89,3 +88,18 @@ def holder(session: Session, secret: str, address: str) -> tuple[Principal, KeyR
         select(KeyRow).where(KeyRow.digest == digest_of(secret), or_(KeyRow.expires == 0, KeyRow.expires > now()))
     )
     return None if key is None else (Principal.of(f"key {key.name}", kept(key.grants), address), key)
+
+
+def _administered(who: Principal) -> Select[KeyRow]:
+    """Return the query for the keys with a role in a project that the caller administers.
+
+    Raises:
+        NotPermittedError: If they administer none.
+    """
+    projects = who.administered()
+    query = select(KeyRow)
+    return (
+        query
+        if projects is None
+        else query.where(KeyRow.grants.any(GrantRow.project.has(ProjectRow.name.in_(projects))))
+    )

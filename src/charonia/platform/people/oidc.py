@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, cast
 
 from authlib.integrations.base_client import OAuthError
 from authlib.integrations.httpx_client import OAuth2Client
+from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from authlib.oidc.core import CodeIDToken
 from httpx2 import HTTPError
 from joserfc import jwt
@@ -140,14 +142,18 @@ class Provider:
 
     def _address(self, sent: SentBrowser) -> str:
         metadata, _ = self._known()
-        with self._client() as client:
-            address, _ = client.create_authorization_url(
-                metadata["authorization_endpoint"],
-                state=sent.state,
-                nonce=sent.nonce,
-                code_verifier=sent.verifier,
-            )
-        return str(address)
+        address: str = prepare_grant_uri(
+            metadata["authorization_endpoint"],
+            self._settings.client_id,
+            "code",
+            redirect_uri=self._callback,
+            scope=SCOPE,
+            state=sent.state,
+            nonce=sent.nonce,
+            code_challenge=create_s256_code_challenge(sent.verifier),
+            code_challenge_method="S256",
+        )
+        return address
 
     def identity(self, code: str, sent: SentBrowser) -> Identity:
         """Return who has come back.
@@ -251,7 +257,6 @@ class Provider:
             self._settings.client_secret or None,
             scope=SCOPE,
             redirect_uri=self._callback,
-            code_challenge_method="S256",
             timeout=ANSWER_S_MAX,
         )
 

@@ -1,7 +1,5 @@
 """Why a server has not started, and why it could not be upgraded, from what was said. Pure."""
 
-import errno
-import os
 import re
 
 MOVED = "new requests go to it"
@@ -12,7 +10,7 @@ _SAID = re.compile(r'[A-Z]\d{4} [\d:.]+ +\d+ \S+\] "(.*?)"?')
 _TOLD = re.compile(r"^charonia serve: (.*)$", re.MULTILINE)
 _OF_THE_GUARD = re.compile(r"(engine|front_end)\S* \(pid \d+\) ended")
 _UPGRADE = "charonia upgrade: "
-_IN_USE = re.compile(rf"cannot listen on \S+: {re.escape(os.strerror(errno.EADDRINUSE))}")
+_IN_USE = re.compile(r"cannot listen on \S+: Address already in use")
 _REST = " (hint: the engine before serves on"
 
 

@@ -1,0 +1,197 @@
+"""Calls that are sent again: idempotency keys.
+
+A caller that sends a change with an `Idempotency-Key` may send it again, with the same key, when the answer is lost. It
+gets the first answer, and nothing changes twice. The transaction of the change records the key, so a COMMIT whose
+answer is lost counts as well. Answers can hold secrets, so they are encrypted with the key. Only its digest is stored.
+"""
+
+import hashlib
+import json
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from joserfc import jwe
+from joserfc.errors import JoseError
+from joserfc.jwk import OctKey
+from sqlalchemy import delete, select, update
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from charonia.core.errors import Code, ServingError, invalid
+from charonia.platform.database.connection import Database
+from charonia.platform.database.keyed_calls import KeyedCall, current_call
+from charonia.platform.database.tables import CallRow
+
+HEADER = "Idempotency-Key"
+
+REPLAYED = "Idempotent-Replayed"
+"""Header of an answer that was given before."""
+
+KEY_CHARS_MAX = 255
+
+ANSWER_BYTES_MAX = 64 * 1024
+"""Longer answers are not stored: a repeated call then gets status 409."""
+
+UNKNOWN_MAX = 1000
+"""Answers in memory whose transaction may have failed; a repeated call decides about them."""
+
+_CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+_log = logging.getLogger(__name__)
+
+
+class FirstAnswer(NamedTuple):
+    """An answer to a change."""
+
+    status: int
+    kind: str
+    body: bytes
+
+
+class RepeatedError(Exception):
+    """A call that was answered before, with that answer."""
+
+    def __init__(self, answer: FirstAnswer) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def response(self) -> Response:
+        """Return the answer."""
+        status, kind, body = self.answer
+        return Response(body, status, {REPLAYED: "true", **({"Content-Type": kind} if kind else {})})
+
+
+class RepeatedCalls:
+    """Records the answers to calls with a key, as a middleware.
+
+    Args:
+        app: The application.
+        database: The tables.
+    """
+
+    def __init__(self, app: ASGIApp, database: Database) -> None:
+        self._app = app
+        self._database = database
+        self._unknown: OrderedDict[str, FirstAnswer] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a call."""
+        key = Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" else ""
+        if not key or scope["method"] not in _CHANGES:
+            await self._app(scope, receive, send)
+            return
+        call = KeyedCall(key, f"{scope['method']} {scope['path']}?{scope['query_string'].decode('latin-1')}")
+        token = current_call.set(call)
+        start: Message = {}
+        body = bytearray()
+
+        async def reading() -> Message:
+            message = await receive()
+            call.read(message.get("body", b""))
+            return message
+
+        async def collecting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            else:
+                body.extend(message.get("body", b""))
+
+        scope.setdefault("state", {})["unknown_answers"] = self._unknown
+        try:
+            await self._app(scope, reading, collecting)
+        except BaseException:
+            if call.is_recorded:
+                await run_in_threadpool(self._keep, call, FirstAnswer(500, "", b""))
+            raise
+        finally:
+            current_call.reset(token)
+        answer = FirstAnswer(start["status"], Headers(raw=start["headers"]).get("content-type", ""), bytes(body))
+        if call.is_unknown:
+            self._unknown[call.digest] = answer
+            while len(self._unknown) > UNKNOWN_MAX:
+                self._unknown.popitem(last=False)
+            await _unknown_outcome()(scope, receive, send)
+            return
+        if call.is_recorded:
+            await run_in_threadpool(self._keep, call, answer)
+        await send(start)
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def _keep(self, call: KeyedCall, answer: FirstAnswer) -> None:
+        of_call = CallRow.digest == call.digest
+        with suppress(ServingError), self._database.transaction() as session:
+            if answer.status >= 500:  # what came after the transaction has failed: it is tried again
+                session.execute(delete(CallRow).where(of_call))
+            elif len(answer.body) <= ANSWER_BYTES_MAX:
+                session.execute(update(CallRow).where(of_call).values(answer=_sealed(call, answer)))
+
+
+def demand_first(database: Database, caller: str, unknown: "OrderedDict[str, FirstAnswer] | None") -> None:
+    """Check that the present call with a key was not carried out before.
+
+    Args:
+        database: The tables.
+        caller: Who makes it: keys belong to their callers.
+        unknown: Answers whose transaction may have failed.
+
+    Raises:
+        RepeatedError: It was, with its answer.
+        ServingError: INVALID_ARG for a key that cannot be, or was used for another call; ALREADY_EXISTS where the
+            answer is lost.
+    """
+    call = current_call.get()
+    if call is None:
+        return
+    if len(call.key) > KEY_CHARS_MAX or not call.key.isascii() or not call.key.isprintable():
+        raise invalid(f"{HEADER}: expected at most {KEY_CHARS_MAX} printable ASCII characters, got {len(call.key)}")
+    call.name(caller)
+    with database.reading() as session:
+        row = session.scalar(select(CallRow).where(CallRow.digest == call.digest))
+    pending = unknown.pop(call.digest, None) if unknown else None
+    if row is None:
+        return
+    if row.request != call.request:
+        raise invalid(f"{HEADER}: this key was used for another call", hint="use a new key for each call")
+    if pending is not None and not row.answer:
+        with database.transaction(is_keyed=False) as session:
+            session.execute(update(CallRow).where(CallRow.id == row.id).values(answer=_sealed(call, pending)))
+        raise RepeatedError(pending)
+    answer = _opened(call, row.answer)
+    if answer is None:
+        raise ServingError(
+            Code.ALREADY_EXISTS,
+            f"the call with this {HEADER} was carried out, and its answer is lost",
+            hint="check the resource before you send another call",
+        )
+    raise RepeatedError(answer)
+
+
+def _unknown_outcome() -> Response:
+    content = {
+        "error": "the connection to the database broke: whether the change was made is not known",
+        "hint": f"send the call again with the same {HEADER}",
+    }
+    return JSONResponse(content, 503, {"Retry-After": "1"})
+
+
+def _sealing_key(call: KeyedCall) -> OctKey:
+    return OctKey.import_key(hashlib.sha256(f"answer\0{call.caller}\0{call.key}".encode()).digest())
+
+
+def _sealed(call: KeyedCall, answer: FirstAnswer) -> str:
+    plain = json.dumps({"status": answer.status, "kind": answer.kind, "body": answer.body.decode("latin-1")})
+    return jwe.encrypt_compact({"alg": "dir", "enc": "A256GCM"}, plain.encode(), _sealing_key(call))
+
+
+def _opened(call: KeyedCall, text: str) -> FirstAnswer | None:
+    if not text:
+        return None
+    try:
+        found: dict[str, Any] = json.loads(jwe.decrypt_compact(text, _sealing_key(call)).plaintext or b"")
+    except (JoseError, ValueError):
+        return None
+    return FirstAnswer(found["status"], found["kind"], found["body"].encode("latin-1"))
