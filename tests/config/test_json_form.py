@@ -60,13 +60,19 @@ def test_json_becomes_records(text: str, expected: ModelConfig) -> None:
             '{"model_warmup": [{"inputs": {"x": {"dims": [4]}}}]}',
         ),
         ('{"ensemble_scheduling": {"step": {}}}', '{"ensemble_scheduling": {"step": [{}]}}'),
+        ("{name: 'm', maxBatchSize : 4}", '{"name": "m", "max_batch_size": 4}'),
+        ("""{'name': 'it\\'s "m": {x: 1,}'}""", """{"name": "it's \\"m\\": {x: 1,}"}"""),
+        (
+            """{"name": "it's {x: 'm',}", parameters: {a1: {string_value: 'b'}}}""",
+            """{"name": "it's {x: 'm',}", "parameters": {"a1": {"string_value": "b"}}}""",
+        ),
     ],
 )
 def test_what_other_parsers_let_pass_is_read_as_it_is_meant(lenient: str, strict: str) -> None:
     assert from_json(lenient) == from_json(strict)
 
 
-@given(st.text(alphabet='{}[]",:\\ \n1a', max_size=40))
+@given(st.text(alphabet="{}[]\",:\\ \n1a'", max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(ServingError):
         from_json(text)

@@ -17,7 +17,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.metadata import ModelMetadata, TensorMetadata
 from charonia.core.tensor import Tensor
 from charonia.wire.example_inputs import example_dims, example_inputs, takes_picture
-from charonia.wire.example_request import ELEMENTS_MAX, ExampleRequest, example_request
+from charonia.wire.example_request import ELEMENTS_MAX, ExampleRequest, body_hint, example_request
 from charonia.wire.v2_generate import decode_generate
 from charonia.wire.v2_request import InferDecoder
 
@@ -183,6 +183,14 @@ def test_shapes_that_plain_values_do_not_tell_are_written_out() -> None:
 
     assert url.endswith("/infer")
     assert json.loads(body)["inputs"][0]["shape"] == [2, 2]
+
+
+@pytest.mark.parametrize("datatype", [DataType.FP16, DataType.BF16])
+def test_the_hint_for_a_body_advises_no_json_that_cannot_carry_the_input(datatype: DataType) -> None:
+    hint = body_hint(model((DataType.FP32, (4,)), (datatype, (4,))))
+
+    assert hint.startswith("send the elements of in put1 in binary form")
+    assert '"data"' not in hint
 
 
 def test_outputs_that_json_cannot_carry_are_asked_for_in_binary_form() -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,7 +8,15 @@ from hypothesis import strategies as st
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.tensor import Tensor
-from charonia.wire.tensors import COPY_BELOW_BYTES, bytes_array, decode_elements, decode_tensor, encode_tensor
+from charonia.wire.tensors import (
+    COPY_BELOW_BYTES,
+    MARSHAL_ABOVE,
+    bytes_array,
+    decode_elements,
+    decode_tensor,
+    encode_elements,
+    encode_tensor,
+)
 
 FIXED = [d for d in DataType if d is not DataType.BYTES]
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
@@ -110,3 +120,20 @@ def test_any_bytes_decode_to_elements_or_to_an_error(data: bytes) -> None:
         pass
     else:
         assert sum(len(element) + 4 for element in elements) == len(data)
+
+
+@pytest.mark.parametrize("count", [0, 1, MARSHAL_ABOVE, MARSHAL_ABOVE + 1, 3 * MARSHAL_ABOVE])
+def test_any_number_of_strings_has_the_same_wire_form(count: int) -> None:
+    elements = [bytes([n % 256]) * (n % 300) for n in range(count)]
+
+    encoded = encode_elements(elements)
+
+    assert encoded == b"".join(len(element).to_bytes(4, "little") + element for element in elements)
+    assert decode_elements("x", encoded) == elements
+
+
+def test_many_elements_that_are_not_bytes_are_refused() -> None:
+    elements: list[Any] = [b"a"] * MARSHAL_ABOVE + ["b"]
+
+    with pytest.raises(TypeError):
+        encode_elements(elements)

@@ -118,7 +118,7 @@ def make_outputs(outputs: Outputs | None) -> tuple[RequestedOutput, ...]:
 def _from_array(name: str, array: Array) -> Tensor:
     if array.dtype.name == _BFLOAT16:
         return Tensor(name, DataType.BF16, array.view(np.uint16))
-    if array.dtype.kind in "OSU":
+    if array.dtype.kind in "OSUT":
         return Tensor(name, DataType.BYTES, _bytes_elements(name, array))
     datatype = BY_NUMPY.get(array.dtype.newbyteorder("<"))
     if datatype is None:

@@ -133,8 +133,15 @@ def _single_as_list(members: dict[str, Any], message: Descriptor) -> None:
                 _single_as_list(item, element)
 
 
-_LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+"?)|,(?=\s*[}\]])', re.DOTALL)
-"""A string, to be skipped, or a comma before the end of an object or list."""
+_LENIENT = re.compile(
+    r"""(?P<string>"(?:[^"\\]|\\.)*+"?)|'(?P<single>(?:[^'\\]|\\.)*+)'|(?<![\w$.])(?P<name>[A-Za-z_$][\w$]*+)(?=\s*:)"""
+    r"|,(?=\s*[}\]])",
+    re.DOTALL,
+)
+"""A string, which stays; one in single quotes; an unquoted name; a comma before the end of an object or list."""
+
+_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+"""What is escaped, or a double quote, in a string in single quotes."""
 
 _WRAPPER = re.compile(r"Failed to parse (\S+) field: ")
 _AT_PATH = re.compile(r'^(?P<problem>.*) at (?P<path>"?ModelConfig\S*)$', re.DOTALL)
@@ -150,8 +157,9 @@ def to_json(config: ModelConfig) -> dict[str, object]:
 def from_json(text: str) -> ModelConfig:
     """Parse a configuration from JSON.
 
-    The output of `to_json` is accepted, and so are camelCase names, 64-bit integers in strings, null for "not set", a
-    comma before a closing bracket, and a single value where a list is meant.
+    The output of `to_json` is accepted, and so are camelCase names, 64-bit integers in strings, null for "not set",
+    names without quotes, strings in single quotes, a comma before a closing bracket, and a single value where a list is
+    meant.
 
     Raises:
         ServingError: INVALID_ARG with the path of the invalid member.
@@ -160,7 +168,7 @@ def from_json(text: str) -> ModelConfig:
         raise invalid(f"the model configuration has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
     try:
         members = json.loads(
-            _LAST_COMMA.sub(r"\1", text),
+            _LENIENT.sub(_strict, text),
             object_pairs_hook=_unique,
             parse_int=_integer,
             parse_float=_decimal,
@@ -183,6 +191,16 @@ def from_json(text: str) -> ModelConfig:
         # For members of a wrong type, the parser lets some Python exceptions through.
         raise _explain(error) from None
     return from_message(message)
+
+
+def _strict(found: re.Match[str]) -> str:
+    """Return what strict JSON has in place of a match of `_LENIENT`."""
+    if found["string"] is not None:
+        return found["string"]
+    if found["single"] is not None:
+        escapes = {'"': r"\"", r"\'": "'"}
+        return f'"{_QUOTE.sub(lambda each: escapes.get(each[0], each[0]), found["single"])}"'
+    return f'"{found["name"]}"' if found["name"] is not None else ""
 
 
 def _members(record: Any, descriptor: Descriptor) -> dict[str, object]:

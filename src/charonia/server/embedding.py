@@ -183,7 +183,7 @@ def make_tensor(name: str, array: Array) -> Tensor:
     Raises:
         ServingError: INVALID_ARG for a dtype that the protocol does not have.
     """
-    if array.dtype.kind in "OSU":
+    if array.dtype.kind in "OSUT":
         elements = np.empty(array.size, object)
         elements[:] = [e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist()]
         return Tensor(name, DataType.BYTES, elements.reshape(array.shape))

@@ -22,7 +22,7 @@ from charonia.core.tensor import Tensor
 from charonia.wire.endpoint import parse_url
 from charonia.wire.example_inputs import example_dims, example_inputs
 from charonia.wire.json_text import dump
-from charonia.wire.v2_data import encode_data
+from charonia.wire.v2_data import NO_JSON_FORM, encode_data
 from charonia.wire.v2_generate import infer_shape
 
 URL = "localhost:8000"
@@ -235,6 +235,12 @@ def example_parameters(config: ModelConfig) -> dict[str, ParameterValue]:
 
 def body_hint(config: ModelConfig) -> str:
     """Return a hint for a body that cannot be read: one that can be, or the inputs where it would be long."""
+    binary = [given.name for given in config.input if given.data_type in NO_JSON_FORM]
+    if binary:
+        return (
+            f"send the elements of {', '.join(binary)} in binary form, after the JSON header, whose length the header "
+            "field Inference-Header-Content-Length states, or use gRPC; charonia.client does so by itself"
+        )
     batched = config.max_batch_size > 0
     elements = sum(
         prod(example_dims(given.dims, given.data_type, batched=batched))

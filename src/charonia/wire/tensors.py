@@ -9,6 +9,7 @@ and it need not be aligned.
 Source: KServe v2 protocol, "Tensor Data" and Triton's binary tensor data extension.
 """
 
+import marshal
 from collections.abc import Callable, Sequence
 from math import prod
 from struct import Struct
@@ -28,7 +29,13 @@ Lend = Callable[[int], memoryview | None]
 COPY_BELOW_BYTES = 16 * 1024
 """Encoded tensors smaller than this are copied to `bytes`, which is cheaper to send than a view."""
 
+MARSHAL_ABOVE = 1000
+"""Elements of a BYTES tensor above which marshalling them is faster than a loop."""
+
 _LENGTH = Struct("<I")
+_LIST_HEAD = 5
+_ELEMENT_HEAD = 5
+_BYTES_TYPE = ord("s")
 _BYTES = DataType.BYTES
 
 
@@ -119,12 +126,30 @@ def encode_tensor(tensor: Tensor) -> bytes | memoryview:
 
 def encode_elements(elements: Sequence[bytes]) -> bytes:
     """Return the wire form of a BYTES tensor's elements."""
+    if len(elements) > MARSHAL_ABOVE:
+        return _encode_many(elements)
     pack = _LENGTH.pack
     parts: list[bytes] = []
     for element in elements:
         parts.append(pack(len(element)))
         parts.append(element)
     return b"".join(parts)
+
+
+def _encode_many(elements: Sequence[bytes]) -> bytes:
+    """Return what `encode_elements` does, in half the time.
+
+    A marshalled list of bytes is a head, and for each element a byte for its type, its length and its bytes; the last
+    two are the wire form.
+    """
+    marshalled = np.frombuffer(marshal.dumps(list(elements), 2), np.uint8)[_LIST_HEAD:]
+    sizes = np.fromiter(map(len, elements), np.int64, len(elements)) + _ELEMENT_HEAD
+    types = np.cumsum(sizes) - sizes
+    if sizes.sum() != len(marshalled) or (marshalled[types] != _BYTES_TYPE).any():
+        raise TypeError("an element of a BYTES tensor is not of type bytes")
+    is_kept = np.ones(len(marshalled), bool)
+    is_kept[types] = False
+    return marshalled[is_kept].tobytes()
 
 
 def _decode_bytes(name: str, shape: Sequence[int], buffer: Buffer) -> Array:

@@ -43,7 +43,7 @@ SHOWN_MAX = 40
 """Longest text of a wrong element in a message."""
 
 _INTEGER = frozenset((int,))
-_NO_JSON_FORM = (DataType.FP16, DataType.BF16)
+NO_JSON_FORM = (DataType.FP16, DataType.BF16)
 
 
 def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: object, bytes_max: int) -> Tensor:
@@ -59,7 +59,7 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
     Raises:
         ServingError: INVALID_ARG when shape, datatype and data do not match.
     """
-    if datatype in _NO_JSON_FORM:
+    if datatype in NO_JSON_FORM:
         raise invalid(
             f"receiving {datatype.wire} data via JSON is not supported. Please use the binary data format for input "
             f"'{name}'"
@@ -94,7 +94,7 @@ def encode_data(tensor: Tensor) -> Array | list[str]:
     Raises:
         ServingError: INVALID_ARG when JSON cannot carry it.
     """
-    if tensor.datatype in _NO_JSON_FORM:
+    if tensor.datatype in NO_JSON_FORM:
         raise invalid(
             f"sending {tensor.datatype.wire} data via JSON is not supported. Please use the binary data format for "
             f"output '{tensor.name}'"

@@ -452,7 +452,7 @@ def test_a_first_dimension_that_is_a_later_one_elsewhere_is_no_batch(
     assert complete(files, ModelConfig(name="m", max_batch_size=2)).config.max_batch_size == 2
 
 
-def test_a_tensor_without_a_shape_is_taken_as_a_scalar_and_named(
+def test_a_tensor_without_a_shape_is_completed_as_variable_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -465,10 +465,16 @@ def test_a_tensor_without_a_shape_is_taken_as_a_scalar_and_named(
 
     completion = complete(files)
 
-    taken = [note for note in completion.notes if "taken as a scalar" in note]
-    assert taken[0] == "input 'x': taken as a scalar, as the model tells no shape; `dims` says another"
+    taken = [note for note in completion.notes if "states no shape" in note]
+    sentence = "dims [ -1 ], as the model file states no shape; for tensors of another rank, configure `dims`"
+    assert taken[0] == f"input 'x': {sentence}"
     assert {note.split(":")[0] for note in taken} == {"input 'x'", "output 'y'", "output 'z'"}
     assert f"model 'm': {taken[0]}" in caplog.messages
+    config = replace(completion.config, instance_group=MLP.instance_group)
+    assert [(each.dims, each.reshape is None) for each in config.input] == [((-1,), True), ((1,), False)]
+    vector = np.arange(3, dtype=np.float32)
+    answer = values(make(files, config).execute([request({"x": (FP32, vector), "known": (FP32, vector[:1])})]))
+    assert answer["y"].tolist() == [0, 1, 2]
 
 
 def test_a_dimension_of_no_elements_is_served_as_a_variable_one(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def given_samples(inputs: Sequence[SignatureTensor], arrays: Mapping[str, Array]
         fits = len(array.shape) == len(tensor.shape) and all(
             dim in (-1, size) for dim, size in zip(tensor.shape, array.shape, strict=True)
         )
-        if not fits or (array.dtype.kind in "OUS") != (tensor.datatype is DataType.BYTES):
+        if not fits or (array.dtype.kind in "OSUT") != (tensor.datatype is DataType.BYTES):
             raise invalid(
                 f"--samples: input '{tensor.name}' takes {tensor.datatype.wire} {list(tensor.shape)}, "
                 f"got {array.dtype} {list(array.shape)}"

@@ -188,7 +188,9 @@ def composition_problems(config: ModelConfig, models: Sequence[ModelConfig | Non
         if 0 < model.max_batch_size < config.max_batch_size:
             message = (
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
-                f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
+                f"{model.name} which only allows maximum batch size to be {model.max_batch_size}; reduce the "
+                f"one of the ensemble, or set max_batch_size in the config.pbtxt of {model.name}: where that is "
+                "silent, it is completed to --backend-config=default-max-batch-size, which is 4 by default"
             )
             problems.append(Problem(f"{path}.model_name", message))
     return problems + list(_link_problems(config, models))

@@ -84,7 +84,7 @@ def test_models_of_one_process_have_their_own_modules_of_the_same_names(tmp_path
     for own, model, name in zip(owns, models, ["first", "second"], strict=True):
         with own.visible():
             assert model().late() == (name, name)
-            assert sys.modules[PB_UTILS] is model.pb_utils
+            assert [sys.modules[name] for name in PB_UTILS] == [model.pb_utils, model.pb_utils]
     with pytest.raises(ImportError):
         models[0]().late()
     for own in owns:
@@ -125,7 +125,7 @@ def test_a_model_with_a_process_of_its_own_imports_at_any_time(tmp_path: Path) -
 
     assert model.who == ("only",) * 3
     assert model().late() == ("only", "only")
-    assert sys.modules[PB_UTILS] is model.pb_utils
+    assert [sys.modules[name] for name in PB_UTILS] == [model.pb_utils, model.pb_utils]
 
 
 def test_a_file_without_the_class_is_refused(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_copies_of_the_module_share_what_belongs_to_no_model() -> None:
     assert one.InferenceRequest is not two.InferenceRequest
     assert issubclass(one.InferenceRequest, unbound.InferenceRequest)
     assert set(unbound.__all__) <= set(vars(one))
-    assert one.__name__ == PB_UTILS
+    assert one.__name__ == PB_UTILS[0]
 
 
 @pytest.mark.parametrize("shared", [False, True])

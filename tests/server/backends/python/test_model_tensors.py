@@ -1,5 +1,8 @@
 """Tensors as Python models see them: numpy, strings, BF16, dlpack."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,8 +26,11 @@ from charonia.server.backends.python.worker.datatypes import (
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from charonia.server.backends.python.worker.errors import TritonModelException
+from charonia.server.backends.python.worker.errors import TritonError, TritonModelException
+from charonia.server.backends.python.worker.requests import InferenceRequest
+from charonia.server.backends.python.worker.responses import InferenceResponse
 from charonia.server.backends.python.worker.tensor import Tensor, received
+from charonia.server.backends.python.worker.triton_python_backend_utils import Logger
 
 BF16_ONE = 0x3F80
 
@@ -53,6 +59,7 @@ def test_a_tensor_tells_what_it_was_made_of(dtype: "np.dtype[np.generic]") -> No
         np.array([b"a", "ü".encode()]),
         np.array(["a", "ü"], object),
         np.array([b"a", "ü".encode()], object),
+        np.array(["a", "ü"], np.dtypes.StringDType()),
     ],
 )
 def test_strings_may_be_given_in_every_form(array: "np.ndarray[tuple[int], np.dtype[np.generic]]") -> None:
@@ -60,7 +67,8 @@ def test_strings_may_be_given_in_every_form(array: "np.ndarray[tuple[int], np.dt
 
     assert tensor.triton_dtype() == 13
     assert tensor.as_numpy().dtype == object
-    assert bytes(bytes_of("BYTES", tensor.as_numpy())) == b"\x01\0\0\0a\x02\0\0\0" + "ü".encode()
+    assert bytes(serialize_byte_tensor(tensor.as_numpy())) == b"\x01\0\0\0a\x02\0\0\0" + "ü".encode()
+    assert array_of("BYTES", (2,), memoryview(bytes_of("BYTES", tensor.as_numpy()))).tolist() == [b"a", "ü".encode()]
 
 
 def test_an_array_of_the_other_byte_order_is_converted() -> None:
@@ -276,6 +284,36 @@ def test_strings_have_one_wire_form(elements: list[bytes | str]) -> None:
     decoded = deserialize_bytes_tensor(serialize_byte_tensor(array))
 
     assert decoded.tolist() == [e.encode("utf-8", "surrogatepass") if isinstance(e, str) else e for e in elements]
+
+
+@pytest.mark.parametrize("dtype", [np.object_, np.str_, np.bytes_, np.dtypes.StringDType()])
+def test_strings_of_every_dtype_are_strings(dtype: Any) -> None:
+    assert numpy_to_triton_type(dtype) == NUMBERS["STRING"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Tensor("x", None), "expected a numpy array"),  # type: ignore[arg-type]
+        (lambda: Tensor(None, np.ones(1)), "expected a string as name"),  # type: ignore[arg-type]
+        (lambda: Tensor.from_dlpack(None, np.ones(1)), "expected a string as name"),  # type: ignore[arg-type]
+        (lambda: InferenceRequest(), "argument 'model_name' is missing"),
+        (lambda: InferenceRequest(model_name=1, inputs=[], requested_output_names=[]), "a string as model_name"),  # type: ignore[arg-type]
+        (lambda: InferenceResponse([None]), "expected Tensor objects"),  # type: ignore[list-item]
+        (lambda: InferenceResponse([], error="no"), "expected a TritonError"),  # type: ignore[arg-type]
+        (lambda: Logger.log("m", None), "expected one of its levels"),  # type: ignore[arg-type]
+        (lambda: TritonError("m", "x"), "expected one of its codes"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_of_another_type_are_type_errors(make: Callable[[], object], message: str) -> None:
+    for kind in (TypeError, TritonModelException):
+        with pytest.raises(kind, match=message):
+            make()
+
+
+def test_a_tensor_has_a_name() -> None:
+    with pytest.raises(TritonModelException, match="expected a name, got an empty string"):
+        Tensor("", np.ones(1))
 
 
 def test_datatypes_have_their_names_and_numbers() -> None:

@@ -240,6 +240,8 @@ def test_a_process_that_a_model_spawns_imports_what_the_model_does(tmp_path: Pat
     version.mkdir(parents=True)
     (version / "elsewhere.py").write_text(
         "import triton_python_backend_utils as pb_utils\n"
+        "from c_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, shared_memory\n"
+        "assert Tensor is pb_utils.Tensor and shared_memory.free_memory() > 0\n"
         "def double(tensor):\n"
         "    return pb_utils.Tensor('OUT', 2 * tensor.as_numpy()).as_numpy()\n"
     )

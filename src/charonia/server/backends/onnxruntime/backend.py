@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.errors import unsupported
@@ -158,15 +159,16 @@ class OnnxRuntimeBackend:
         plan = self._plan(files, config, settings)
         path = model_file(files, config, DEFAULT_FILE)
 
-        def inspect() -> tuple[Signature, list[str], str]:
+        def inspect() -> tuple[Signature, list[str], str, frozenset[str]]:
             try:
                 session = open_to_inspect(path, plan)
                 signature, left_out = signature_of(session, config.name)
-                return signature, [*left_out, *_taken_as_scalars(config, signature, path)], other_than_batch(session)
+                return signature, left_out, other_than_batch(session), _shapeless(signature, path)
             finally:
                 release_freed_memory()
 
-        signature, remarks, no_batch = await asyncio.to_thread(inspect)
+        signature, left_out, no_batch, shapeless = await asyncio.to_thread(inspect)
+        remarks = [*left_out]
         # Clients do not have to send inputs with defaults unless the configuration names them.
         required = replace(signature, inputs=tuple(t for t in signature.inputs if not t.optional))
         batch_size = settings.default_max_batch_size
@@ -176,14 +178,24 @@ class OnnxRuntimeBackend:
                 f"max_batch_size: 0, as dimension '{no_batch}' is the first of one tensor and a later one of another"
             )
             remarks.append(sentence)
-        for remark in remarks:
-            _log.info("model '%s': %s", config.name, remark)
         merged, notes = merge_signature(config, required, default_max_batch_size=batch_size, model_name=config.name)
+
+        def opened(tensor: _Port, kind: str, is_given: object) -> _Port:
+            if is_given or tensor.name not in shapeless:
+                return replace(tensor, dims=_without_zeros(tensor.dims))
+            remarks.append(
+                f"{kind} '{tensor.name}': dims [ -1 ], as the model file states no shape; "
+                "for tensors of another rank, configure `dims`"
+            )
+            return replace(tensor, dims=(-1,), reshape=None)
+
         merged = replace(
             merged,
-            input=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.input),
-            output=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.output),
+            input=tuple(opened(tensor, "input", config.input) for tensor in merged.input),
+            output=tuple(opened(tensor, "output", config.output) for tensor in merged.output),
         )
+        for remark in remarks:
+            _log.info("model '%s': %s", config.name, remark)
         return Completion(merged, (*notes, *remarks, *routed))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> LoadedModel:
@@ -223,6 +235,9 @@ class OnnxRuntimeBackend:
             start_global_pool(plan.intra_op_threads, plan.inter_op_threads)
             self._has_global_pool = True
         return replace(plan, op_libraries=tuple(_op_library(files, name) for name in plan.op_libraries))
+
+
+_Port = TypeVar("_Port", ModelInput, ModelOutput)
 
 
 def _for_openvino(config: ModelConfig) -> ModelConfig | None:
@@ -279,18 +294,10 @@ def signature_problems(
             yield Problem(f"input[{index}].optional", message)
 
 
-def _taken_as_scalars(config: ModelConfig, signature: Signature, path: Path) -> Iterator[str]:
-    """Yield a sentence for each tensor that is completed as a scalar because its shape is unknown."""
-    completed = {
-        "input": () if config.input else signature.inputs,
-        "output": () if config.output else signature.outputs,
-    }
-    if any(not tensor.shape for tensors in completed.values() for tensor in tensors):
-        unknown = without_shape(path)
-        for kind, tensors in completed.items():
-            for tensor in tensors:
-                if not tensor.shape and tensor.name in unknown:
-                    yield f"{kind} '{tensor.name}': taken as a scalar, as the model tells no shape; `dims` says another"
+def _shapeless(signature: Signature, path: Path) -> frozenset[str]:
+    """Return the names of the tensors without a shape; ONNX Runtime reports them like scalars, without dimensions."""
+    is_shapeless = any(not tensor.shape for tensor in (*signature.inputs, *signature.outputs))
+    return without_shape(path) if is_shapeless else frozenset()
 
 
 def _unsendable(config: ModelConfig, lacking: Mapping[str, str]) -> Iterator[Problem]:

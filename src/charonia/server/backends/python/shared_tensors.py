@@ -86,7 +86,7 @@ def taken(tensor: ModelTensor) -> Tensor:
 def _as_bytes(array: Array) -> Array:
     """Return a string tensor with elements of type bytes, as a worker would send it."""
     elements = array.ravel().tolist()
-    if all(type(element) is bytes for element in elements):
+    if set(map(type, elements)) <= {bytes}:
         return array
     encoded = np.empty(len(elements), np.object_)
     for index, element in enumerate(elements):

@@ -1,5 +1,6 @@
 """Tensors in the messages of a channel: how they are described, and how they are found again."""
 
+import marshal
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,8 @@ import numpy as np
 from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
-from charonia.wire.tensors import decode_tensor, encode_tensor
+from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.wire.tensors import bytes_array, decode_tensor, encode_tensor
 
 
 def placed(tensor: Tensor, outgoing: Outgoing) -> tuple[object, ...]:
@@ -20,7 +22,9 @@ def placed(tensor: Tensor, outgoing: Outgoing) -> tuple[object, ...]:
     Raises:
         ServingError: It lies in GPU memory and is lost.
     """
-    return (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
+    array = tensor.array
+    data = marshal.dumps(array.ravel().tolist(), 2) if array.dtype.kind == "O" else encode_tensor(tensor)
+    return (tensor.name, tensor.datatype.wire, array.shape, outgoing.place(data))
 
 
 def found(described: tuple[Any, ...], message: Incoming, release: Callable[[int], None]) -> Tensor:
@@ -40,17 +44,35 @@ def found(described: tuple[Any, ...], message: Incoming, release: Callable[[int]
         array = np.empty(shape, object)
         array[...] = place
         return Tensor(name, DataType.BYTES, array)
-    tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
+    data = message.find(place)
+    if datatype == "BYTES":
+        tensor = Tensor(name, DataType.BYTES, bytes_array(name, shape, _strings_in(data)))
+        if place[0] > 0:  # its elements were copied
+            release(place[0])
+        return tensor
+    tensor = decode_tensor(name, BY_WIRE[datatype], shape, data)
     if place[0] > 0:  # our own regions count their references themselves
         tensor.array = _counted(tensor.array, partial(release, place[0]))
     return tensor
 
 
+def _strings_in(data: memoryview) -> list[bytes]:
+    """Return the elements of a string tensor, which travel as a marshalled list.
+
+    Raises:
+        ChannelError: They are not that.
+    """
+    try:
+        elements = marshal.loads(data)
+    except (ValueError, EOFError, TypeError) as error:
+        raise ChannelError(f"the elements of a string tensor cannot be read: {error}") from error
+    if type(elements) is not list or not set(map(type, elements)) <= {bytes}:
+        raise ChannelError("the elements of a string tensor are not a list of bytes")
+    return elements
+
+
 def _counted(array: Array, release: Callable[[], None]) -> Array:
     """Return the same elements in an array that calls `release` when it and all views of it are gone."""
-    if array.dtype.kind == "O":  # its elements were copied already
-        release()
-        return array
     # An array over a memoryview of its own: views of the array keep the array, and numpy does not look through it.
     holder = np.asarray(array.view(np.uint8).reshape(-1).data)
     weakref.finalize(holder, release).atexit = False

@@ -61,7 +61,7 @@ def array_of(output: str, result: Any) -> Array:
 
 def datatype_of(array: Array) -> DataType:
     """Return the datatype that an array is sent as."""
-    if array.dtype.kind in "OUS":
+    if array.dtype.kind in "OSUT":
         return DataType.BYTES
     return BY_NUMPY.get(array.dtype.newbyteorder("<"), DataType.FP64)
 

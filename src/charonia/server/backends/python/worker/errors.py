@@ -17,6 +17,10 @@ class TritonModelException(Exception):
     """Raised for wrong use of this module; a model may raise it too."""
 
 
+class ArgumentTypeError(TritonModelException, TypeError):
+    """Raised for arguments that are missing or of another type than expected; `except TypeError` catches it, too."""
+
+
 class TritonError:
     """An error to answer a request with."""
 
@@ -31,7 +35,7 @@ class TritonError:
 
     def __init__(self, message: object, code: int = INTERNAL) -> None:
         if not isinstance(code, int) or not 0 <= code <= 7:
-            raise TritonModelException(f"TritonError: expected one of its codes 0 to 7, got {code!r}")
+            raise ArgumentTypeError(f"TritonError: expected one of its codes 0 to 7, got {code!r}")
         self._message = str(message)
         self._code = int(code)
 
@@ -131,7 +135,7 @@ def checked_parameters(owner: str, parameters: object) -> dict[str, Parameter]:
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
-        raise TritonModelException(f"{owner}: expected a dict as parameters, got {type(parameters).__name__}")
+        raise ArgumentTypeError(f"{owner}: expected a dict as parameters, got {type(parameters).__name__}")
     given: Mapping[object, object] = parameters
     plain: dict[str, Parameter] = {}
     for key, value in given.items():
@@ -161,5 +165,5 @@ def checked_text(owner: str, what: str, value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if not isinstance(value, str):
-        raise TritonModelException(f"{owner}: expected a string as {what}, got {type(value).__name__}")
+        raise ArgumentTypeError(f"{owner}: expected a string as {what}, got {type(value).__name__}")
     return str(value)

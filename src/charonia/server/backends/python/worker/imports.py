@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from .service import Definition
 
-PB_UTILS = "triton_python_backend_utils"
+PB_UTILS = ("triton_python_backend_utils", "c_python_backend_utils")
+"""Names of the module that models import; some import its classes from the module of Triton's stub."""
 
 SERVICE = "charonia.service"
 """The module that service files import."""
@@ -65,7 +66,7 @@ class ModelImports:
         self._own: dict[str, types.ModuleType] = {}
         if not shares_process:
             sys.path[:0] = self._folders
-            sys.modules[PB_UTILS] = pb_utils
+            sys.modules.update(dict.fromkeys(PB_UTILS, pb_utils))
             _offer_service()
 
     def load(self, path: str) -> Any:
@@ -118,7 +119,7 @@ class ModelImports:
             path, before = list(sys.path), dict(sys.modules)
             sys.path[:0] = self._folders
             sys.modules.update(self._own)
-            sys.modules[PB_UTILS] = self._pb_utils
+            sys.modules.update(dict.fromkeys(PB_UTILS, self._pb_utils))
             try:
                 yield
             finally:
@@ -144,10 +145,11 @@ class ModelImports:
             if file and os.path.realpath(file).startswith(folders):
                 self._own[name] = module
                 sys.modules.pop(name, None)
-        if PB_UTILS in before:
-            sys.modules[PB_UTILS] = before[PB_UTILS]
-        else:
-            del sys.modules[PB_UTILS]
+        for name in PB_UTILS:
+            if name in before:
+                sys.modules[name] = before[name]
+            else:
+                del sys.modules[name]
 
 
 def _offer_service() -> None:

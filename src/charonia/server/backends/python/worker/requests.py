@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from .calls import ResponseIterator, first_of, first_of_async
-from .errors import TritonModelException, checked_parameters, checked_text
+from .errors import ArgumentTypeError, TritonModelException, checked_parameters, checked_text
 from .host import Binding, ModelCall
 from .responses import InferenceResponseSender
 from .tensor import Tensor
@@ -92,7 +92,7 @@ class InferenceRequest:
             ("inputs", inputs),
         ):
             if value is None:
-                raise TritonModelException(f"InferenceRequest: argument '{name}' is missing")
+                raise ArgumentTypeError(f"InferenceRequest: argument '{name}' is missing")
         version = _integer("model_version", model_version, -1, 2**63 - 1)
         self._target = (
             checked_text("InferenceRequest", "model_name", model_name),
@@ -100,11 +100,11 @@ class InferenceRequest:
         )
         self._inputs = _tensors(inputs)
         if preferred_memory is not None and not isinstance(preferred_memory, PreferredMemory):
-            raise TritonModelException(
+            raise ArgumentTypeError(
                 f"InferenceRequest: expected a PreferredMemory, got {type(preferred_memory).__name__}"
             )
         if trace is not None and not isinstance(trace, InferenceTrace):
-            raise TritonModelException(f"InferenceRequest: expected an InferenceTrace, got {type(trace).__name__}")
+            raise ArgumentTypeError(f"InferenceRequest: expected an InferenceTrace, got {type(trace).__name__}")
         self._fields = (
             checked_text("InferenceRequest", "request_id", request_id),
             _correlation_id(correlation_id),
@@ -222,7 +222,7 @@ class InferenceRequest:
 
 def _integer(what: str, value: object, lowest: int, highest: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TritonModelException(f"InferenceRequest: expected an integer as {what}, got {type(value).__name__}")
+        raise ArgumentTypeError(f"InferenceRequest: expected an integer as {what}, got {type(value).__name__}")
     number = int(value.__index__())
     if not lowest <= number <= highest:
         raise TritonModelException(f"InferenceRequest: {what} {number} is not within {lowest} and {highest}")
@@ -239,19 +239,17 @@ def _correlation_id(value: object) -> int | str:
 
 def _tensors(inputs: object) -> list[Tensor]:
     if not hasattr(inputs, "__iter__") or isinstance(inputs, (str, bytes)):
-        raise TritonModelException(f"InferenceRequest: expected a list of inputs, got {type(inputs).__name__}")
+        raise ArgumentTypeError(f"InferenceRequest: expected a list of inputs, got {type(inputs).__name__}")
     tensors = list(inputs)
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
-            raise TritonModelException(
-                f"InferenceRequest: expected Tensor objects as inputs, got {type(tensor).__name__}"
-            )
+            raise ArgumentTypeError(f"InferenceRequest: expected Tensor objects as inputs, got {type(tensor).__name__}")
     return tensors
 
 
 def _names(names: object) -> tuple[str, ...]:
     if not hasattr(names, "__iter__") or isinstance(names, (str, bytes)):
-        raise TritonModelException(
+        raise ArgumentTypeError(
             f"InferenceRequest: expected a list as requested_output_names, got {type(names).__name__}"
         )
     return tuple(

@@ -7,7 +7,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from .errors import TritonError, TritonModelException, checked_parameters
+from .errors import ArgumentTypeError, TritonError, TritonModelException, checked_parameters
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -34,13 +34,11 @@ class InferenceResponse:
         self._outputs = list(output_tensors)
         for tensor in self._outputs:
             if not isinstance(tensor, Tensor):
-                raise TritonModelException(
+                raise ArgumentTypeError(
                     f"InferenceResponse: expected Tensor objects as outputs, got {type(tensor).__name__}"
                 )
         if error is not None and not isinstance(error, TritonError):
-            raise TritonModelException(
-                f"InferenceResponse: expected a TritonError as error, got {type(error).__name__}"
-            )
+            raise ArgumentTypeError(f"InferenceResponse: expected a TritonError as error, got {type(error).__name__}")
         self._error = error
         self._parameters = checked_parameters("InferenceResponse", parameters) if parameters is not None else {}
 

@@ -11,6 +11,7 @@ import types
 
 _PACKAGE = "_charonia_worker"
 _PB_UTILS = "triton_python_backend_utils"
+_STUB = "c_python_backend_utils"
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 
@@ -21,7 +22,7 @@ def _import_package() -> types.ModuleType:
     package.__path__ = [_FOLDER]
     sys.modules[_PACKAGE] = package
     worker = importlib.import_module(_PACKAGE + ".main")
-    sys.modules[_PB_UTILS] = sys.modules[f"{_PACKAGE}.{_PB_UTILS}"]
+    sys.modules[_STUB] = sys.modules[_PB_UTILS] = sys.modules[f"{_PACKAGE}.{_PB_UTILS}"]
     return worker
 
 

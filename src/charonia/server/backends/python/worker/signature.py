@@ -232,7 +232,7 @@ def kind_of_value(value: Any, *, is_batch: bool) -> Kind:
         value = value.to_numpy()
     if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
         array = np.asarray(value)
-        dtype = OBJECT if array.dtype.kind in "OSU" else array.dtype.newbyteorder("=")
+        dtype = OBJECT if datatypes.is_string(array.dtype) else array.dtype.newbyteorder("=")
         if dtype != OBJECT and dtype not in datatypes.WIRE:
             raise TypeError(f"an array of dtype {dtype} is no tensor")
         if is_batch:

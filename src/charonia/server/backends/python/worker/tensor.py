@@ -10,7 +10,7 @@ import numpy as np
 from . import datatypes, dlpack
 from .cuda_driver import CudaError
 from .cuda_ipc import CapsuleArray
-from .errors import TritonModelException
+from .errors import ArgumentTypeError, TritonModelException, checked_text
 
 if TYPE_CHECKING:
     from typing import Any
@@ -30,10 +30,10 @@ class Tensor:
 
     def __init__(self, name: str, array: Array) -> None:
         if not isinstance(array, np.ndarray):
-            raise TritonModelException(f"Tensor '{name}': expected a numpy array, got {type(array).__name__}")
+            raise ArgumentTypeError(f"Tensor '{name}': expected a numpy array, got {type(array).__name__}")
         datatype = datatypes.WIRE.get(array.dtype)
         if datatype is None:
-            if array.dtype.kind in "SU":
+            if array.dtype.kind in "SUT":
                 array = array.astype(np.object_)
             elif array.dtype != np.object_:
                 if array.dtype.newbyteorder("=") not in datatypes.WIRE:
@@ -42,7 +42,7 @@ class Tensor:
                     )
                 array = array.astype(array.dtype.newbyteorder("="))
             datatype = datatypes.WIRE.get(array.dtype, "BYTES")
-        self._name = name if type(name) is str else _name_of(name)
+        self._name = name if type(name) is str and name else _name_of(name)
         self._array = array
         self._datatype = datatype
 
@@ -81,16 +81,17 @@ class Tensor:
         What is in the memory of a GPU stays there until the model reads it, where the object can copy itself to
         the CPU then (`.cpu()`). A capsule needs a driver for that.
         """
+        name = _name_of(name)
         if isinstance(tensor, GpuTensor):
-            return GpuTensor(str(name), tensor._datatype, tensor._source)
+            return GpuTensor(name, tensor._datatype, tensor._source)
         if dlpack.is_capsule(tensor) and dlpack.layout_of(tensor).device[0] == dlpack.CUDA:
-            datatype = dlpack.datatype_of(tensor, str(name))
+            datatype = dlpack.datatype_of(tensor, name)
             with contextlib.suppress(CudaError):  # which is refused below
-                return GpuTensor(str(name), datatype, CapsuleArray(tensor, datatype))
+                return GpuTensor(name, datatype, CapsuleArray(tensor, datatype))
         if dlpack.is_out_of_reach(tensor):
-            return GpuTensor(str(name), dlpack.datatype_of(tensor, str(name)), tensor)
-        array, datatype = dlpack.read(tensor, str(name))
-        return received(str(name), datatype, array)
+            return GpuTensor(name, dlpack.datatype_of(tensor, name), tensor)
+        array, datatype = dlpack.read(tensor, name)
+        return received(name, datatype, array)
 
     def __dlpack__(
         self, *, stream: object = None, max_version: object = None, dl_device: object = None, copy: bool | None = None
@@ -159,4 +160,7 @@ def received(name: str, datatype: str, array: Array) -> Tensor:
 
 
 def _name_of(name: object) -> str:
-    return name.decode("utf-8") if isinstance(name, bytes) else str(name)
+    text = checked_text("Tensor", "name", name)
+    if not text:
+        raise TritonModelException("Tensor: expected a name, got an empty string")
+    return text

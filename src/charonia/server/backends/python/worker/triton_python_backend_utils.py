@@ -6,13 +6,14 @@ knows the host of the model: see `bound_to`.
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import datatypes
 from .calls import ResponseIterator
-from .errors import TritonError, TritonModelException, checked_text
+from .errors import ArgumentTypeError, TritonError, TritonModelException, checked_text
 from .host import Binding
 from .metrics import Metric, MetricFamily
 from .model_config import ModelConfig
@@ -57,6 +58,7 @@ __all__ = [
     "numpy_to_triton_type",
     "send_together",
     "serialize_byte_tensor",
+    "shared_memory",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",
@@ -151,7 +153,7 @@ class Logger:
     @classmethod
     def _log(cls, message: object, level: int) -> None:
         if level not in (cls.INFO, cls.WARNING, cls.ERROR, cls.VERBOSE):
-            raise TritonModelException(f"Logger: expected one of its levels, got {level!r}")
+            raise ArgumentTypeError(f"Logger: expected one of its levels, got {level!r}")
         caller = sys._getframe(2)
         host = cls._binding.host
         if host is not None:
@@ -204,6 +206,16 @@ class _Functions:
         everything.update(options)
         return self._binding.calling().control(action, name, everything)
 
+
+class _SharedMemory:
+    """Stands for the memory that Triton shares with a model. Here the machine is the limit."""
+
+    def free_memory(self) -> int:
+        """Return the free memory of the machine in bytes."""
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+shared_memory = _SharedMemory()
 
 _unbound = _Functions(Binding(None))
 get_model_dir = _unbound.get_model_dir

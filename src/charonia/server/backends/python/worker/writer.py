@@ -65,7 +65,10 @@ class ChannelWriter:
     def write(self, header: tuple[object, ...], outgoing: channel.Outgoing | None = None) -> None:
         """Send a message, with the lock. Raises as `send`."""
         if self.is_child:
-            raise TritonModelException("a process that a model has forked cannot reach the server")
+            raise TritonModelException(
+                "a process that a model has forked cannot reach the server; call other models and send responses in "
+                "'execute' or in threads, and pass the results to the process"
+            )
         outgoing = outgoing or self.references.compose()
         try:
             buffers = outgoing.frame(header)
