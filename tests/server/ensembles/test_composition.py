@@ -117,7 +117,9 @@ def test_an_ensemble_may_not_batch_more_than_its_models() -> None:
 
     assert texts(ensemble(more=batching), model("a", more="max_batch_size: 4"), model("b", more=batching)) == [
         "ensemble_scheduling.step[0].model_name: ensemble e allows maximum batch size 8, but it contains model a which "
-        "only allows maximum batch size to be 4"
+        "only allows maximum batch size to be 4; reduce the one of the ensemble, or set max_batch_size in the "
+        "config.pbtxt of a: where that is silent, it is completed to --backend-config=default-max-batch-size, which is "
+        "4 by default"
     ]
 
 

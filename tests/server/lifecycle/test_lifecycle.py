@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
+from charonia.config.pbtxt import parse
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.core.metadata import ModelState, ServerMetadata
@@ -70,6 +73,7 @@ class FakeModel:
         if self.backend.instance_error is not None and placement.name.endswith("_1"):
             raise self.backend.instance_error
         self.backend.open_instances += 1
+        self.backend.created.append(placement.name)
         return FakeInstance(self)
 
     def memory(self) -> list[MemoryUsage]:
@@ -88,6 +92,7 @@ class FakeBackend:
         self.open_models = 0
         self.open_instances = 0
         self.failures_left = 0
+        self.created: list[str] = []  # names of instances, in the order in which they were created
         self.loaded: list[str] = []  # numbers of the versions, in the order of their loads
         self.instance_error: ServingError | None = None
         self.gate: Callable[[], object] = lambda: None
@@ -252,6 +257,116 @@ def test_a_reload_keeps_the_old_version_answering_until_the_new_one_is_ready(tmp
     run(scenario)
 
 
+def with_instances(*counts: int, more: str = "") -> str:
+    groups = "".join(f'instance_group {{ name: "g{n}" kind: KIND_CPU count: {c} }}\n' for n, c in enumerate(counts))
+    return CONFIG + groups + more
+
+
+SCHEDULERS = {
+    "default": "",
+    "dynamic": "max_batch_size: 4 dynamic_batching { }",
+    "oldest": "max_batch_size: 4 sequence_batching { oldest { max_candidate_sequences: 4 } }",
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("how", ["file", "override", "poll"])
+def test_a_change_of_instance_groups_creates_and_closes_only_the_difference(
+    tmp_path: Path, scheduler: str, how: str
+) -> None:
+    more = SCHEDULERS[scheduler]
+
+    async def scenario() -> None:
+        folder = write_model(tmp_path, config=with_instances(4, 1, more=more))
+        harness = Harness(tmp_path, ControlMode.POLL if how == "poll" else ControlMode.EXPLICIT)
+        await harness.lifecycle.load_at_start(("m",))
+        created = harness.backend.created
+
+        async def change(*counts: int) -> None:
+            if how == "override":
+                groups = [{"name": f"g{n}", "kind": "KIND_CPU", "count": c} for n, c in enumerate(counts)]
+                document = to_json(parse(with_instances(more=more)))
+                await harness.lifecycle.load("m", json.dumps({**document, "instance_group": groups}), None)
+                return
+            (folder / "config.pbtxt").write_text(with_instances(*counts, more=more))
+            if how == "file":
+                await harness.engine.load_model("m")
+            else:
+                for _ in range(3):
+                    await harness.lifecycle.poll()
+
+        async def open_instances(count: int) -> None:
+            while harness.backend.open_instances != count:
+                await asyncio.sleep(0.001)
+
+        assert created == ["g0_0", "g0_1", "g0_2", "g0_3", "g1_0"]
+        await change(2, 1)
+        await open_instances(3)
+        assert len(created) == 5
+        await change(3)
+        await open_instances(3)
+        assert created[5:] == ["g0_2"]
+        await change(1)
+        await open_instances(1)
+        await change(2, 2)
+        await open_instances(4)
+        assert created[6:] == ["g0_0", "g0_1", "g1_0", "g1_1"]  # g1 is a new group: the model is loaded again
+        while harness.backend.open_models > 1:
+            await asyncio.sleep(0.001)
+        await harness.lifecycle.drain()
+        assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
+
+    run(scenario)
+
+
+def test_requests_in_flight_end_where_they_began_when_instances_change(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, config=with_instances(2))
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        gate = threading.Event()
+        harness.backend.gate = gate.wait
+        before = [asyncio.ensure_future(harness.value()) for _ in range(6)]
+        await asyncio.sleep(0)
+
+        (folder / "config.pbtxt").write_text(with_instances(1))
+        await harness.engine.load_model("m")
+        after = [asyncio.ensure_future(harness.value()) for _ in range(6)]
+        await asyncio.sleep(0)
+        assert not any(each.done() for each in before + after)
+        gate.set()
+
+        assert await asyncio.gather(*before, *after) == [1.0] * 12
+        while harness.backend.open_instances > 1:
+            await asyncio.sleep(0.001)
+        assert (harness.backend.loaded, harness.backend.created) == (["1"], ["g0_0", "g0_1"])
+        await harness.lifecycle.drain()
+        assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
+
+    run(scenario)
+
+
+def test_an_added_instance_that_fails_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, config=with_instances(1))
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        harness.backend.instance_error = invalid("no room")
+
+        (folder / "config.pbtxt").write_text(with_instances(3))
+        with pytest.raises(ServingError, match="no room"):
+            await harness.engine.load_model("m")
+
+        assert await harness.value() == 1
+        while harness.backend.open_instances > 1:
+            await asyncio.sleep(0.001)
+        assert harness.backend.open_models == 1
+        await harness.lifecycle.drain()
+        assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("breakage", ["value", "config"])
 def test_a_failed_reload_keeps_the_old_version(tmp_path: Path, breakage: str) -> None:
     async def scenario() -> None:
@@ -283,8 +398,6 @@ def test_a_failed_reload_keeps_the_old_version(tmp_path: Path, breakage: str) ->
 
 def test_requests_in_flight_of_an_unloaded_version_finish(tmp_path: Path) -> None:
     async def scenario() -> None:
-        import threading
-
         write_model(tmp_path, v1=1)
         harness = Harness(tmp_path)
         await harness.engine.load_model("m")

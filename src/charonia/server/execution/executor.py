@@ -71,10 +71,34 @@ def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Exe
     return execution
 
 
-class BlockingExecutor:
+class SharedExecutor:
+    """What executors have in common: runners may share one, while the next takes the place of the first.
+
+    Attributes:
+        users: Runners that have it.
+    """
+
+    users = 1
+
+    def share(self) -> None:
+        """One more runner has it, and closes it when it ends."""
+        self.users += 1
+
+    async def aclose(self) -> None:
+        """A runner needs it no longer; the last one closes the instance."""
+        self.users -= 1
+        if not self.users:
+            await self._end()
+
+    async def _end(self) -> None:
+        raise NotImplementedError
+
+
+class BlockingExecutor(SharedExecutor):
     """Runs the batches of a blocking instance: in a thread, or in place while that is faster.
 
-    It has one batch at a time: the thread gets the next one without delay.
+    A runner gives it one batch at a time: the thread gets the next one without delay. While it is shared, all batches
+    run in the thread, one after the other.
 
     Attributes:
         placement: Where the instance runs.
@@ -139,8 +163,18 @@ class BlockingExecutor:
     def when_lost(self, lost: Callable[[], None]) -> None:
         """Do nothing: an instance in this process is never restarted."""
 
+    def share(self) -> None:
+        """One more runner has it: from now on, all batches run in the thread."""
+        super().share()
+        self.rule = InPlaceRule(is_bound=True)
+
     async def aclose(self) -> None:
-        """End the thread and close the instance."""
+        """A runner needs it no longer; with one left, batches may run in place again."""
+        await super().aclose()
+        if self.users == 1:
+            self.rule = InPlaceRule(is_bound=bool(self.placement.cores))
+
+    async def _end(self) -> None:
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._instance.close)
@@ -181,7 +215,7 @@ class BlockingExecutor:
         return True
 
 
-class AsyncExecutor:
+class AsyncExecutor(SharedExecutor):
     """Runs the batches of an asynchronous instance, which computes in another process.
 
     It has several at once while executions are short: with one, it would be idle while messages are under way.
@@ -218,8 +252,7 @@ class AsyncExecutor:
         if isinstance(self._instance, Revivable):
             self._instance.when_lost(lost)
 
-    async def aclose(self) -> None:
-        """Close the instance."""
+    async def _end(self) -> None:
         await self._instance.aclose()
 
 

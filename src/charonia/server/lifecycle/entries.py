@@ -69,6 +69,13 @@ class VersionEntry:
         """Whether it was loaded from `content` and answers without a problem."""
         return content is not None and self.content == content and self.loaded is not None and not self.loaded.problem
 
+    def differs_in_instances_only(self, content: VersionContent) -> bool:
+        """Whether it answers without a problem, from content that differs from this in instance groups only."""
+        if self.content is None:
+            return False
+        groups = self.content.config.instance_group
+        return self.answers_from(replace(content, config=replace(content.config, instance_group=groups)))
+
     @property
     def problem(self) -> str:
         """Why it does not answer, or which of its workers fail while it does; "" when all is well."""

@@ -393,8 +393,11 @@ class Lifecycle:
                 loaded = self.ensembles.load(model.composition, version)
             else:
                 async with self._loaders:
+                    before = entry.loaded if content is not None and entry.differs_in_instances_only(content) else None
                     loaded = await load_version(
-                        folder, version, config, model.instances, backends=self._backends, cores=self._options.cores
+                        *(folder, version, config, model.instances, before),
+                        backends=self._backends,
+                        cores=self._options.cores,
                     )
         except Exception as error:
             reason = reason_of(error)

@@ -18,7 +18,7 @@ from charonia.core.tensor import Array
 from charonia.server.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import Executor, make_executor
-from charonia.server.execution.runner import ModelRunner
+from charonia.server.execution.runner import ModelRunner, instances_of
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import model_files
@@ -49,6 +49,20 @@ _log = logging.getLogger(__name__)
 _ANYWHERE: Mapping[str, tuple[int, ...]] = {}
 
 
+class SharedModel:
+    """A model in memory, which successive versions may share that differ in their instances only."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self.users = 1
+
+    async def aclose(self) -> None:
+        """A version needs it no longer; the last one closes it."""
+        self.users -= 1
+        if not self.users:
+            await self.model.aclose()
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
     """A model version that answers.
@@ -61,6 +75,7 @@ class LoadedVersion:
         strategy: Its own batching strategy, None where it has none.
         cache_namespace: Its namespace in the response cache, empty without a cache.
         scaling: Its instances, if their number follows the load.
+        shared: The model, with the number of versions that have it; None for an ensemble.
     """
 
     runner: Runner
@@ -70,6 +85,7 @@ class LoadedVersion:
     strategy: PythonStrategy | None = None
     cache_namespace: bytes = b""
     scaling: ScaledInstances | None = None
+    shared: SharedModel | None = None
 
     def workers(self) -> list[WorkerState]:
         """Return the states of its worker processes; nothing for a model that computes in the server."""
@@ -102,8 +118,8 @@ class LoadedVersion:
                 await self.scaling.aclose()
             await self.runner.drain()
             await self.runner.aclose()
-            if self.model is not None:
-                await self.model.aclose()
+            if self.shared is not None:
+                await self.shared.aclose()
         finally:
             if self.claim is not None:
                 self.claim.release()
@@ -134,8 +150,39 @@ def placements(config: ModelConfig, cores: int, host: Mapping[str, tuple[int, ..
     return [replace(p, threads=min(p.threads, share(len(p.cores), sharing[p.cores]))) if p.cores else p for p in placed]
 
 
+def instances_kept(before: LoadedVersion, config: ModelConfig) -> dict[tuple[str, int], Executor]:
+    """Return the instances of a version that its next configuration has too, by name and device.
+
+    None where the model must be loaded again: the groups differ in more than their counts, their number follows the
+    load, or sequences have fixed slots, whose states the model may keep.
+
+    Args:
+        before: The version.
+        config: Its next configuration, which differs in nothing but its instance groups.
+    """
+    runner = before.runner.inner if isinstance(before.runner, CachedRunner) else before.runner
+    known = [replace(group, count=1) for group in runner.config.instance_group]
+    has_fixed_slots = config.sequence_batching is not None and config.sequence_batching.oldest is None
+    if (
+        not isinstance(runner, ModelRunner)
+        or has_fixed_slots
+        or bounds_of(config) is not None
+        or any(replace(group, count=1) not in known for group in config.instance_group)
+    ):
+        return {}
+    executors = instances_of(runner).values()
+    return {(each.placement.name, each.placement.device_id): each for each in executors}
+
+
 async def load_version(
-    folder: ModelFolder, version: int, config: ModelConfig, instances: int = 0, *, backends: Backends, cores: int
+    folder: ModelFolder,
+    version: int,
+    config: ModelConfig,
+    instances: int = 0,
+    before: LoadedVersion | None = None,
+    *,
+    backends: Backends,
+    cores: int,
 ) -> LoadedVersion:
     """Load a version of a model and warm its instances; a failure leaves nothing behind.
 
@@ -144,6 +191,8 @@ async def load_version(
         version: The version.
         config: The complete configuration.
         instances: Instances that it has at once, within its bounds, where their number follows the load.
+        before: The version that answers now, if it differs in nothing but its instance groups: it shares the model and
+            the instances that both have, so only others are created.
         backends: The backends.
         cores: Cores that models may use.
 
@@ -165,18 +214,25 @@ async def load_version(
     backend = await backends.get(config.backend, config.name)
     most = placements(_with_most(config), cores, backends.host_cores)
     claim = backends.limits.claim(config, str(version), most) if backends.limits is not None else None
-    model: LoadedModel | None = None
+    shared: SharedModel | None = None
     executors: list[Executor] = []
+    kept = instances_kept(before, config) if before is not None else {}
     try:
-        model = await backend.load(model_files(folder, version), as_padded(config), backends.settings(config.backend))
-        executors = await _make_executors(model, placed, backends, config)
-        await warm(config, str(version), executors, warmup)
+        if before is not None and before.shared is not None and kept:
+            shared = before.shared
+            shared.users += 1
+        else:
+            files = model_files(folder, version)
+            shared = SharedModel(await backend.load(files, as_padded(config), backends.settings(config.backend)))
+        model = shared.model
+        executors, new = await _executors_for(model, placed, kept, backends, config)
+        await warm(config, str(version), new, warmup)
         config = await with_example(config, str(version), executors[0])
     except BaseException:
         for executor in executors:
             await executor.aclose()
-        if model is not None:
-            await model.aclose()
+        if shared is not None:
+            await shared.aclose()
         if claim is not None:
             claim.release()
         if strategy is not None:
@@ -191,7 +247,7 @@ async def load_version(
         demand = partial(_demand_of, model, runner, placed[0], claim)
         scaling = ScaledInstances(runner, InstanceRule(bounds, len(placed)), make, demand, placed[0].threads)
     behind = behind_cache(runner, backends.cache, namespace)
-    return LoadedVersion(behind, model, labels, claim, strategy, namespace, scaling)
+    return LoadedVersion(behind, model, labels, claim, strategy, namespace, scaling, shared)
 
 
 def _with_more(placed: list[Placement], config: ModelConfig, count: int, cores: int) -> list[Placement]:
@@ -276,6 +332,28 @@ def _make_runner(
     for each in strategies:
         each.entry_of = runner.entry
     return runner
+
+
+async def _executors_for(
+    model: LoadedModel,
+    placed: Sequence[Placement],
+    kept: Mapping[tuple[str, int], Executor],
+    backends: Backends,
+    config: ModelConfig,
+) -> tuple[list[Executor], list[Executor]]:
+    """Return the executors of instances in order, those in `kept` shared, and which of them are new."""
+    new = await _make_executors(
+        model, [each for each in placed if (each.name, each.device_id) not in kept], backends, config
+    )
+    made, executors = iter(new), []
+    for placement in placed:
+        executor = kept.get((placement.name, placement.device_id))
+        if executor is None:
+            executor = next(made)
+        else:
+            executor.share()
+        executors.append(executor)
+    return executors, new
 
 
 async def _make_executors(
