@@ -22,6 +22,7 @@ from charonia.cli.serve_values import (
     negated,
     origins,
     ports,
+    readiness,
     reloading,
     repository,
     resource_limit,
@@ -203,7 +204,10 @@ SERVER = (
         "--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS", "Time for requests to finish at shutdown"
     ),
     Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "Exit if a model fails to load at start"),
-    Option("--strict-readiness", "strict_readiness", boolean, _BOOL, "Report ready only if all models are ready"),
+    Option(
+        *("--strict-readiness", "readiness", readiness, "true|false|start"),
+        "Report ready only if all models are ready; start: once those of the startup have been",
+    ),
     Option(
         *("--front-ends", "front_ends", front_ends, "N|auto"),
         "Processes that take requests, 0 for the process that runs the models; auto chooses by cores and models",

@@ -10,7 +10,7 @@ from charonia.cli.command_line import Fields
 from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled, integer
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
-from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX, ControlMode
+from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX, ControlMode, ReadyWhen
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.response_cache.options import cache_options
 from charonia.server.tracing.options import TraceMode
@@ -50,6 +50,14 @@ def verbosity(text: str) -> int:
 def negated(text: str) -> bool:
     """Read a boolean for a field with the opposite meaning."""
     return not boolean(text)
+
+
+def readiness(text: str) -> ReadyWhen:
+    """Read which models have to be ready."""
+    try:
+        return ReadyWhen("true" if boolean(text) else "false")
+    except ValueError:
+        return choice(ReadyWhen)(text)
 
 
 def repository(text: str) -> str:

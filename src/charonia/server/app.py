@@ -205,7 +205,7 @@ class InferenceServer:
         self.engine = ModelEngine(
             self._lifecycle,
             ServerMetadata(options.id, __version__, EXTENSIONS),
-            strict_readiness=options.strict_readiness,
+            readiness=options.readiness,
         )
         self._demand = self._on_demand(models) if models.control_mode is ControlMode.AUTO else None
         self._backends.models = self.engine

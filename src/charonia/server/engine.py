@@ -28,6 +28,7 @@ from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.offers import Offers
 from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
+from charonia.server.options import ReadyWhen
 from charonia.server.sequences.models import open_sequences, sequences_of
 from charonia.server.sequences.overview import ModelSequences
 from charonia.server.traffic.split import unsplit
@@ -49,7 +50,7 @@ class ModelEngine:
         lifecycle: Lifecycle,
         metadata: ServerMetadata,
         *,
-        strict_readiness: bool = True,
+        readiness: ReadyWhen = ReadyWhen.ALL_MODELS,
     ) -> None:
         self.demand: OnDemandLoader | None = None
         self.offers = Offers(lifecycle.table)
@@ -62,7 +63,8 @@ class ModelEngine:
         self.open_sequences = partial(open_sequences, self._routes)
         self._models = lifecycle.table.models
         self._metadata = metadata
-        self._strict_readiness = strict_readiness
+        self._readiness = readiness
+        self._awaited: set[str] = set()  # models of the startup that have not been ready yet
         self._is_started = False
         self._is_leaving = False
         self._is_exiting = False
@@ -70,6 +72,7 @@ class ModelEngine:
     def started(self) -> None:
         """Turn ready: the models of the startup are loaded."""
         self._is_started = True
+        self._awaited = {key for key, model in self._models.items() if model.wanted}
         self._lifecycle.table.notify()
 
     def begin_exit(self, *, refuses: bool = True) -> None:
@@ -123,16 +126,14 @@ class ModelEngine:
         """Whether the server is ready for inference."""
         if not self._is_started or self._is_leaving or self._lifecycle.unread:
             return False
+        if self._readiness is ReadyWhen.ANY_TIME:
+            return True
         # Models that are loaded on demand do not count for the server's readiness.
-        needed = self.demand.is_pinned if self.demand is not None else None
-        return not self._strict_readiness or (
-            self._lifecycle.is_complete
-            and all(
-                model.is_ready
-                for key, model in self._models.items()
-                if model.wanted and (needed is None or needed(key))
-            )
-        )
+        needed = self.demand.is_pinned if self.demand is not None else lambda _: True
+        unready = {k for k, model in self._models.items() if model.wanted and not model.is_ready and needed(k)}
+        if self._readiness is ReadyWhen.AT_START:
+            unready = self._awaited = self._awaited & unready
+        return self._lifecycle.is_complete and not unready
 
     def is_exiting(self) -> bool:
         """Whether the server is shutting down."""

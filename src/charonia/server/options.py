@@ -37,6 +37,19 @@ WILDCARD_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
 """Addresses that mean every interface."""
 
 
+class ReadyWhen(Enum):
+    """Which models have to be ready for the server to be ready."""
+
+    ALL_MODELS = "true"
+    """All that should be loaded."""
+
+    AT_START = "start"
+    """Those of the startup, until each has been ready: a later load or failure does not count."""
+
+    ANY_TIME = "false"
+    """None."""
+
+
 class ControlMode(Enum):
     """When models are loaded."""
 
@@ -280,7 +293,7 @@ class ServerOptions:
         exit_delay_secs: Seconds at shutdown in which requests are still taken, while clients are asked to leave.
         exit_timeout_secs: Seconds that requests in flight have at shutdown.
         exit_on_error: Whether a model that fails to load at startup ends the server.
-        strict_readiness: Whether the server is ready only when all its models are.
+        readiness: Which models have to be ready for the server to be ready.
         models: Repositories and loading.
         http: HTTP endpoint.
         grpc: gRPC endpoint.
@@ -313,7 +326,7 @@ class ServerOptions:
     exit_delay_secs: int = 0
     exit_timeout_secs: int = 30
     exit_on_error: bool = True
-    strict_readiness: bool = True
+    readiness: ReadyWhen = ReadyWhen.ALL_MODELS
     models: ModelOptions = ModelOptions()
     http: HttpOptions = HttpOptions()
     grpc: GrpcOptions = GrpcOptions()

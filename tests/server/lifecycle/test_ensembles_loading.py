@@ -25,11 +25,12 @@ READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
 
 class Harness:
-    """An engine over one repository folder."""
+    """An engine over one repository folder, or over several that are namespaces."""
 
-    def __init__(self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT) -> None:
+    def __init__(self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT, *more: Path) -> None:
         self.backends = Backends(installed_backends(), record_steps=1000)
-        self.lifecycle = Lifecycle(LifecycleOptions((repository,), mode, cores=2), self.backends)
+        options = LifecycleOptions((repository, *more), mode, cores=2, has_namespaces=bool(more))
+        self.lifecycle = Lifecycle(options, self.backends)
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
 
     async def infer(
@@ -440,6 +441,46 @@ def test_polling_follows_models_that_go_and_come_back(tmp_path: Path) -> None:
             await harness.lifecycle.poll()
 
         await harness.infer()
+        await harness.close()
+
+    run(scenario)
+
+
+def test_with_namespaces_a_step_follows_its_model_from_one_repository_to_another(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        one, two = tmp_path / "one", tmp_path / "two"
+        write_ensemble(one, step("a", "IN", "OUT"))
+        write_identity(one, "a")
+        write_identity(two, "a")
+        harness = Harness(one, ControlMode.POLL, two)
+        assert await harness.lifecycle.load_at_start(()) == []
+
+        async def until_it_means(repository: Path) -> None:
+            while True:
+                await harness.infer()  # in between, too
+                scheduling = harness.engine.model_config("e").ensemble_scheduling
+                assert scheduling is not None
+                if scheduling.step[0].model_namespace == str(repository):
+                    break
+                await harness.lifecycle.poll()
+
+        await until_it_means(one)
+        (one / "a").rename(tmp_path / "a")
+        await until_it_means(two)
+        await harness.lifecycle.table.retired()
+        assert harness.lifecycle.table.models.keys() == {f"{one}/e", f"{two}/a"}
+        (tmp_path / "a").rename(one / "a")
+        await until_it_means(one)
+
+        (one / "a").rename(two / "other")
+        (two / "a").rename(tmp_path / "a")
+        while harness.states()["e"] is READY:
+            await harness.lifecycle.poll()
+        assert "depends on 'a'" in harness.reason()
+        (tmp_path / "a").rename(two / "a")
+        while harness.states()["e"] is not READY:
+            await harness.lifecycle.poll()
+        await until_it_means(two)
         await harness.close()
 
     run(scenario)

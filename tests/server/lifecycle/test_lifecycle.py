@@ -18,7 +18,7 @@ from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.core.metadata import ModelState, ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
-from charonia.core.statistics import MemoryUsage
+from charonia.core.statistics import MemoryUsage, WorkerState
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import (
     BackendSettings,
@@ -35,7 +35,7 @@ from charonia.server.lifecycle.entries import ModelEntry, VersionEntry
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.options import LifecycleOptions
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
-from charonia.server.options import ControlMode
+from charonia.server.options import ControlMode, ReadyWhen
 
 CONFIG = """
 backend: "fake"
@@ -79,6 +79,12 @@ class FakeModel:
     def memory(self) -> list[MemoryUsage]:
         return []
 
+    def workers(self) -> list[WorkerState]:
+        return []
+
+    def is_failing(self) -> bool:
+        return self.backend.is_failing
+
     async def aclose(self) -> None:
         self.backend.open_models -= 1
 
@@ -95,12 +101,17 @@ class FakeBackend:
         self.created: list[str] = []  # names of instances, in the order in which they were created
         self.loaded: list[str] = []  # numbers of the versions, in the order of their loads
         self.instance_error: ServingError | None = None
+        self.is_failing = False  # whether the workers of its models cannot be started again
         self.gate: Callable[[], object] = lambda: None
 
     def uses_gpus(self) -> bool:
         return False
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        if (files.version_dir / "corrupt").exists():
+            raise SyntaxError("it cannot be read")
+        if not (files.version_dir / "value.txt").exists() and "completed" in config.parameters:
+            raise invalid("there is no file to complete the configuration from")
         return Completion(config)
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> FakeModel:
@@ -128,6 +139,7 @@ class Harness:
         *more: Path,
         retries: int = 0,
         strict_versions: bool = False,
+        readiness: ReadyWhen = ReadyWhen.ALL_MODELS,
     ) -> None:
         self.repository = repository
         self.backend = FakeBackend()
@@ -135,7 +147,7 @@ class Harness:
             (repository, *more), mode, cores=2, load_retries=retries, strict_versions=strict_versions
         )
         self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, record_steps=1000))
-        self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
+        self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()), readiness=readiness)
 
     async def value(self, model: str = "m", version: str = "") -> float:
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -939,8 +951,10 @@ def test_polling_follows_added_changed_and_removed_models_once_they_have_settled
         shutil.rmtree(tmp_path / "added")
         await harness.lifecycle.poll()
         await harness.lifecycle.poll()
-        with pytest.raises(ServingError):
+        await harness.lifecycle.table.retired()
+        with pytest.raises(ServingError, match="Request for unknown model: 'added' is not found"):
             await harness.value("added")
+        assert [entry.name for entry in harness.engine.index()] == ["m"]
         await harness.lifecycle.drain()
 
     run(scenario)
@@ -963,3 +977,162 @@ def test_nothing_is_taken_in_from_the_moment_the_server_exits(tmp_path: Path) ->
         await harness.lifecycle.drain()
 
     run(scenario)
+
+
+COMPLETED = CONFIG + 'parameters { key: "completed" value { string_value: "yes" } }'
+"""The fake backend completes it from the files of a version."""
+
+
+def break_version(folder: Path, number: int, breakage: str) -> str:
+    """Make a version that cannot be loaded, and return the reason."""
+    version = folder / str(number)
+    version.mkdir()
+    if breakage == "empty":
+        return "there is no file to complete the configuration from"
+    (version / "value.txt").write_text("3")
+    if breakage == "unreadable":
+        (version / "corrupt").touch()
+        return "SyntaxError: it cannot be read"
+    (version / "value.txt").unlink()
+    (folder / "config.pbtxt").write_text(CONFIG)
+    return "there is no value.txt"
+
+
+BREAKAGES = pytest.mark.parametrize("breakage", ["empty", "unreadable", "fails to load"])
+
+
+@BREAKAGES
+def test_a_new_version_that_cannot_be_loaded_is_shown_and_the_old_one_serves(tmp_path: Path, breakage: str) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, config=COMPLETED, v1=1)
+        harness = Harness(tmp_path, ControlMode.POLL)
+        await harness.lifecycle.load_at_start(())
+        harness.engine.started()
+        assert harness.engine.is_ready()
+
+        reason = break_version(folder, 2, breakage)
+        await harness.lifecycle.poll()
+        await harness.lifecycle.poll()
+
+        assert await harness.value() == 1
+        assert harness.states() == {"1": ModelState.READY, "2": ModelState.UNAVAILABLE}
+        assert {e.version: e.reason for e in harness.engine.index()} == {"1": "", "2": reason}
+        assert not harness.engine.is_ready()
+        assert not await harness.engine.model_ready("m", "2")
+        with pytest.raises(ServingError) as refused:
+            await harness.value(version="2")
+        assert refused.value.code is Code.UNAVAILABLE
+
+        (folder / "2" / "corrupt").unlink(missing_ok=True)
+        (folder / "2" / "value.txt").write_text("2")
+        await harness.lifecycle.poll()
+        await harness.lifecycle.poll()
+        assert await harness.value() == 2
+        assert harness.states()["2"] is ModelState.READY
+        assert harness.engine.is_ready()
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+@BREAKAGES
+def test_at_the_start_a_version_that_cannot_be_loaded_does_not_keep_the_others_from_serving(
+    tmp_path: Path, breakage: str
+) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, config=COMPLETED, v1=1)
+        reason = break_version(folder, 2, breakage)
+        config = folder / "config.pbtxt"
+        config.write_text(config.read_text() + "version_policy { all { } }")
+        harness = Harness(tmp_path, ControlMode.NONE)
+
+        failures = await harness.lifecycle.load_at_start(())
+        harness.engine.started()
+
+        assert failures == [f"load failed for model 'm': version 2 is at UNAVAILABLE state: {reason};"]
+        assert await harness.value() == 1
+        assert harness.states() == {"1": ModelState.READY, "2": ModelState.UNAVAILABLE}
+        assert not harness.engine.is_ready()
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+@BREAKAGES
+def test_a_model_whose_only_version_cannot_be_loaded_is_shown_with_its_version(tmp_path: Path, breakage: str) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, config=COMPLETED)
+        (folder / "1" / "value.txt").unlink()
+        (folder / "1").rmdir()
+        reason = break_version(folder, 1, breakage)
+        harness = Harness(tmp_path)
+        with pytest.raises(ServingError, match="load failed for model 'm'"):
+            await harness.engine.load_model("m")
+        harness.engine.started()
+
+        assert harness.states() == {"1": ModelState.UNAVAILABLE}
+        assert harness.reason() == reason
+        assert not harness.engine.is_ready()
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_a_server_whose_model_cannot_start_its_workers_again_is_not_ready(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path)
+        harness = Harness(tmp_path, ControlMode.NONE)
+        await harness.lifecycle.load_at_start(())
+        harness.engine.started()
+        found = []
+        for is_failing in (False, True, False):
+            harness.backend.is_failing = is_failing
+            found.append(harness.engine.is_ready())
+        await harness.lifecycle.drain()
+
+        assert found == [True, False, True]
+
+    run(scenario)
+
+
+def test_with_readiness_of_the_start_only_its_models_count_until_they_have_been_ready(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, "first", config=COMPLETED)
+        (folder / "1" / "corrupt").touch()
+        harness = Harness(tmp_path, ControlMode.POLL, readiness=ReadyWhen.AT_START)
+        await harness.lifecycle.load_at_start(())
+        harness.engine.started()
+        (write_model(tmp_path, "later", config=COMPLETED) / "1" / "corrupt").touch()
+        for _ in range(2):
+            await harness.lifecycle.poll()
+        assert not harness.engine.is_ready()
+
+        (folder / "1" / "corrupt").unlink()
+        for _ in range(2):
+            await harness.lifecycle.poll()
+        assert harness.engine.is_ready()
+        harness.backend.is_failing = True
+        assert harness.engine.is_ready()
+        assert harness.states("later") == {"1": ModelState.UNAVAILABLE}
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_several_reasons_of_a_failed_load_are_on_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path, config=CONFIG + "max_batch_size: -1 instance_group { count: -1 }")
+        harness = Harness(tmp_path)
+        with pytest.raises(ServingError):
+            await harness.engine.load_model("m")
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "\n" not in line
+    assert "failed to poll from model repository: model 'm': 2 problems in the model configuration: " in line
+    assert "max_batch_size" in line.split("; ")[0]
+    assert "instance_group" in line.split("; ")[1]

@@ -328,6 +328,10 @@ class SupervisedModel(Protocol):
         """Return the current state of each instance's worker."""
         ...
 
+    def is_failing(self) -> bool:
+        """Return whether every worker has failed to start several times in a row. Cheap: health checks ask it."""
+        ...
+
 
 @runtime_checkable
 class SelfChecking(Protocol):

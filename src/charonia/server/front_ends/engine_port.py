@@ -83,7 +83,7 @@ class EnginePort:
         self._is_due = False
         self._answering = 0  # questions
         self._tasks: set[asyncio.Task[object]] = set()
-        self._offered: Mapping[Target, Offer] = {}  # as published to all
+        self._published: tuple[Mapping[Target, Offer], bool] = ({}, False)  # offers and readiness that all know
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
         self.engine: ServedEngine
         self.services: Services
@@ -309,7 +309,7 @@ class EnginePort:
         while True:
             await asyncio.sleep(COLLECT_S)
             await asyncio.gather(*(peer.collect() for peer in self._peers if peer.is_offered))
-            if self.engine.offers.now() != self._offered:
+            if (self.engine.offers.now(), self.engine.is_ready()) != self._published:
                 self._changed()
 
     def _changed(self) -> None:
@@ -322,7 +322,7 @@ class EnginePort:
         """Return when all front ends know the present state."""
         self._is_due = False
         state = self._state()
-        self._offered = state.offers
+        self._published = state.offers, state.readiness.is_ready
         await asyncio.gather(*(peer.publish(state) for peer in self._peers if peer.is_welcome))
 
     async def _tell_all(self, question: str, *arguments: object) -> None:

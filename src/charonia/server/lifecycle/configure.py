@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from charonia.config.complete import derive_backend, normalise
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
 from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem, raise_problems
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, internal
 from charonia.server.backends.api import Completion, ModelFiles
 from charonia.server.lifecycle.backends import Backends
+from charonia.server.lifecycle.load_errors import reason_of
 from charonia.server.lifecycle.repository.model_folder import (
     check_name,
     mistaken_config,
@@ -41,6 +42,18 @@ class ConfigurationError(ServingError):
     """A configuration is wrong by itself, not only about tensors, which depend on the model's files."""
 
 
+class VersionsError(ServingError):
+    """The configuration cannot be completed from the files of any version; the error is that of the highest.
+
+    Attributes:
+        reasons: Why, by version.
+    """
+
+    def __init__(self, error: ServingError, reasons: Mapping[int, str]) -> None:
+        super().__init__(error.code, error.message, hint=error.hint)
+        self.reasons = reasons
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigureOptions:
     """How configurations are completed.
@@ -58,10 +71,17 @@ class ConfigureOptions:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """A configuration ready to load, what was inferred, and the versions that its policy selects."""
+    """A configuration ready to load, and what was inferred.
+
+    Attributes:
+        completion: The configuration, completed from the highest version whose files permit it.
+        versions: The versions to load: those that the policy selects, without `unusable`.
+        unusable: Why the configuration cannot be completed from the higher ones, by version.
+    """
 
     completion: Completion
     versions: tuple[int, ...]
+    unusable: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def config(self) -> ModelConfig:
@@ -81,7 +101,9 @@ async def configure(
         override: Configuration to use instead of the folder's own.
 
     Raises:
-        ServingError: With all problems of the configuration, or why it cannot be read or completed.
+        ConfigurationError: The configuration cannot be read, or is wrong by itself.
+        VersionsError: It cannot be completed from any version that it selects.
+        ServingError: It selects no version.
     """
     config = override
     try:
@@ -92,7 +114,6 @@ async def configure(
         check_name(folder, config)
     except ServingError as error:
         raise ConfigurationError(error.code, error.message, hint=error.hint) from error
-    notes: list[str] = []
     if not config.name:
         config = replace(config, name=folder.name)
     try:
@@ -102,24 +123,47 @@ async def configure(
     mistaken = await asyncio.to_thread(mistaken_config, folder, selected[-1]) if is_silent else ""
     if mistaken:
         _log.warning("model '%s': %s is not its configuration, %s would be", folder.name, mistaken, CONFIG_FILE)
-    files = await asyncio.to_thread(version_files, folder, selected[-1])
+    errors: dict[int, Exception] = {}
+    for version in reversed(selected):
+        try:
+            completion = await _complete_from(folder, version, config, backends, options)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if not isinstance(error, ServingError):
+                _log.warning("reading '%s' version %d", folder.name, version, exc_info=error)
+            errors[version] = error
+        else:
+            usable = tuple(each for each in selected if each not in errors)
+            return Configured(completion, usable, {each: reason_of(error) for each, error in errors.items()})
+    first = errors[selected[-1]]
+    shown = first if isinstance(first, ServingError) else internal(reason_of(first))
+    raise VersionsError(shown, {version: reason_of(each) for version, each in errors.items()}) from first
+
+
+async def _complete_from(
+    folder: ModelFolder, version: int, config: ModelConfig, backends: Backends, options: ConfigureOptions
+) -> Completion:
+    """Return the configuration as the files of a version complete it.
+
+    Raises:
+        ServingError: They do not permit it; a `ConfigurationError` where they are not the reason.
+    """
+    files = await asyncio.to_thread(version_files, folder, version)
     config, derived = derive_backend(config, folder.name, files, backends.names)
-    notes += derived
+    notes = tuple(derived)
     # Problems in the file itself are reported before a backend tries to interpret it.
     early = unsupported(config)
     if early:
         raise_problems(folder.name, early)
     if config.platform == ENSEMBLE:
-        return Configured(Completion(_complete(config, folder, options), tuple(notes)), selected)
+        return Completion(_complete(config, folder, options), notes)
     backend = await backends.get(config.backend, folder.name)
     if options.auto_complete:
-        completion = await backend.complete(
-            model_files(folder, selected[-1]), config, backends.settings(config.backend)
-        )
+        completion = await backend.complete(model_files(folder, version), config, backends.settings(config.backend))
         config = completion.config
         notes += completion.notes
-    config = _complete(config, folder, options, uses_gpus=backend.uses_gpus())
-    return Configured(Completion(config, tuple(notes)), selected)
+    return Completion(_complete(config, folder, options, uses_gpus=backend.uses_gpus()), notes)
 
 
 async def _versions(folder: ModelFolder, config: ModelConfig) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
 """The ensembles of a server: each is planned again whenever a model of its steps changes."""
 
 import logging
+from collections.abc import Collection
 
 from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelState
+from charonia.core.names import name_of
 from charonia.core.request import InferRequest
 from charonia.server.ensembles.call import Infer, InferAtOnce
 from charonia.server.ensembles.plan import EnsemblePlan
@@ -81,6 +83,11 @@ class Ensembles:
     def needs(self, name: str) -> bool:
         """Whether an ensemble contains a model."""
         return any(name in composition.models for composition in self._compositions().values())
+
+    def of_steps(self, names: Collection[str]) -> list[str]:
+        """Return the ensembles with a step that names one of these models, in whatever namespace."""
+        compositions = self._compositions().items()
+        return [key for key, each in compositions if any(name_of(step) in names for step in each.models)]
 
     def load(self, composition: Composition, version: int) -> LoadedVersion:
         """Return a version of an ensemble that is ready to run.

@@ -5,7 +5,7 @@ reaches its model without the repository; a step of an ensemble means the model 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from charonia.config.model import ModelConfig
@@ -114,6 +114,13 @@ class ModelEntry:
             for each in unused:
                 await each.ended()
 
+    def note_unusable(self, reasons: Mapping[int, str]) -> None:
+        """Record versions that cannot be loaded, and why; one that answers goes on."""
+        for version, reason in reasons.items():
+            entry = self.versions.setdefault(version, VersionEntry())
+            if entry.loaded is None:
+                entry.state, entry.reason = ModelState.UNAVAILABLE, reason
+
     @property
     def wanted(self) -> bool:
         """Whether the model should be answering: it was loaded, or loading it failed."""
@@ -124,10 +131,10 @@ class ModelEntry:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all of its wanted versions answer."""
+        """Whether all of its wanted versions answer, and the workers of none keep failing to start."""
         has_failed = self.failure and self.is_expected
         return not has_failed and all(
-            v.loaded is not None or v.reason == UNLOADED or v.state is ModelState.UNLOADING
+            not v.loaded.is_failing if v.loaded is not None else v.reason == UNLOADED or v.state is ModelState.UNLOADING
             for v in self.versions.values()
         )
 

@@ -22,7 +22,7 @@ from charonia.core.errors import Code, ServingError, invalid, not_found, unavail
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.names import name_of, namespace_of
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.configure import ConfigurationError, Configured, configure
+from charonia.server.lifecycle.configure import ConfigurationError, Configured, VersionsError, configure
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.ensembles import Ensembles
 from charonia.server.lifecycle.entries import (
@@ -203,14 +203,20 @@ class Lifecycle:
         for reason in found.unread:
             _log.error("%s; the last successful scan of it is used", reason)
         changes = self._watch.look(found)
-        for name in changes.removed:
-            model = self.table.models.get(name)
-            if model is not None:
-                await self._forget(model)
+        removed = [self.table.models[name] for name in changes.removed if name in self.table.models]
         wanted = [*changes.added, *changes.modified]
         if self._options.control_mode is ControlMode.AUTO:  # the others are loaded on demand
             wanted = [name for name in wanted if name in self.table.models and self.table.models[name].is_loaded]
-        self._note_unfetched(dict(zip(wanted, await self._load_all(wanted, found), strict=True)), found)
+        if self._options.has_namespaces:  # a step may mean another model now, which then answers before its own is gone
+            moved = {name_of(key) for key in (*changes.added, *changes.removed)}
+            wanted += [key for key in self.ensembles.of_steps(moved) if key in found.models and key not in wanted]
+        early, late = ([], removed) if self._options.has_namespaces else (removed, [])
+        for model in early:
+            self.table.drop(model, await self._forget(model))
+        errors = await self._load_all(wanted, found)
+        for model in late:
+            self.table.drop(model, await self._forget(model))
+        self._note_unfetched(dict(zip(wanted, errors, strict=True)), found)
         return self._watch.is_pending
 
     def is_overridden(self, name: str) -> bool:
@@ -336,6 +342,9 @@ class Lifecycle:
             if provided is not None:
                 await provided.failed()
             reason = error.reason if isinstance(error, PollError) else reason_of(error)
+            if isinstance(error, VersionsError):
+                model.note_unusable(error.reasons)
+                self.table.notify()
             if model.is_loaded:
                 model.composition = previous
             else:
@@ -344,14 +353,13 @@ class Lifecycle:
             raise load_error(name, reason, error) from error
         model.failure = ""
         load = PendingLoad(self.table, model, provided, configured)
+        model.note_unusable(configured.unusable)
         results = await asyncio.gather(*(self._load_version(load, version) for version in configured.versions))
-        await load.decide(is_complete=not any(results))
-        failed = [
-            f"version {version} is at UNAVAILABLE state: {reason};"
-            for version, reason in zip(configured.versions, results, strict=True)
-            if reason
-        ]
-        unselected = set(model.versions) - set(configured.versions)
+        reasons = {**dict(zip(configured.versions, results, strict=True)), **configured.unusable}
+        await load.decide(is_complete=not any(reasons.values()))
+        wrong = [(version, reason) for version, reason in sorted(reasons.items()) if reason]
+        failed = [f"version {version} is at UNAVAILABLE state: {reason};" for version, reason in wrong]
+        unselected = set(model.versions) - set(reasons)
         # A version answers until all versions that replace it do.
         self.table.unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
         if failed and all(entry.provided is not provided for entry in model.versions.values()):

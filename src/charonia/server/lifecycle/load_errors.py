@@ -5,7 +5,6 @@ from collections.abc import Collection
 from typing import TypeVar
 
 from charonia.core.errors import Code, ServingError, internal
-from charonia.server.log_file import LINES
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +49,9 @@ def reason_of(error: BaseException) -> str:
 
 
 def logged(error: _Error) -> _Error:
-    """Write the error of a load into the log, and return it."""
-    _log.error("%s", reason_of(error), extra={LINES: True})
+    """Write the error of a load into the log as one line, and return it."""
+    first, *others = (line.strip() for line in reason_of(error).splitlines() if line.strip())
+    _log.error("%s", f"{first}{'' if first.endswith(':') else ':'} {'; '.join(others)}" if others else first)
     return error
 
 

@@ -103,6 +103,11 @@ class LoadedVersion:
         return bool(workers) and all(worker.problem for worker in workers)
 
     @property
+    def is_failing(self) -> bool:
+        """Whether none of its workers can be started again."""
+        return isinstance(self.model, SupervisedModel) and self.model.is_failing()
+
+    @property
     def is_busy(self) -> bool:
         """Whether requests are in flight, or sequences are open."""
         return bool(self.runner.in_flight) or (isinstance(self.runner, SequenceRunner) and self.runner.live > 0)

@@ -118,6 +118,10 @@ class ModelTable:
         self.route(model)
         return [self.retire(loaded, (model, version)) for loaded, version in leaving]
 
+    def drop(self, model: ModelEntry, retirements: "list[asyncio.Task[None]]") -> None:
+        """Remove a model from the index after these retirements, unless it was requested again meanwhile."""
+        self.keep(asyncio.get_running_loop().create_task(self._drop(model, retirements)))
+
     def retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None = None) -> "asyncio.Task[None]":
         """Close a version after what it has in flight.
 
@@ -153,6 +157,13 @@ class ModelTable:
             if len(same) == 1:
                 _add(new, name, self.models[same[0]], self.traffic)
         return new
+
+    async def _drop(self, model: ModelEntry, retirements: "list[asyncio.Task[None]]") -> None:
+        if retirements:
+            await asyncio.wait(retirements)
+        if not model.wanted and not model.lock.locked():
+            self.models.pop(model.name, None)
+            self.notify()
 
     async def _retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
         try:

@@ -26,6 +26,20 @@ def test_a_problem_lasts_until_the_worker_is_ready() -> None:
     assert health.restarts == 1
 
 
+def test_a_worker_that_fails_to_start_three_times_in_a_row_cannot_be_started() -> None:
+    health = WorkerHealth()
+    for _ in range(5):
+        health.ended("it died while it worked")
+    found = []
+    for _ in range(3):
+        health.ended("ImportError", failed_to_start=True)
+        found.append(health.is_failing)
+    health.ready()
+
+    assert found == [False, False, True]
+    assert not health.is_failing
+
+
 def test_a_worker_that_keeps_dying_is_named_as_such() -> None:
     health = WorkerHealth()
 

@@ -222,6 +222,11 @@ class PythonModel:
             if not i.is_closed
         ]
 
+    def is_failing(self) -> bool:
+        """Return whether every worker has failed to start several times in a row."""
+        health = [instance.health for instance in self._instances if not instance.is_closed]
+        return bool(health) and all(each.is_failing for each in health)
+
     async def is_ready(self) -> bool:
         """Return whether the models of all running workers report that they are ready."""
         return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not (i.problem or i.is_closed))))

@@ -24,6 +24,9 @@ RESTART_DELAY_S = 0.05
 
 RESTART_DELAY_S_MAX = 30.0
 
+FAILED_STARTS_MAX = 3
+"""After so many consecutive failed starts, the worker counts as one that cannot be started; attempts continue."""
+
 PROBLEM_CHARS_MAX = 4096
 """A longer reason is shortened to its beginning and end."""
 
@@ -40,15 +43,21 @@ class WorkerHealth:
         problem: Why the worker is down, "" while it runs.
     """
 
-    __slots__ = ("_failures", "problem", "restarts")
+    __slots__ = ("_failed_starts", "_failures", "problem", "restarts")
 
     def __init__(self) -> None:
         self.restarts = 0
         self.problem = ""
-        self._failures = 0
+        self._failures = self._failed_starts = 0
 
-    def ended(self, reason: str) -> float:
+    @property
+    def is_failing(self) -> bool:
+        """Whether the worker cannot be started."""
+        return self._failed_starts >= FAILED_STARTS_MAX
+
+    def ended(self, reason: str, *, failed_to_start: bool = False) -> float:
         """Note that the worker ended; return the back-off in s before the next start."""
+        self._failed_starts += failed_to_start
         delay = min(RESTART_DELAY_S * 2.0**self._failures, RESTART_DELAY_S_MAX)
         self._failures = min(self._failures + 1, 32)
         often = f" {self._failures} times in a row without an answer" if self._failures > 1 else ""
@@ -65,6 +74,7 @@ class WorkerHealth:
         """Note that the worker is ready; return whether it was down before."""
         had_problem = bool(self.problem)
         self.problem = ""
+        self._failed_starts = 0
         return had_problem
 
     def answered(self) -> None:
@@ -251,7 +261,8 @@ class WorkerSupervisor:
         if self._batches.answered:
             self.health.answered()
             self._batches.answered = 0
-        self._timer = self._loop.call_later(self.health.ended(why), self._start_process)
+        delay_s = self.health.ended(why, failed_to_start=failed_to_start)
+        self._timer = self._loop.call_later(delay_s, self._start_process)
         error = internal(f"the model instance '{self._name}' is not healthy: {why}")
         if self.on_lost is not None:
             self.on_lost()
