@@ -169,10 +169,10 @@ def test_an_option_without_its_value_is_refused() -> None:
 
 
 def test_all_problems_are_reported_at_once() -> None:
-    assert problems("--htp-port=80", "--grpc-port=x", "--allow-sagemaker=true", "--load-model=a") == [
+    assert problems("--htp-port=80", "--grpc-port=x", "--model-load-gpu-limit=0:1", "--load-model=a") == [
         "unknown option '--htp-port' (hint: did you mean --http-port?)",
         "--grpc-port: expected an integer from 0 to 65535, got 'x'",
-        "--allow-sagemaker=true: that endpoint is not offered",
+        "--model-load-gpu-limit=0:1: models are not limited to a share of a GPU's memory",
         "Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
     ]
 
@@ -193,8 +193,7 @@ def test_an_option_that_only_tunes_triton_is_accepted_with_a_note(text: str) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        "--allow-sagemaker=true",
-        "--allow-vertex-ai=1",
+        "--min-supported-compute-capability=8.0",
         "--model-load-gpu-limit=0:0.5",
     ],
 )
@@ -243,7 +242,12 @@ def other_text(option: Option) -> str:
         return next(word for word in option.metavar.split("|") if word != default)
     if option.metavar.startswith("ORIGIN"):
         return "https://example.org"
-    texts = {"[BACKEND,]KEY=VALUE": "a=b", "NAME:COUNT[:DEVICE]": "R:2", "NAME,KEY=VALUE": "cpu,cpu-cores=0-1"}
+    texts = {
+        "[BACKEND,]KEY=VALUE": "a=b",
+        "NAME:COUNT[:DEVICE]": "R:2",
+        "NAME,KEY=VALUE": "cpu,cpu-cores=0-1",
+        "FIRST-LAST": "1-65535",
+    }
     return texts.get(option.metavar, "other")
 
 
@@ -365,4 +369,36 @@ def test_the_arguments_that_kserve_gives_are_understood() -> None:
     assert problems("--predictor=iris") == ["--predictor: --predictor_host HOST says which server runs it"]
     assert problems("--model_name=a/b") == [
         "--model_name: expected a name without '/' that does not begin with '.', got 'a/b'"
+    ]
+
+
+def in_environment(*arguments: str, **environment: str) -> ServerOptions:
+    return parse(("models", *arguments), environment)[0]
+
+
+def test_in_an_environment_of_vertex_ai_its_endpoint_takes_the_place_of_the_others() -> None:
+    found = in_environment(AIP_MODE="PREDICTION", AIP_HTTP_PORT="5234")
+    assert (found.clouds.vertex_ai, found.clouds.vertex_ai_port) == (True, 5234)
+    assert (found.http.enabled, found.grpc.enabled) == (False, False)
+
+    found = in_environment("--allow-grpc=true", "--vertex-ai-port=1", AIP_MODE="PREDICTION", AIP_HTTP_PORT="5234")
+    assert (found.clouds.vertex_ai_port, found.http.enabled, found.grpc.enabled) == (1, False, True)
+
+    found = in_environment("--allow-vertex-ai=false", "--allow-http=true", AIP_MODE="PREDICTION")
+    assert (found.clouds.vertex_ai, found.http.enabled) == (False, True)
+    assert in_environment(AIP_HTTP_PORT="5234") == options()
+
+
+def test_other_endpoints_keep_to_the_safe_ports_of_sagemaker() -> None:
+    assert problems("--allow-sagemaker=true", "--sagemaker-safe-port-range=8001-9000") == [
+        "--http-port: expected a port of --sagemaker-safe-port-range, 8001-9000, got 8000"
+    ]
+    assert problems("--allow-sagemaker=true", "--sagemaker-safe-port-range=8000") == [
+        "--sagemaker-safe-port-range: expected FIRST-LAST, such as 8081-9000, got '8000'"
+    ]
+    assert problems("--allow-sagemaker=true", "--sagemaker-port=8000") == [
+        "--sagemaker-port: port 8000 is already that of --http-port"
+    ]
+    assert problems("--allow-sagemaker=true", "--front-ends=2") == [
+        "--allow-sagemaker, --allow-vertex-ai: expected --front-ends=0, a server of one process"
     ]

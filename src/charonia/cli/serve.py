@@ -21,6 +21,7 @@ from typing import Protocol
 
 from charonia.cli import logs
 from charonia.cli.command_line import HELP_NAMES, complain
+from charonia.cli.serve_cloud_options import vertex_ai_options
 from charonia.cli.serve_options import LINE
 from charonia.cli.serve_values import cache_folder, knative_port, with_cache
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
@@ -239,7 +240,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
     if cache is not None:
         updates.setdefault("models.stores.cache", str(cache / "stores"))
     try:
-        updates = knative_port(environment) | updates
+        updates = knative_port(environment) | vertex_ai_options(environment, updates) | updates
     except ValueError as error:
         given.problems.append(str(error))
     options = LINE.filled(updates, given)
@@ -247,7 +248,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
         given.problems.append(
             "--model-repository must be specified, e.g. `charonia serve models` or `charonia serve model.onnx`"
         )
-    if not (options.http.enabled or options.grpc.enabled):
+    clouds = options.clouds
+    if not (options.http.enabled or options.grpc.enabled or clouds.sagemaker or clouds.vertex_ai):
         given.problems.append("at least one of --allow-http and --allow-grpc must be true")
     given.check()
     return options, tuple(given.notes)

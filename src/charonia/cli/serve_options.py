@@ -6,6 +6,7 @@ the log; one that requests an unsupported behaviour is refused, unless its value
 """
 
 from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined, refused, without_effect
+from charonia.cli.serve_cloud_options import CLOUDS
 from charonia.cli.serve_elsewhere import ELSEWHERE
 from charonia.cli.serve_kserve_options import KSERVE
 from charonia.cli.serve_values import (
@@ -33,7 +34,7 @@ from charonia.cli.serve_values import (
     trace_rate,
     verbosity,
 )
-from charonia.cli.values import FALSE, assignment, boolean, choice, filled, integer
+from charonia.cli.values import assignment, boolean, choice, filled, integer
 from charonia.server.access.options import read_restriction
 from charonia.server.files.options import BATCH_SIZE_MAX, WORKERS_MAX
 from charonia.server.lifecycle.repository.options import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX
@@ -451,17 +452,14 @@ SHARING = (
 
 _THREADS = "an event loop replaces these threads"
 _POOL = "there is no such memory pool"
-_NOT_HERE = "that endpoint is not offered"
 
 UNSUPPORTED = (
     *without_effect(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
+    *without_effect(_THREADS, "--sagemaker-thread-count", "--vertex-ai-thread-count"),
     *without_effect(_POOL, "--grpc-infer-allocation-pool-size", "--grpc-max-response-pool-size"),
     *without_effect(_POOL, "--cuda-memory-pool-byte-size", "--cuda-virtual-address-size"),
     *without_effect("there are no copies between GPUs", "--enable-peer-access"),
     *without_effect("caches are part of the server", "--cache-directory"),
-    *without_effect(_NOT_HERE, "--sagemaker-port", "--sagemaker-safe-port-range", "--sagemaker-thread-count"),
-    *without_effect(_NOT_HERE, "--vertex-ai-port", "--vertex-ai-thread-count", "--vertex-ai-default-model"),
-    *refused(_NOT_HERE, "--allow-sagemaker", "--allow-vertex-ai", harmless=FALSE),
     *refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
     *refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),
 )
@@ -487,6 +485,7 @@ defines models.
         "Logs": LOGS,
         "Tracing": TRACING,
         "KServe": KSERVE,
+        "SageMaker and Vertex AI": CLOUDS,
         "Cache and rate limiter": SHARING,
     },
     record=ServerOptions(),

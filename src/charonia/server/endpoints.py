@@ -1,6 +1,8 @@
 """The HTTP and gRPC endpoints of one process, with what they need beside an engine: keys, gates, TLS, access log."""
 
 import asyncio
+import logging
+import os
 import ssl
 import sys
 from contextlib import ExitStack
@@ -12,12 +14,17 @@ from charonia.server.access.options import forwarded_headers, grpc_gate, http_ga
 from charonia.server.access_log import AccessLog, LogStream
 from charonia.server.facade import Engine, Services
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
+from charonia.server.http.clouds import SageMaker, VertexAi
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
 from charonia.server.metrics.traffic import Traffic
 from charonia.server.options import ControlMode, EndpointTls, ServerOptions
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
+
+_log = logging.getLogger(__name__)
+
+SAGEMAKER, VERTEX_AI = "Sagemaker", "Vertex AI"
 
 
 class Endpoints:
@@ -26,6 +33,7 @@ class Endpoints:
     Attributes:
         http: The HTTP front end, where it is on and started.
         grpc: The gRPC front end, where it is on and started.
+        clouds: The front ends of SageMaker and Vertex AI, where they are on and started.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -39,6 +47,7 @@ class Endpoints:
         """
         self.http: HttpFrontend | None = None
         self.grpc: GrpcFrontend | None = None
+        self.clouds: list[HttpFrontend] = []
         self._options = options
         self._files = ExitStack()
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
@@ -94,8 +103,45 @@ class Endpoints:
                 reuse_port=options.http.reuse_port,
                 descriptors=options.http.descriptors,
             )
+        await self._start_clouds(engine, services, access_log)
         if self._keys is not None:
             self._key_watcher = asyncio.create_task(self._keys.watch(self._keys_changed))
+
+    async def _start_clouds(self, engine: Engine, services: Services, access_log: AccessLog | None) -> None:
+        options, clouds = self._options, self._options.clouds
+        for is_on, port, name in (
+            (clouds.sagemaker, clouds.sagemaker_port, SAGEMAKER),
+            (clouds.vertex_ai, clouds.vertex_ai_port, VERTEX_AI),
+        ):
+            if not is_on:
+                continue
+            limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
+            end = HttpFrontend(engine, limits, access_log=access_log, services=replace(services, lend=None))
+            if name == SAGEMAKER:
+                folder = next((each for each in options.models.repositories if "://" not in each), "")
+                end.handle = SageMaker(end.handle, os.environ, folder).handle
+            else:
+                end.handle = VertexAi(end.handle, os.environ, await self._predicted(engine)).handle
+            await end.start(options.http.address, port, ssl=tls_context(options.http.tls, "http", alpn="http/1.1"))
+            self.clouds.append(end)
+            _log.info("Started %s HTTPService at %s:%d", name, options.http.address, end.port)
+
+    async def _predicted(self, engine: Engine) -> str:
+        """Return the model that Vertex AI's predictions run.
+
+        Raises:
+            ServingError: INVALID_ARG when it is not ready, or none is named and there are several.
+        """
+        wanted = self._options.clouds.vertex_ai_model
+        ready = {entry.name for entry in await engine.repository_index(ready_only=True)}
+        if wanted and wanted not in ready:
+            raise invalid(f"Expect the default model '{wanted}' is loaded")
+        if not wanted and len(ready) != 1:
+            raise invalid(
+                "Expect the model repository contains only a single model if default model is not specified",
+                hint="--vertex-ai-default-model",
+            )
+        return wanted or ready.pop()
 
     def stop_accepting(self) -> None:
         """Accept no more connections, and no more requests on open ones."""
@@ -141,7 +187,7 @@ class Endpoints:
         self._files.close()
 
     def _front_ends(self) -> list[HttpFrontend | GrpcFrontend]:
-        return [front_end for front_end in (self.http, self.grpc) if front_end is not None]
+        return [*(front_end for front_end in (self.http, self.grpc) if front_end is not None), *self.clouds]
 
     def _keys_changed(self) -> None:
         """End the open streams of keys that are gone."""

@@ -142,6 +142,27 @@ class HttpOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CloudOptions:
+    """Endpoints for clouds, each with a port of its own beside that of HTTP, and otherwise with the options of HTTP.
+
+    Attributes:
+        sagemaker: Whether SageMaker's routes are served.
+        sagemaker_port: Port of SageMaker's routes.
+        safe_ports: First and last port that other endpoints may have beside SageMaker's; None for any.
+        vertex_ai: Whether Vertex AI's routes are served.
+        vertex_ai_port: Port of Vertex AI's routes.
+        vertex_ai_model: Model that its predictions run; "" for the only one.
+    """
+
+    sagemaker: bool = False
+    sagemaker_port: int = 8080
+    safe_ports: tuple[int, int] | None = None
+    vertex_ai: bool = False
+    vertex_ai_port: int = 8080
+    vertex_ai_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GrpcOptions:
     """The gRPC endpoint. Times are in ms, as on the command line.
 
@@ -297,6 +318,7 @@ class ServerOptions:
         models: Repositories and loading.
         http: HTTP endpoint.
         grpc: gRPC endpoint.
+        clouds: Endpoints for clouds.
         metrics: Metrics endpoint.
         log: Logs.
         trace: Tracing of requests.
@@ -330,6 +352,7 @@ class ServerOptions:
     models: ModelOptions = ModelOptions()
     http: HttpOptions = HttpOptions()
     grpc: GrpcOptions = GrpcOptions()
+    clouds: CloudOptions = CloudOptions()
     metrics: MetricsOptions = MetricsOptions()
     log: LogOptions = field(default_factory=LogOptions)
     trace: TraceOptions = field(default_factory=TraceOptions)
@@ -353,6 +376,8 @@ class ServerOptions:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
         if self.front_ends > 0 and sys.platform == "win32":
             found.append("--front-ends: this system cannot share a port among processes")
+        if self.front_ends and (self.clouds.sagemaker or self.clouds.vertex_ai):
+            found.append("--allow-sagemaker, --allow-vertex-ai: expected --front-ends=0, a server of one process")
         found += self._guard_problems()
         found += [*self.trace.problems(), *self.cache.problems(), *self.rate_limit.problems(), *self._port_collisions()]
         if self.log.access_file and self.log.access is AccessLogFormat.NONE:
@@ -383,10 +408,16 @@ class ServerOptions:
                 ("http", self.http.enabled, self.http.address, self.http.port),
                 ("grpc", self.grpc.enabled, self.grpc.address, self.grpc.port),
                 ("metrics", self.metrics.enabled, self.metrics_address, self.metrics.port),
+                ("sagemaker", self.clouds.sagemaker, self.http.address, self.clouds.sagemaker_port),
+                ("vertex-ai", self.clouds.vertex_ai, self.http.address, self.clouds.vertex_ai_port),
                 ("replica", True, REPLICA_HOST, self.replica_port),
             )
             if enabled and port
         ]
+        safe = self.clouds.safe_ports if self.clouds.sagemaker else None
+        for name, _, port in endpoints if safe is not None else ():
+            if safe is not None and name not in ("sagemaker", "replica") and not safe[0] <= port <= safe[1]:
+                yield f"--{name}-port: expected a port of --sagemaker-safe-port-range, {safe[0]}-{safe[1]}, got {port}"
         for index, (name, address, port) in enumerate(endpoints):
             for other, other_address, other_port in endpoints[:index]:
                 if port == other_port and _overlap(address, other_address):

@@ -33,6 +33,7 @@ REASONS: dict[int, str] = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    409: "Conflict",
     413: "Content Too Large",
     414: "URI Too Long",
     417: "Expectation Failed",
@@ -41,5 +42,6 @@ REASONS: dict[int, str] = {
     501: "Not Implemented",
     503: "Service Unavailable",
     505: "HTTP Version Not Supported",
+    507: "Insufficient Storage",
 }
 """Reason phrases of the statuses in use. Source: RFC 9110."""

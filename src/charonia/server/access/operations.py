@@ -70,6 +70,7 @@ _TABLE = (
         (
             *(f"{_REPOSITORY}/load", f"{_REPOSITORY}/unload"),
             *(f"{_NAMED}/models/{{model}}/load", f"{_NAMED}/models/{{model}}/unload"),
+            *("/v1/models/{model}/load", "/v1/models/{model}/unload"),
         ),
         ("RepositoryModelLoad", "RepositoryModelUnload", "ModelTrafficChange", "ModelTrafficReset"),
         (f"{_MODEL}/traffic",),

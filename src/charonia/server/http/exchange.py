@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal
@@ -58,6 +58,15 @@ class Outlet(Protocol):
         ...
 
 
+class Reshaped(NamedTuple):
+    """What a response has, before its header is written; the fields are the arguments of `Exchange.respond`."""
+
+    status: int
+    body: list[bytes | memoryview]
+    content_type: bytes
+    extra: bytes
+
+
 class Stream(Protocol):
     """The sender of a streamed response."""
 
@@ -75,6 +84,7 @@ class Exchange:
         headers: Further header lines of whatever response it gets, each with its line end.
         keep_alive: Whether the connection stays open afterwards.
         load_line: Returns the header line with the server's load; None where the request wants none.
+        reshape: Changes the response before it is sent; None for no change.
         response: Parts of the complete response, None until it is ready; of a streamed response, the rest.
         is_open: Whether the client still waits for the response, or the rest of it.
         has_begun: Whether the response is streamed and its header is written.
@@ -115,6 +125,7 @@ class Exchange:
         "received_ns",
         "request",
         "request_id",
+        "reshape",
         "response",
         "single",
         "status",
@@ -131,6 +142,7 @@ class Exchange:
         self.headers = b""
         self.keep_alive = True
         self.load_line: Callable[[], bytes] | None = None
+        self.reshape: Callable[[Reshaped], Reshaped] | None = None
         self.has_begun = False
         self.is_kserve = False
         self.is_open = True
@@ -176,6 +188,8 @@ class Exchange:
         """
         if not self.is_open or self.has_begun:
             return
+        if self.reshape is not None:
+            status, body, content_type, extra = self.reshape(Reshaped(status, body, content_type, extra))
         if self.load_line is not None:
             extra += self.load_line()
         if self.request.method == b"HEAD" and status != 200:

@@ -74,6 +74,8 @@ class OpenaiHandlers:
         return [
             Route("/v1/models", {b"GET": self._models}),
             Route("/v1/models/{model}", {b"GET": self._model, b"POST": _foreign}),
+            Route("/v1/models/{model}/load", {b"POST": self._load}),
+            Route("/v1/models/{model}/unload", {b"POST": self._unload}),
             *(Route(f"/v1/{route}", {b"POST": self._handler(route)}) for route in ROUTES),
         ]
 
@@ -93,6 +95,27 @@ class OpenaiHandlers:
         if not routes_of(config):
             raise not_found(f"model: '{target.model}' has no route of this API", hint=_WHICH)
         exchange.respond(200, [dump(model_object(target.model, self._created_s))])
+
+    def _load(self, exchange: Exchange, target: RouteTarget) -> None:
+        async def answer() -> None:
+            if await self._is_loaded(target.model):
+                raise invalid(f"Model '{target.model}' is already loaded")
+            await self._engine.load_model(target.model)
+            exchange.respond(200, [dump(model_object(target.model, int(time.time())))])
+
+        self._tasks.start(exchange, answer())
+
+    def _unload(self, exchange: Exchange, target: RouteTarget) -> None:
+        async def answer() -> None:
+            if not await self._is_loaded(target.model):
+                raise not_found(f"Unknown model: {target.model}")
+            await self._engine.unload_model(target.model)
+            exchange.respond(200, [dump({"status": "success", "model": target.model})])
+
+        self._tasks.start(exchange, answer())
+
+    async def _is_loaded(self, model: str) -> bool:
+        return model in (entry.name for entry in await self._engine.repository_index(ready_only=True))
 
     def _handler(self, route: str) -> Handler:
         def handle(exchange: Exchange, target: RouteTarget) -> None:
