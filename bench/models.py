@@ -81,8 +81,17 @@ def python_identity(folder: Path) -> None:
 
 def python_slow(folder: Path) -> None:
     """Write the same as a Python model that takes 5 ms: slower than any client."""
+    _sleeping(folder, 0.005)
+
+
+def python_busy(folder: Path) -> None:
+    """Write the same as a Python model that takes 2.5 ms: easily overloaded."""
+    _sleeping(folder, 0.0025)
+
+
+def _sleeping(folder: Path, seconds: float) -> None:
     _write(folder, 'backend: "python"\n' + _IDENTITY_TENSORS)
-    slow = _PYTHON_IDENTITY.replace("        arrays", "        time.sleep(0.005 * len(requests))\n        arrays")
+    slow = _PYTHON_IDENTITY.replace("        arrays", f"        time.sleep({seconds} * len(requests))\n        arrays")
     (folder / MODEL / "1" / "model.py").write_text("import time\n\n" + slow)
 
 
@@ -138,6 +147,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "python_identity": python_identity,
     "python_batched": python_batched,
     "python_slow": python_slow,
+    "python_busy": python_busy,
     "image": image,
     "engine_identity": engine_identity,
     "engine_image": engine_image,
@@ -152,6 +162,7 @@ INPUT_SHAPES = {
     "python_identity": [16],
     "python_batched": [16],
     "python_slow": [16],
+    "python_busy": [16],
     "image": [3, 224, 224],
     "engine_identity": [16],
     "engine_image": [3, 224, 224],

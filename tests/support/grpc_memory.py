@@ -172,6 +172,7 @@ class MemoryClient:
         *,
         opens_window: bool = True,
         rounds: int = 4,
+        peername: tuple[str, int] | None = None,
     ) -> None:
         """Connect; to be called on the event loop.
 
@@ -180,9 +181,11 @@ class MemoryClient:
             settings: HTTP/2 settings of the client.
             opens_window: Whether what was received makes room for more.
             rounds: Rounds of the event loop in which an answer comes.
+            peername: Address and port of the client.
         """
         self.protocol = protocol
         self.transport = MemoryTransport(protocol)
+        self.transport.peername = peername
         self.http2 = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=opens_window))
         self.responses: dict[int, MemoryResponse] = {}
         self.goaways: list[tuple[int, bytes]] = []

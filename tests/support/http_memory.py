@@ -129,11 +129,12 @@ class MemoryClient:
         waits_for_rounds: Whether what is due in the next round of the event loop waits for `run_round`.
     """
 
-    def __init__(self, endpoint: HttpEndpoint) -> None:
+    def __init__(self, endpoint: HttpEndpoint, peername: tuple[str, int] | None = None) -> None:
         """Connect.
 
         Args:
             endpoint: Where to.
+            peername: Address and port of the client.
         """
         self.received = b""
         self.responses: list[Response] = []
@@ -148,6 +149,7 @@ class MemoryClient:
         self._parser = httptools.HttpResponseParser(self)
         self.connection = endpoint.connect()
         self.transport = MemoryTransport(self)
+        self.transport.peername = peername
         self.connection.connection_made(self.transport)
 
     def send(self, data: bytes, piece: int = 0) -> list[Response]:

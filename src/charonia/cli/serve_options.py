@@ -227,6 +227,11 @@ SERVER = (
     ),
     Option("--api-keys", "api_keys", filled, "PATH", "File of API keys and their scopes; reloaded when it changes"),
     Option(
+        *("--fairness-header", "fairness_header", filled, "HEADER"),
+        "Header by whose value clients share busy models fairly",
+        default="the API key, otherwise the client's address",
+    ),
+    Option(
         "--allow-client-shm", "client_shm", boolean, _BOOL, "Allow clients to register shared memory of this machine"
     ),
     Option(

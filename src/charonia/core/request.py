@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from charonia.core.caller import CallFrame
 from charonia.core.errors import invalid
+from charonia.core.flow import NO_FLOW, Flow
 from charonia.core.tensor import Tensor
 from charonia.core.trace import Trace
 
@@ -63,6 +64,7 @@ class InferRequest:
         caller: The model that made the request, None for a client.
         trace: The trace that records its events, None if it is not traced.
         affinity: What stands for the client, if the model's traffic keeps clients on a version by a header; "" if not.
+        flow: Its client, with which others share a busy model fairly.
     """
 
     __slots__ = (
@@ -71,6 +73,7 @@ class InferRequest:
         "correlation_id",
         "deadline_ns",
         "flags",
+        "flow",
         "id",
         "inputs",
         "model_name",
@@ -99,6 +102,7 @@ class InferRequest:
         caller: CallFrame | None = None,
         trace: Trace | None = None,
         affinity: str = "",
+        flow: Flow = NO_FLOW,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -114,6 +118,7 @@ class InferRequest:
         self.caller = caller
         self.trace = trace
         self.affinity = affinity
+        self.flow = flow
 
     def __repr__(self) -> str:
         version = f" v{self.model_version}" if self.model_version else ""

@@ -32,6 +32,7 @@ def sent(request: InferRequest) -> tuple[InferRequest, int]:
         flags=request.flags,
         priority=request.priority,
         timeout_us=request.timeout_us,
+        flow=request.flow,
     )
     return copy, left_ns
 

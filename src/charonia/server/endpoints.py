@@ -83,6 +83,7 @@ class Endpoints:
             cors_origins=options.http.cors_origins,
             has_openai=options.http.openai,
             has_kserve_v1=options.http.kserve_v1,
+            fairness_header=options.fairness_header.lower().encode(),
         )
         if options.grpc.enabled:
             self.grpc = GrpcFrontend(engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)

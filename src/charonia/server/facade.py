@@ -14,6 +14,7 @@ from typing import Protocol
 from charonia.config.model import ModelConfig
 from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, invalid
+from charonia.core.flow import NAME_LENGTH_MAX, Flow
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.statistics import ModelStatistics
@@ -136,6 +137,7 @@ class Services:
         has_openai: Whether OpenAI's API is served over HTTP.
         load: Reports of the server's load.
         has_kserve_v1: Whether KServe's v1 protocol is, too.
+        fairness_header: Header, in lower case, by whose value clients share busy models fairly; b"" for none.
     """
 
     regions: RegionRegistry | None = None
@@ -159,6 +161,25 @@ class Services:
     has_openai: bool = True
     load: LoadReports | None = None
     has_kserve_v1: bool = False
+    fairness_header: bytes = b""
+
+    @property
+    def has_named_flows(self) -> bool:
+        """Whether clients are told apart by more than their addresses."""
+        return bool(self.fairness_header) or (self.http_gate is not None and self.http_gate.knows_keys)
+
+    def flow(self, peer: Flow, gate: Gate | None, header: Callable[[bytes], bytes | None]) -> Flow:
+        """Return the flow of a request.
+
+        Args:
+            peer: The flow of the client's address.
+            gate: The gate of the protocol.
+            header: Returns the value of a header by its lower-case name.
+        """
+        value = header(self.fairness_header) if self.fairness_header else None
+        if value:
+            return Flow(value[:NAME_LENGTH_MAX].decode("latin-1"))
+        return (gate.flow(header) if gate is not None else None) or peer
 
     @property
     def tracer(self) -> Tracing | None:

@@ -337,6 +337,7 @@ class ServerOptions:
         host_policies: Cores that instances run on, by policy.
         busy_poll_us: Longest time in us that the server busy-polls between requests of a lone client, 0 for never.
         api_keys: Path of the file of API keys, "" if none is needed.
+        fairness_header: Header by whose value clients share busy models fairly; "" for their keys or addresses.
         client_shm: Whether clients may register shared memory.
         client_shm_bytes_max: Limit of all their regions together, in bytes.
 
@@ -369,6 +370,7 @@ class ServerOptions:
     host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
     busy_poll_us: int = BUSY_POLL_US
     api_keys: str = ""
+    fairness_header: str = ""
     client_shm: bool = False
     client_shm_bytes_max: int = CLIENT_SHM_BYTES
 

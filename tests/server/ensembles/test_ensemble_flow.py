@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.core.errors import ServingError
-from charonia.server.ensembles.flow import Branch, Command, Finish, Flow, Overflow, Respond, StartStep
+from charonia.server.ensembles.flow import Branch, Command, DataFlow, Finish, Overflow, Respond, StartStep
 from charonia.server.ensembles.graph import EnsembleGraph, FlowStep, Plan
 
 
@@ -18,8 +18,8 @@ def step(needs: str, gives: str, *, takes: str = "", decoupled: bool = False) ->
     return FlowStep(tuple(needs.split()), tuple(gives.split()), tuple(takes.split()), is_decoupled=decoupled)
 
 
-def begin(graph: EnsembleGraph, wanted: str, given: str = "a", limit: int = 0) -> tuple["Flow[str]", list[Command]]:
-    flow: Flow[str] = Flow(graph.plan(given.split(), wanted.split()), limit)
+def begin(graph: EnsembleGraph, wanted: str, given: str = "a", limit: int = 0) -> tuple["DataFlow[str]", list[Command]]:
+    flow: DataFlow[str] = DataFlow(graph.plan(given.split(), wanted.split()), limit)
     return flow, flow.start({name: name.upper() for name in given.split()})
 
 
@@ -327,7 +327,7 @@ def test_random_graphs_give_what_a_simple_interpreter_gives(scenario: Scenario) 
         return
     inputs = {name: name.upper() for name in scenario.given}
     order = random.Random(scenario.seed)
-    flow: Flow[str] = Flow(plan, scenario.limit)
+    flow: DataFlow[str] = DataFlow(plan, scenario.limit)
     under_way: list[tuple[int, Branch[str], list[dict[str, str]]]] = []
     got: list[tuple[str, ...]] = []
     is_finished = False

@@ -15,6 +15,7 @@ from charonia.config.pbtxt import parse
 from charonia.core.calls import Outcome, Reply
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
+from charonia.core.flow import Flow
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
@@ -176,6 +177,7 @@ def test_a_step_is_asked_for_what_is_needed_with_everything_that_the_request_say
             priority=2,
             timeout_us=500,
             deadline_ns=10**9,
+            flow=Flow("acme", 2),
         ),
         Caller(),
     )
@@ -184,6 +186,7 @@ def test_a_step_is_asked_for_what_is_needed_with_everything_that_the_request_say
     assert (sent.id, sent.model_version) == ("7", "3")
     assert (sent.parameters, sent.priority, sent.timeout_us, sent.deadline_ns) == ({"key": "value"}, 2, 500, 10**9)
     assert (sent.correlation_id, sent.flags) == (11, SEQUENCE_START)
+    assert sent.flow == Flow("acme", 2)
     assert [output.name for output in sent.outputs] == ["OUT"]
     assert sent.caller is not None
     assert (sent.caller.model, sent.caller.version, sent.caller.instance, sent.caller.parent) == ("e", "1", "", None)

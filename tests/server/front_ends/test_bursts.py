@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.core.dtypes import DataType
+from charonia.core.flow import Flow
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
@@ -56,6 +57,7 @@ def requests(draw: st.DrawFn) -> InferRequest:
         id=draw(NAMES),
         outputs=tuple(RequestedOutput(*each) for each in draw(st.lists(st.tuples(NAMES, NUMBERS), max_size=2))),
         deadline_ns=draw(NUMBERS),
+        flow=Flow(draw(NAMES), draw(st.integers(1, 1000))),
     )
 
 
@@ -88,7 +90,7 @@ def values(found: list[Tensor]) -> list[object]:
 
 
 def request_values(request: InferRequest) -> object:
-    plain = (request.model_name, request.model_version, request.id, request.deadline_ns)
+    plain = (request.model_name, request.model_version, request.id, request.deadline_ns, request.flow)
     outputs = [(each.name, each.classification) for each in request.outputs]
     return plain, outputs, values(list(request.inputs.values()))
 

@@ -14,6 +14,7 @@ from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig, M
 from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
+from charonia.core.flow import Flow
 from charonia.core.metadata import ModelIndexEntry, ModelState, ServerMetadata
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
@@ -106,6 +107,7 @@ def test_a_request_arrives_as_it_was_sent(
         priority=number,
         timeout_us=number,
         deadline_ns=number,
+        flow=Flow(text, number),
     )
     outgoing = Outgoing(RegionPool())
     message = carried(("infer", encode_request(sent, outgoing)), outgoing)
@@ -115,7 +117,7 @@ def test_a_request_arrives_as_it_was_sent(
     assert list(got.inputs) == list(sent.inputs)
     assert all(same(got.inputs[name], tensor) for name, tensor in sent.inputs.items())
     assert [(o.name, o.classification) for o in got.outputs] == outputs
-    for field in ("model_name", "model_version", "id", "parameters", "correlation_id", "flags", "priority"):
+    for field in ("model_name", "model_version", "id", "parameters", "correlation_id", "flags", "priority", "flow"):
         assert getattr(got, field) == getattr(sent, field)
     assert (got.timeout_us, got.deadline_ns, got.caller, got.trace) == (number, number, None, None)
 

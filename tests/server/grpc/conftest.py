@@ -27,10 +27,12 @@ class Bench:
     def __init__(self, seen: Engine, engine: ServedFake, limits: GrpcLimits | None, log: StringIO | None) -> None:
         self.engine = engine
         self.frontend = GrpcFrontend(seen, limits, access_log=AccessLog(log) if log is not None else None)
-        self._rounds = {"rounds": LINK_ROUNDS} if seen is not engine else {}
+        self._rounds: dict[str, Any] = {"rounds": LINK_ROUNDS} if seen is not engine else {}
 
-    def client(self, settings: dict[int, int] | None = None, *, opens_window: bool = True) -> MemoryClient:
-        return MemoryClient(self.frontend.connect(), settings, opens_window=opens_window, **self._rounds)
+    def client(
+        self, settings: dict[int, int] | None = None, *, opens_window: bool = True, **options: Any
+    ) -> MemoryClient:
+        return MemoryClient(self.frontend.connect(), settings, opens_window=opens_window, **self._rounds, **options)
 
     async def add_model(self, config: ModelConfig) -> None:
         """Let the engine have another model, and the front end know of it."""

@@ -12,6 +12,7 @@ from tests.support.linked_engine import BOTH_SHAPES
 from tritonclient.grpc import service_pb2
 
 from charonia.core.errors import Code, ServingError, internal, unavailable
+from charonia.core.flow import Flow
 from charonia.core.response import InferResponse
 from charonia.server.grpc.frontend import GrpcLimits
 from charonia.wire.grpc_status import Status
@@ -450,6 +451,17 @@ def test_responses_are_compressed_as_the_caller_accepts(play: Any, accepted: byt
 
 
 # Deadlines and cancellation.
+
+
+@BOTH_SHAPES
+def test_a_request_belongs_to_the_flow_of_its_clients_address(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client(peername=("192.0.2.7", 5000))
+        await client.call("ModelInfer", infer_message())
+
+        assert bench.engine.tickets[0].request.flow == Flow("192.0.2.7")
+
+    play(scenario)
 
 
 @BOTH_SHAPES

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from charonia.server.scheduling.api import QueueLimits, Submit
-from charonia.server.scheduling.queue import STALE_DEADLINES_MAX, RequestQueue
+from charonia.server.scheduling.queue import STALE_MAX, RequestQueue
 
 
 def test_requests_that_left_early_leave_few_deadlines_behind() -> None:
@@ -16,7 +16,7 @@ def test_requests_that_left_early_leave_few_deadlines_behind() -> None:
         queue.remove(request_id)
 
     # The sweep comes before the push, hence one more.
-    assert len(queue.deadlines) <= STALE_DEADLINES_MAX + 1
+    assert len(queue.deadlines) <= STALE_MAX + 1
 
 
 def test_a_sweep_keeps_the_deadlines_of_those_that_wait() -> None:
@@ -77,7 +77,7 @@ def test_a_sweep_leaves_the_deadlines_in_order(seed: int) -> None:
     kept = sorted(range(400), key=asked_us.__getitem__)[200::2]
     for request_id in set(range(400)) - set(kept):
         queue.remove(request_id)
-    assert len(asked_us) > 2 * len(queue.entries) + STALE_DEADLINES_MAX
+    assert len(asked_us) > 2 * len(queue.entries) + STALE_MAX
 
     queue.add(Submit(999, timeout_us=20_000), 0, 0)
 

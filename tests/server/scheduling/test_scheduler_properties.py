@@ -1,5 +1,6 @@
 """Random traffic against a slow and obvious model of the rules."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from charonia.core.flow import NO_FLOW, Flow
 from charonia.server.scheduling.api import (
     BatchPolicy,
     Cancel,
@@ -41,6 +43,15 @@ class Waiting:
 
 
 @dataclass
+class Shares:
+    """Self-clocked fair queueing of a level, in time or late: a tag and a number for each flow that waits."""
+
+    tag: float = 0.0
+    tags: dict[Flow, tuple[float, int]] = field(default_factory=dict)
+    numbered: int = 0
+
+
+@dataclass
 class Model:
     """The rules with plain lists, checked after every event. It checks choices; only mandatory ones it makes itself."""
 
@@ -48,32 +59,75 @@ class Model:
     alone: bool  # the default scheduler: each request runs alone
     waiting: list[Waiting] = field(default_factory=list)
     idle: list[int] = field(default_factory=list)
+    ranks: dict[tuple[int, bool], Shares] = field(default_factory=dict)
     stopping: bool = False
     left: list[int] = field(default_factory=list)  # every id that left, in order
+    dropped: int = 0  # what the scheduler chose for a full queue, where several would be right
 
     def limits(self, level: int) -> QueueLimits:
         return dict(self.policy.level_limits).get(level, self.policy.limits)
 
     def in_order(self) -> list[Waiting]:
-        def key(one: Waiting) -> tuple[int, int, int]:
-            late = one.late_since_ns
-            return one.level, late is not None, -1 if late is None else late
+        order: list[Waiting] = []
+        for rank in sorted(self.ranks):
+            tags = dict(self.ranks[rank].tags)
+            lanes = {flow: [one for one in self.in_rank(*rank) if one.request.flow == flow] for flow in tags}
+            while tags:
+                flow = min(tags, key=tags.__getitem__)
+                tag, number = tags[flow]
+                one = lanes[flow].pop(0)
+                order.append(one)
+                tags[flow] = (tag + one.request.batch_size / flow.weight, number)
+                if not lanes[flow]:
+                    del tags[flow]
+        return order
 
-        return sorted(self.waiting, key=key)  # stable: arrival decides the rest
+    def in_rank(self, level: int, late: bool) -> list[Waiting]:
+        found = [one for one in self.waiting if (one.level, one.late_since_ns is not None) == (level, late)]
+        return sorted(found, key=lambda one: one.late_since_ns or 0)  # stable: arrival decides the rest
+
+    def rank_of(self, one: Waiting) -> tuple[int, bool]:
+        return one.level, one.late_since_ns is not None
+
+    def joins(self, one: Waiting) -> None:
+        shares = self.ranks.setdefault(self.rank_of(one), Shares())
+        flow = one.request.flow
+        if flow not in shares.tags:
+            if len(shares.tags) == 1:
+                (other,) = shares.tags
+                head = next(each for each in self.in_rank(*self.rank_of(one)) if each.request.flow == other)
+                shares.tags[other] = (shares.tag + head.request.batch_size / other.weight, shares.tags[other][1])
+            shares.numbered += 1
+            shares.tags[flow] = (shares.tag + one.request.batch_size / flow.weight, shares.numbered)
+
+    def leaves(self, one: Waiting, *, runs: bool = False) -> None:
+        """Call this after it was taken out."""
+        rank = self.rank_of(one)
+        shares, flow = self.ranks[rank], one.request.flow
+        if runs and len(shares.tags) > 1:
+            shares.tag, number = shares.tags[flow]
+            shares.tags[flow] = (shares.tag + one.request.batch_size / flow.weight, number)
+        if all(each is one or each.request.flow != flow for each in self.in_rank(*rank)):
+            del shares.tags[flow]
+        if not shares.tags:
+            del self.ranks[rank]
 
     def expire(self, now_ns: int) -> list[Command]:
         due = [one for one in self.waiting if one.deadline_ns is not None and one.deadline_ns <= now_ns]
         drops: list[Command] = []
         for one in sorted(due, key=lambda one: (one.deadline_ns, one.request.id)):
             if self.limits(one.level).delay_expired:
+                self.leaves(one)
                 one.late_since_ns, one.deadline_ns = one.deadline_ns, None
+                self.joins(one)
             else:
                 self.remove(one)
                 drops.append(Drop(one.request.id, DropReason.TIMEOUT))
         return drops
 
-    def remove(self, one: Waiting) -> None:
+    def remove(self, one: Waiting, *, runs: bool = False) -> None:
         self.waiting.remove(one)
+        self.leaves(one, runs=runs)
         self.left.append(one.request.id)
 
     def add(self, request: Submit, now_ns: int) -> Waiting:
@@ -84,6 +138,7 @@ class Model:
         timeout = min((ns for ns in timeouts if ns), default=None)
         one = Waiting(request, level, now_ns, None if timeout is None else now_ns + timeout)
         self.waiting.append(one)
+        self.joins(one)
         return one
 
     def head(self, now_ns: int) -> tuple[list[Waiting], CloseReason | None]:
@@ -137,8 +192,8 @@ class Model:
         return runs
 
     def start(self, ids: Sequence[int], reason: CloseReason) -> Run:
-        for one in [one for one in self.waiting if one.request.id in ids]:
-            self.remove(one)
+        for one in [one for request_id in ids for one in self.waiting if one.request.id == request_id]:
+            self.remove(one, runs=True)
         return Run(self.idle.pop(), tuple(ids), reason)
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
@@ -165,9 +220,21 @@ class Model:
         commands += self.expected_runs(now_ns)
         if newcomer is not None and newcomer in self.waiting:
             size_max = self.limits(newcomer.level).size_max
-            if size_max and sum(one.level == newcomer.level for one in self.waiting) > size_max:
-                self.remove(newcomer)
-                commands.append(Drop(newcomer.request.id, DropReason.QUEUE_FULL))
+            level = [one for one in self.in_order() if one.level == newcomer.level]
+            if size_max and len(level) > size_max:
+                held = Counter(one.request.flow for one in level)
+                most = max(held[flow] / flow.weight for flow in held)
+                loser = newcomer
+                own = newcomer.request.flow
+                if held[own] / own.weight < most:
+                    flows = [
+                        one.request.flow for one in level if held[one.request.flow] / one.request.flow.weight == most
+                    ]
+                    candidates = {[one for one in level if one.request.flow == flow][-1].request.id for flow in flows}
+                    assert self.dropped in candidates, "another flow than one that has most lost a request"
+                    loser = next(one for one in level if one.request.id == self.dropped)
+                self.remove(loser)
+                commands.append(Drop(loser.request.id, DropReason.QUEUE_FULL))
         return commands
 
     def wake_ns(self, now_ns: int) -> int | None:
@@ -212,18 +279,24 @@ requests = st.tuples(
 )
 
 
+FLOWS = [Flow("a"), Flow("b", 3), Flow("c")]
+flows = st.lists(st.sampled_from([0, 0, 1, 2]), min_size=60, max_size=60)
+
+
 class Traffic:
     """Turns random steps into events that a correct shell could send."""
 
-    def __init__(self) -> None:
+    def __init__(self, flows: Sequence[int] = ()) -> None:
         self.busy = list(range(SLOTS))
         self.submitted = 0
+        self.flows = flows
 
     def event(self, kind: str, number: int, request: tuple[int, str, int, int]) -> Event:
         match kind:
             case "submit":
                 self.submitted += 1
-                return Submit(self.submitted, *request)
+                flow = FLOWS[self.flows[self.submitted % len(self.flows)]] if self.flows else NO_FLOW
+                return Submit(self.submitted, *request, flow)
             case "finish" if self.busy:
                 return SlotIdle(self.busy.pop(number % len(self.busy)))
             case "cancel":
@@ -239,9 +312,12 @@ class Traffic:
 
 
 def check(
-    scheduler: Scheduler, model: Model, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
+    scheduler: Scheduler,
+    model: Model,
+    script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]],
+    flows: Sequence[int] = (),
 ) -> None:
-    traffic = Traffic()
+    traffic = Traffic(flows)
     now_ns = 1_000
     for (kind, number, passes_ns), request in script:
         wake_ns = scheduler.wake_at()
@@ -250,6 +326,8 @@ def check(
 
         commands = scheduler.handle(event, now_ns)
 
+        full = [each.id for each in commands if isinstance(each, Drop) and each.reason is DropReason.QUEUE_FULL]
+        model.dropped = full[0] if full else 0
         assert commands == model.handle(event, now_ns)
         assert scheduler.queued == len(model.waiting)
         assert scheduler.wake_at() == model.wake_ns(now_ns)
@@ -275,6 +353,14 @@ def test_the_dynamic_batcher_does_what_the_rules_say_to_the_nanosecond(
     policy: BatchPolicy, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
 ) -> None:
     check(RecordedScheduler(DynamicBatcher(policy)), Model(policy, alone=False), script)
+
+
+@settings(max_examples=100, deadline=None)
+@given(policy=policies(), script=scripts, flows=flows)
+def test_flows_share_by_weight_as_the_rules_say(
+    policy: BatchPolicy, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]], flows: list[int]
+) -> None:
+    check(RecordedScheduler(DynamicBatcher(policy)), Model(policy, alone=False), script, flows)
 
 
 @settings(max_examples=100, deadline=None)

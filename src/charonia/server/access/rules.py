@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from charonia.core.errors import RefusalKind
+from charonia.core.flow import Flow
 
 KEYS_MAX = 10_000
 """Most keys that a file may hold."""
@@ -22,6 +23,9 @@ KEY_LENGTH_MIN = 16
 
 KEY_LENGTH_MAX = 1024
 """Longest key, in characters."""
+
+WEIGHT_MAX = 1000
+"""Largest weight of a key."""
 
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 """The headers that may carry a key."""
@@ -34,6 +38,7 @@ NO_KEY = "none"
 
 _DIGEST_PREFIX = "sha256:"
 _NO_DIGEST = b""
+_WEIGHT = "weight="
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 
@@ -111,11 +116,13 @@ class ApiKey(NamedTuple):
         name: Name of its owner.
         scopes: What it permits.
         digest: SHA-256 of the key; empty for callers without a known key.
+        weight: Its share of busy models, relative to the shares of other clients.
     """
 
     name: str
     scopes: frozenset[Scope]
     digest: bytes
+    weight: int = 1
 
 
 Header = Callable[[bytes], bytes | None]
@@ -199,7 +206,7 @@ class KeyRing:
                 RefusalKind.UNAUTHENTICATED,
                 "This server needs an API key: 'authorization: Bearer KEY' or 'x-api-key: KEY'",
             )
-        key = self._keys.get(self._blinded(hashlib.sha256(given).digest()))
+        key = self._find(given)
         if key is None:
             return Refusal(RefusalKind.UNAUTHENTICATED, "The API key is not known to this server")
         if scope in key.scopes or Scope.ADMIN in key.scopes:
@@ -208,6 +215,15 @@ class KeyRing:
         return Refusal(
             RefusalKind.FORBIDDEN, f"This call needs the scope '{scope.value}', the key '{key.name}' has {scopes}"
         )
+
+    def flow(self, header: Header) -> Flow | None:
+        """Return the flow of a call, None where it has no valid key."""
+        given = _given_key(header)
+        key = self._find(given) if given else None
+        return Flow(key.name, key.weight) if key is not None else None
+
+    def _find(self, given: bytes) -> ApiKey | None:
+        return self._keys.get(self._blinded(hashlib.sha256(given).digest()))
 
     def _blinded(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")
@@ -247,6 +263,15 @@ class Gate:
         """Whether inference needs a key."""
         return self._keys is not None and Scope.INFER not in self._keys.open_to
 
+    @property
+    def knows_keys(self) -> bool:
+        """Whether calls may have keys."""
+        return self._keys is not None
+
+    def flow(self, header: Header) -> Flow | None:
+        """Return the flow of a call by its key, None where it has none."""
+        return self._keys.flow(header) if self._keys is not None else None
+
     def check(self, operation: Operation, header: Header) -> Refusal | None:
         """Return why a call is refused, None if it is permitted."""
         restriction = self._by_api.get(operation.api)
@@ -269,6 +294,12 @@ def _given_key(header: Header) -> bytes:
 def _parse_line(line: str) -> ApiKey:
     """Parse one key; the message of a ValueError must not reveal it."""
     fields = line.split()
+    weight = 1
+    if len(fields) == 4 and fields[3].startswith(_WEIGHT):
+        text = fields.pop().removeprefix(_WEIGHT)
+        if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 4 and 1 <= int(text) <= WEIGHT_MAX):
+            raise ValueError(f"expected a weight of 1 to {WEIGHT_MAX}")
+        weight = int(text)
     if len(fields) != 3:
         raise ValueError(f"expected NAME SCOPES KEY, got {len(fields)} words")
     name, words, key = fields
@@ -287,7 +318,7 @@ def _parse_line(line: str) -> ApiKey:
         hexadecimal = key.removeprefix(_DIGEST_PREFIX).lower()
         if not _DIGEST.fullmatch(hexadecimal):
             raise ValueError(f"key '{name}': expected 64 hexadecimal digits after {_DIGEST_PREFIX}")
-        return ApiKey(name, scopes, bytes.fromhex(hexadecimal))
+        return ApiKey(name, scopes, bytes.fromhex(hexadecimal), weight)
     if not KEY_LENGTH_MIN <= len(key) <= KEY_LENGTH_MAX or not key.isascii() or not key.isprintable():
         raise ValueError(f"key '{name}': expected {KEY_LENGTH_MIN} to {KEY_LENGTH_MAX} printable ASCII characters")
-    return ApiKey(name, scopes, hashlib.sha256(key.encode()).digest())
+    return ApiKey(name, scopes, hashlib.sha256(key.encode()).digest(), weight)

@@ -29,8 +29,8 @@ from charonia.server.ensembles.flow import (
     HELD_RESPONSES_MAX,
     Branch,
     Command,
+    DataFlow,
     Finish,
-    Flow,
     Overflow,
     Respond,
     StartStep,
@@ -175,7 +175,7 @@ class EnsembleCall:
                     return
                 self._has_flow = True
                 self._queue_ns = self._compute_ns = 0  # it counts the steps that were walked once more
-                self._flow: Flow[Tensor] = Flow(self._route.plan, self._plan.branches_max)
+                self._flow: DataFlow[Tensor] = DataFlow(self._route.plan, self._plan.branches_max)
                 commands = self._flow.start(self.request.inputs)
             while True:
                 for command in commands:
@@ -320,6 +320,7 @@ class EnsembleCall:
             caller=self._frame,
             trace=request.trace.child() if request.trace is not None else None,
             affinity=request.affinity,
+            flow=request.flow,
         )
         return sent, sequence
 

@@ -1,7 +1,7 @@
 """The data flow of one ensemble request: which step runs when, and when there is a response. Pure.
 
 Values are opaque, and the caller runs the steps. A `graph.Plan` is shared by all requests with the same inputs and
-requested outputs; a `Flow` is the state of one request. Rules:
+requested outputs; a `DataFlow` is the state of one request. Rules:
 
 1. A step runs when all tensors that it reads are there. Steps that no requested output needs never run.
 2. A response of a decoupled step opens a *branch*: the steps that follow from that response. A step inside a branch
@@ -80,7 +80,7 @@ class Branch(Generic[V]):
         self.answered = False
 
 
-class Flow(Generic[V]):
+class DataFlow(Generic[V]):
     """The state of one request. Every method returns the next commands, in order.
 
     Args:

@@ -9,7 +9,7 @@ from charonia.core.names import model_key
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array
 from charonia.server.ensembles.configuration import composed, scheduling_of
-from charonia.server.ensembles.flow import Flow, StartStep
+from charonia.server.ensembles.flow import DataFlow, StartStep
 from charonia.server.ensembles.graph import EnsembleGraph, FlowStep, Plan
 
 ROUTES_MAX = 256
@@ -181,7 +181,7 @@ def _order(plan: Plan) -> tuple[tuple[int, ...], bool]:
         return (), False
     order: list[int] = []
     is_chain = True
-    flow: Flow[None] = Flow(plan)
+    flow: DataFlow[None] = DataFlow(plan)
     commands = flow.start(dict.fromkeys(plan.inputs))
     while starts := [command for command in commands if isinstance(command, StartStep)]:
         is_chain = is_chain and len(starts) == 1

@@ -38,6 +38,11 @@ def drop_error(reason: DropReason, request: InferRequest, model: str) -> Serving
                 f"Exceeds maximum queue size of model '{model}'",
                 hint="retry later, or raise max_queue_size or the number of instances",
             )
+        case DropReason.OVERLOADED:
+            return refuse(
+                f"Model '{model}' is overloaded: the request would wait longer than clients of the model do",
+                hint="retry later, or add instances; max_queue_size in the queue policy sets a fixed limit instead",
+            )
         case DropReason.TIMEOUT:
             return refuse("Request timeout expired", hint="the request waited longer than its queue timeout")
         case DropReason.STOPPING:

@@ -13,7 +13,7 @@ requests and sends their replies. Invariants:
 import asyncio
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import cast
 
 from charonia.config.instance_bounds import bounds_of
@@ -185,7 +185,7 @@ class ModelRunner:
         entry.id = request_id
         entry.batch_size = batch_size
         in_flight.requests[request_id] = entry
-        self._handle(Submit(request_id, batch_size, shape_key, request.priority, request.timeout_us), now)
+        self._handle(_submission(request_id, batch_size, shape_key, request), now)
         return entry
 
     def run_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
@@ -214,7 +214,7 @@ class ModelRunner:
         reason = CloseReason.FULL
         if self._gathers:
             self._next_id += 1
-            event = Submit(self._next_id, batch_size, shape_key, request.priority, request.timeout_us)
+            event = _submission(self._next_id, batch_size, shape_key, request)
             try:
                 (run,) = scheduler.handle(event, arrival_ns)
             except Exception:  # a fault of the server: `submit` answers the request
@@ -432,6 +432,10 @@ class ModelRunner:
             if entry.wait is not None:
                 self._deadlocks.run(entry.wait, slot % self._most)
         return batch
+
+
+def _submission(id: int, batch_size: int, shape_key: Hashable, request: InferRequest) -> Submit:
+    return Submit(id, batch_size, shape_key, request.priority, request.timeout_us, request.flow, request.deadline_ns)
 
 
 def instances_of(runner: ModelRunner) -> Mapping[int, Executor]:

@@ -195,8 +195,8 @@ def _rejected(facts: Facts) -> Finding | None:
         return None
     return Finding(
         "refused",
-        f"{_requests(count)} ({_percent(count / facts.activity.counts.ended)}) refused: the queue was full, or the "
-        "time that one may wait in it was over.",
+        f"{_requests(count)} ({_percent(count / facts.activity.counts.ended)}) refused: the queue was full or too "
+        "long for clients that leave (overload), or a queue timeout has expired.",
         "more capacity (below), or longer queues: max_queue_size and default_timeout_microseconds of the queue policy",
     )
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from charonia.core.dtypes import BY_WIRE, DataType
+from charonia.core.flow import Flow
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
@@ -132,7 +133,7 @@ class RequestWriter(_Writer):
             return False
         outputs = tuple([(each.name, each.classification) for each in request.outputs]) if request.outputs else ()
         head = (request.model_name, request.model_version, outputs)
-        return self._add(head, request.inputs.values(), number, request.id, request.deadline_ns)
+        return self._add(head, request.inputs.values(), number, request.id, request.deadline_ns, *request.flow)
 
 
 class ResponseWriter(_Writer):
@@ -230,13 +231,14 @@ class RequestReader:
         groups: dict[int, tuple[list[int], list[InferRequest]]] = {}
         fields = iter(records)
         try:
-            for number, form_id, request_id, deadline_ns in zip(fields, fields, fields, fields, strict=True):
+            for number, form_id, request_id, deadline_ns, client, weight in zip(*[fields] * 6, strict=True):
                 form = forms[form_id]
                 model, version, outputs = form.head
                 request = InferRequest(
                     model, block.tensors(form), model_version=version, id=request_id, outputs=outputs
                 )
                 request.deadline_ns = deadline_ns
+                request.flow = Flow(client, weight)
                 group = groups.get(form_id)
                 if group is None:
                     groups[form_id] = ([number], [request])

@@ -8,13 +8,14 @@ from typing import Any
 
 from charonia.core.calls import Outcome
 from charonia.core.errors import Code, ServingError
+from charonia.core.flow import Flow
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.trace import RemoteParent, TraceTree
 from charonia.server.backends.python.tensors import found, placed
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Number of the form of all that front ends and engines tell each other, with the records in it: raise it with every
 change. An upgrade puts an engine of another release behind front ends only if both have the same number."""
 
@@ -40,6 +41,7 @@ def encode_request(request: InferRequest, outgoing: Outgoing) -> Fields:
         request.timeout_us,
         request.deadline_ns,
         request.affinity,
+        tuple(request.flow),
     )
 
 
@@ -55,7 +57,7 @@ def decode_request(fields: Fields, message: Incoming, release: Callable[[int], N
         ChannelError: The message does not hold what the fields say.
     """
     name, version, number, tensors, outputs, parameters, correlation, flags, *rest = fields
-    priority, timeout_us, deadline_ns, affinity = rest
+    priority, timeout_us, deadline_ns, affinity, flow = rest
     inputs = {described[0]: found(described, message, release) for described in tensors}
     return InferRequest(
         name,
@@ -70,6 +72,7 @@ def decode_request(fields: Fields, message: Incoming, release: Callable[[int], N
         timeout_us=timeout_us,
         deadline_ns=deadline_ns,
         affinity=affinity,
+        flow=Flow(*flow),
     )
 
 

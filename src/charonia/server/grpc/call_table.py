@@ -6,6 +6,7 @@ It does no I/O: it adds frames to the HTTP/2 connection and asks for a flush; th
 import logging
 from collections.abc import Callable
 
+from charonia.core.flow import NO_FLOW
 from charonia.server.access.operations import METHODS
 from charonia.server.access_log import AccessEntry
 from charonia.server.grpc.back_pressure import BackPressure, DeferredCall
@@ -59,6 +60,7 @@ class CallTable:
         "_last_headers",
         "_methods",
         "deferred",
+        "flow",
         "paused",
         "rejected",
         "sends",
@@ -75,6 +77,7 @@ class CallTable:
         count_changed: Callable[[], None] | None,
     ) -> None:
         self.service = service
+        self.flow = NO_FLOW
         self.sends = 0
         self.paused: list[GrpcCall] = []
         self.rejected: list[int] = []

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, turned_away, unsupported
+from charonia.core.flow import Flow
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessEntry, AccessLog
@@ -44,9 +45,15 @@ class Service(Protocol):
 
 
 class Table(Protocol):
-    """The table of a connection's calls, as the calls see it."""
+    """The table of a connection's calls, as the calls see it.
+
+    Attributes:
+        service: State that all calls share.
+        flow: The flow of the client's address.
+    """
 
     service: Service
+    flow: Flow
 
     def respond(self, call: "GrpcCall", body: list[Buffer]) -> None:
         """Send a whole response and remove the call."""
@@ -156,6 +163,11 @@ class GrpcCall:
             self._close()
             self.drop()
 
+    def flow(self) -> Flow:
+        """Return the flow of requests in the call."""
+        peer, services = self.table.flow, self.table.service.services
+        return services.flow(peer, services.grpc_gate, self.head.header) if services.has_named_flows else peer
+
     def framed(self, parts: list[Buffer]) -> list[Buffer]:
         """Return the bytes of a response message."""
         return framed(parts, self.encoding, self.table.service.limits.compression_level)
@@ -230,6 +242,7 @@ class UnaryCall(GrpcCall):
         if services.traffic is not None and services.traffic.sticky:
             request.affinity = services.affinity(request.model_name, self.head.header)
         request.deadline_ns = self.deadline_ns
+        request.flow = self.flow()
         self.request = request
         reply: Reply = self._reply
         if tracer is not None:

@@ -16,6 +16,7 @@ import time
 from enum import Enum
 from typing import Protocol, cast
 
+from charonia.core.flow import flow_of_peer
 from charonia.server.grpc.call_table import CallTable, server_fault
 from charonia.server.grpc.calls import Service
 from charonia.server.grpc.http2 import (
@@ -158,6 +159,7 @@ class GrpcConnection(asyncio.Protocol):
         self._timers.await_greeting()
         self._owner.opened(self)
         peer = transport.get_extra_info("peername")
+        self._calls.flow = flow_of_peer(peer)
         address = peer[0] if isinstance(peer, tuple) else ""
         if self._abuse_limits.begin(address, time.monotonic_ns()):
             self._held_until_s = self._loop.time() + self._offender_wait_s

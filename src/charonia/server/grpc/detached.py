@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 
+from charonia.core.flow import NO_FLOW
 from charonia.server.access.operations import METHODS
 from charonia.server.grpc.call_table import server_fault
 from charonia.server.grpc.calls import GrpcCall, Service, UnaryCall
@@ -49,6 +50,7 @@ class DetachedCall:
             consumed: Called with a number of bytes of messages that no longer wait in the call; None for no callback.
         """
         self.service = service
+        self.flow = NO_FLOW  # the other server knows the client
         self._send = send
         self._end = end
         self._consumed = consumed

@@ -226,6 +226,7 @@ class InferStream:
         if services.traffic is not None and services.traffic.sticky:
             request.affinity = services.affinity(request.model_name, call.head.header)
         request.deadline_ns = call.deadline_ns
+        request.flow = call.flow()
         turn = _Turn(self, request, wants_empty_final, not self._is_decoupled(request))
         turn.places = places
         if call.table.service.access_log is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from charonia.core.errors import invalid
+from charonia.core.flow import NO_FLOW
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.frontend import HttpFrontend
 from charonia.server.http.parser import Request
@@ -27,6 +28,7 @@ class AsgiOutlet:
     """The place of a connection: turns what an exchange writes into messages."""
 
     def __init__(self, send: Send) -> None:
+        self.flow = NO_FLOW  # the other server knows the client
         self._send = send
         self._has_begun = False
 

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Protocol, cast
 
 from charonia.core.errors import invalid, turned_away, unavailable
+from charonia.core.flow import NO_FLOW, flow_of_peer
 from charonia.server.access.rules import Refusal
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.limits import HttpLimits
@@ -102,6 +103,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     """A client's connection. A client that half-closes is taken for gone and gets no more responses."""
 
     def __init__(self, host: ConnectionOwner) -> None:
+        self.flow = NO_FLOW
         self._host = host
         self._limits = host.limits
         self._transport: asyncio.Transport | None = None
@@ -137,6 +139,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, with the same methods
+        self.flow = flow_of_peer(transport.get_extra_info("peername"))
         if transport.get_extra_info("sslcontext") is None:
             # Without a buffer, a response is sent at once, not after the loop has handled everything received.
             self._transport.set_write_buffer_limits(0)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal
+from charonia.core.flow import Flow
 from charonia.core.usage import TokenUsage
 from charonia.server.http.parser import Request
 from charonia.server.single_response import SingleResponse
@@ -43,7 +44,13 @@ _STATUS_LINES = {
 
 
 class Outlet(Protocol):
-    """The connection of an exchange, which writes its response."""
+    """The connection of an exchange, which writes its response.
+
+    Attributes:
+        flow: The flow of its client's address.
+    """
+
+    flow: Flow
 
     def answered(self, exchange: "Exchange") -> None:
         """The exchange has its response."""
@@ -270,6 +277,11 @@ class Exchange:
     def error_body(self, error: ServingError, status: int) -> bytes:
         """Return the body of an error response with this status."""
         return encode_openai_error(error, status) if self._is_openai else encode_error(error)
+
+    @property
+    def peer(self) -> Flow:
+        """The flow of the client's address."""
+        return self._outlet.flow
 
     @property
     def _is_openai(self) -> bool:

@@ -24,6 +24,7 @@ class Submitter:
         self._forward = services.http_headers
         self._services = services
         self._traffic = services.traffic
+        self._names_flows = services.has_named_flows
 
     def submit(self, exchange: Exchange, request: InferRequest, reply: Reply) -> None:
         """Pass on the only request of an exchange. `reply` keeps `exchange.is_over` up to date."""
@@ -41,6 +42,9 @@ class Submitter:
             request.parameters.update(self._forward.parameters((names.get(key, key), value) for key, value in fields))
         if self._traffic is not None and self._traffic.sticky:
             request.affinity = self._services.affinity(request.model_name, exchange.request.headers.get)
+        request.flow = exchange.peer
+        if self._names_flows:
+            request.flow = self._services.flow(request.flow, self._services.http_gate, exchange.request.headers.get)
         exchange.request_id = request.id
         if self._tracer is not None:
             headers = exchange.request.headers.get

@@ -97,9 +97,6 @@ class LimitedScheduler:
         waiting = [slot for slot in self._idle if self._members[slot].state is MemberState.WAITING]
         while len(waiting) > self._wanted():
             self._arbiter.stop(self._members[waiting.pop()])
-        if not self._inner.queued:
-            for slot in tuple(self._offered):
-                self._take_back(slot, now_ns, commands)
         resting = sorted((s for s in self._idle if s not in waiting), key=lambda slot: self._members[slot].turn)
         for slot in resting:
             if len(waiting) >= self._wanted():
@@ -108,6 +105,9 @@ class LimitedScheduler:
                 self._offer(slot, now_ns, commands)
             else:
                 waiting.append(slot)
+        if not self._inner.queued:
+            for slot in tuple(self._offered):
+                self._take_back(slot, now_ns, commands)
 
     def _settle_each(self, wants: Callable[[int], bool], now_ns: int, commands: list[Command]) -> None:
         """Do the same where requests are bound to slots: each is settled on its own."""

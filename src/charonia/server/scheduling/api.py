@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from charonia.core.flow import NO_FLOW, Flow
+
 _NS_PER_MS = 1_000_000
 
 EMPTY_ROW = 0
@@ -28,6 +30,8 @@ class Submit(NamedTuple):
         shape_key: Requests share a batch only if their keys are equal.
         priority: Requested priority level, 0 for the default.
         timeout_us: Requested queue timeout in microseconds, 0 for none.
+        flow: Its client, with which others share the model fairly.
+        deadline_ns: Monotonic time after which its client no longer waits, in ns; 0 if that is unknown.
     """
 
     id: int
@@ -35,6 +39,8 @@ class Submit(NamedTuple):
     shape_key: Hashable = None
     priority: int = 0
     timeout_us: int = 0
+    flow: Flow = NO_FLOW
+    deadline_ns: int = 0
 
 
 class Cancel(NamedTuple):
@@ -129,6 +135,7 @@ class DropReason(Enum):
     """Why a request was dropped."""
 
     QUEUE_FULL = "queue_full"
+    OVERLOADED = "overloaded"
     TIMEOUT = "timeout"
     STOPPING = "stopping"
     STRATEGY_FAILED = "strategy_failed"
@@ -166,12 +173,14 @@ class QueueLimits:
         timeout_ns: Default queue timeout in ns, 0 for none.
         timeout_override: Whether a request may set a shorter timeout (or one at all, if there is no default).
         delay_expired: Move an expired request behind all others instead of dropping it.
+        adapts: Under overload, refuse requests that would wait longer than clients do (see `overload`).
     """
 
     size_max: int = 0
     timeout_ns: int = 0
     timeout_override: bool = False
     delay_expired: bool = False
+    adapts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,8 @@ class DynamicBatcher:
     def __init__(self, policy: BatchPolicy, strategy: Strategy | None = None) -> None:
         self._policy = policy
         self._strategy = strategy
-        self._runs_alone = policy.size_max == 1 and not policy.preferred_sizes and strategy is None
-        self._queue = RequestQueue(policy.limits, dict(policy.level_limits))
+        self._runs_alone = policy.size_max == 1 and not (policy.preferred_sizes or policy.delay_ns or strategy)
+        self._queue = RequestQueue(policy.limits, dict(policy.level_limits), policy.size_max)
         self._loop = ClosedLoop() if policy.adapt_delay and policy.delay_ns else None
         self._idle = IdleSlots()
         self._batch: CandidateBatch | None = None  # at the head of the queue, while it waits for more
@@ -181,13 +181,19 @@ class DynamicBatcher:
             case SlotIdle():
                 if self._loop is not None:
                     self._loop.slot_ended(event.slot)
+                if self._queue.overloads:
+                    self._queue.pace.ended(event.slot, now_ns)
                 self._idle.add(event.slot, event.instance)
+                if not self._queue.entries and self._due_ns is None:
+                    return commands
             case Cancel():
-                if self._queue.remove(event.id):
+                if self._queue.lose(event.id, now_ns):
                     self._forget(1)
             case SlotGone():
                 if self._loop is not None:
                     self._loop.slot_ended(event.slot)
+                if self._queue.overloads:
+                    self._queue.pace.ended(event.slot, now_ns)
                 self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
@@ -227,42 +233,47 @@ class DynamicBatcher:
         if self._stopping:
             commands.append(Drop(request.id, DropReason.STOPPING))
             return
+        if self._runs_alone and self._idle.by_instance and not self._queue.entries:
+            self._send((request.id,), CloseReason.FULL, now_ns, commands)
+            return
+        policy = self._policy
+        level = request.priority if 0 < request.priority <= policy.priority_levels else policy.default_level
+        if self._queue.overloads and not self._idle.by_instance and self._queue.refuses(request, level, now_ns):
+            commands.append(Drop(request.id, DropReason.OVERLOADED))
+            return
         if self._loop is not None:
             self._loop.arrived()
         if self._idle.by_instance and not self._queue.entries and self._strategy is None:
             reason = self._reason_alone(request.batch_size, now_ns)
             if reason is not None:
                 self._due_ns = None  # of a batch whose requests have just timed out
-                self._send((request.id,), reason, commands)
+                self._send((request.id,), reason, now_ns, commands)
                 return
-        policy = self._policy
-        level = request.priority if 0 < request.priority <= policy.priority_levels else policy.default_level
         entry, is_last = self._queue.add(request, level, now_ns)
         if self._batch is not None and is_last:
             self._batch.extend(entry, policy)
         else:
             self._discard_batch()
         self._send_due(now_ns, commands)
-        if len(self._queue.entries) > self._queue.limit_min and self._queue.is_over_limit(request.id):
-            self._queue.remove(request.id)
-            self._forget(1)
-            commands.append(Drop(request.id, DropReason.QUEUE_FULL))
+        if len(self._queue.entries) > self._queue.limit_min:
+            loser = self._queue.over_limit(request.id)
+            if loser is not None:
+                self._drop(loser, DropReason.QUEUE_FULL, commands)
 
     def _send_due(self, now_ns: int, commands: list[Command]) -> None:
         """Send batches until no slot is idle, no request waits, or the next batch may wait for more requests."""
         self._due_ns = None
         queue = self._queue
         while self._idle.by_instance and queue.entries:
+            if queue.overloads and (hopeless := queue.hopeless(now_ns)) is not None:
+                self._drop(hopeless, DropReason.OVERLOADED, commands)
+                continue
             if self._runs_alone:
-                request_id = queue.first().id
-                queue.remove(request_id)
-                self._send((request_id,), CloseReason.FULL, commands)
+                self._serve((queue.first().id,), CloseReason.FULL, now_ns, commands)
                 continue
             batch = self._batch = self._batch or self._gather()
             if batch.failed_id is not None:
-                queue.remove(batch.failed_id)
-                self._forget(1)
-                commands.append(Drop(batch.failed_id, DropReason.STRATEGY_FAILED))
+                self._drop(batch.failed_id, DropReason.STRATEGY_FAILED, commands)
                 continue
             ids, reason = batch.ids, batch.closed
             if batch.preferred_count:
@@ -276,9 +287,7 @@ class DynamicBatcher:
                 self._due_ns = batch.oldest_ns + self._policy.delay_ns
                 return
             self._discard_batch()
-            for request_id in ids:
-                queue.remove(request_id)
-            self._send(tuple(ids), reason, commands)
+            self._serve(tuple(ids), reason, now_ns, commands)
         self._discard_batch()
 
     def _gather(self) -> CandidateBatch:
@@ -311,8 +320,22 @@ class DynamicBatcher:
             return CloseReason.QUEUE_EMPTY
         return None
 
-    def _send(self, ids: tuple[int, ...], reason: CloseReason, commands: list[Command]) -> None:
+    def _drop(self, id: int, reason: DropReason, commands: list[Command]) -> None:
+        self._queue.remove(id)
+        self._forget(1)
+        commands.append(Drop(id, reason))
+
+    def _serve(self, ids: tuple[int, ...], reason: CloseReason, now_ns: int, commands: list[Command]) -> None:
+        for request_id in ids:
+            self._queue.serve(request_id, now_ns)
+        self._send(ids, reason, now_ns, commands, left=len(self._queue.entries))
+
+    def _send(
+        self, ids: tuple[int, ...], reason: CloseReason, now_ns: int, commands: list[Command], *, left: int = -1
+    ) -> None:
         slot = self._idle.take()
+        if self._queue.overloads:
+            self._queue.pace.started(slot, len(ids), left, now_ns)
         if self._loop is not None:
             self._loop.sent(slot, len(ids))
         commands.append(Run(slot, ids, reason))

@@ -1,29 +1,65 @@
-"""The queue that all schedulers share: priority levels, queue policies, timeouts, removal at any position. Pure.
+"""The queue of the batcher: priority levels, queue policies, timeouts, fairness between flows, overload. Pure.
 
-Requests wait in lanes. Every level has two: one for requests in time, and behind it one for those whose timeout has
-passed under the policy "delay". Lanes are served by rank, so the order of service is: level 1 in time, level 1 late,
-level 2 in time, and so on; first come, first served within a lane.
+Every level has two ranks: one for requests in time, and behind it one for those whose timeout has passed under the
+policy "delay". So the order of service is: level 1 in time, level 1 late, level 2 in time, and so on. In a rank, each
+flow (`core/flow.py`) has a lane: first come, first served.
 
-1. Adding an entry and removing any entry cost O(1): a lane is a linked hash map.
-2. Deadlines are kept in a heap that contains only requests with a timeout. The item of a request that leaves early
+1. Lanes take turns by self-clocked fair queueing: a lane has a tag, the lane with the smallest tag is served, and a tag
+   grows by the batch elements served, divided by the weight. A flow that begins to wait gets the tag that it would have
+   if it had just been served. So a flow needs no memory while it does not wait, and with a single flow there is nothing
+   to choose; when a second one joins it, both begin alike.
+2. When a level is full, the flow that has most waiting requests for its weight loses its last one.
+3. Adding an entry and removing any entry cost O(1) with one flow: a lane is a linked hash map. With several, choosing
+   the next one costs O(log n).
+4. Deadlines are kept in a heap that contains only requests with a timeout. The item of a request that leaves early
    becomes stale: it is skipped when it reaches the top, and swept out when stale items outnumber the entries.
-3. At its deadline a request has timed out: it is not served at that very nanosecond.
+5. At its deadline a request has timed out: it is not served at that very nanosecond.
+6. A level without a configured limit or timeout sheds requests under overload (`overload.py`). A flow is spared if
+   its oldest request has waited for twice the patience of clients that left, or if `MANY` of its requests wait and
+   fewer were lost: so a patient client keeps its requests beside impatient ones.
 """
 
 import sys
 from bisect import insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
+from charonia.core.flow import Flow
 from charonia.server.scheduling.api import BatchPolicy, QueueLimits, Submit
+from charonia.server.scheduling.overload import FLOWS_MAX, Overload, Pace, has_time
 
 NS_PER_US = 1000
 
-STALE_DEADLINES_MAX = 64
-"""Stale heap items tolerated beyond the number of waiting requests."""
+STALE_MAX = 64
+"""Stale items of a heap that are tolerated beyond the number of waiting requests, or of lanes."""
 
-Lane = OrderedDict[int, "QueuedRequest"]
+MANY = 8
+"""A flow with so many waiting requests, and fewer that were lost, has patient clients."""
+
+OTHERS = Flow("others")
+"""The flow of the lane that further flows share."""
+
+
+class Lane:
+    """The waiting requests of a flow.
+
+    Attributes:
+        flow: The flow.
+        requests: The requests, by id, in order of arrival.
+        rank: The rank that it is in.
+        tag: When it is served, in units of work of the rank.
+        number: Distinguishes lanes with equal tags.
+    """
+
+    __slots__ = ("flow", "number", "rank", "requests", "tag")
+
+    def __init__(self, flow: Flow, rank: "Rank", number: int, tag: float) -> None:
+        self.flow = flow
+        self.rank = rank
+        self.number = number
+        self.tag = tag
+        self.requests: OrderedDict[int, QueuedRequest] = OrderedDict()
 
 
 class QueuedRequest:
@@ -49,6 +85,106 @@ class QueuedRequest:
         self.lane = lane
 
 
+class Rank:
+    """The lanes of a rank, which is never empty.
+
+    Attributes:
+        number: Its number; lower ones are served first.
+        lanes: The lanes by flow, none of them empty.
+        count: Number of requests.
+    """
+
+    __slots__ = ("_heap", "_numbered", "_tag", "_weight", "count", "lanes", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lanes: dict[Flow, Lane] = {}
+        self.count = 0
+        self._heap: list[tuple[float, int, Lane]] = []  # of several lanes; items of lanes that have moved are stale
+        self._numbered = 0
+        self._tag = 0.0  # of the request that was served last
+        self._weight = 0  # of all lanes
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """Iterate in order of service."""
+        if len(self.lanes) == 1:
+            (lane,) = self.lanes.values()
+            yield from lane.requests.values()
+            return
+        heap = [(lane.tag, lane.number, lane.flow.weight, iter(lane.requests.values())) for lane in self.lanes.values()]
+        heapify(heap)
+        while heap:
+            tag, number, weight, rest = heap[0]
+            entry = next(rest, None)
+            if entry is None:
+                heappop(heap)
+            else:
+                yield entry
+                heapreplace(heap, (tag + entry.batch_size / weight, number, weight, rest))
+
+    def first(self) -> QueuedRequest:
+        """Return the entry that is served next, of several lanes."""
+        heap = self._heap
+        while not _is_current(heap[0]):
+            heappop(heap)
+        return next(iter(heap[0][2].requests.values()))
+
+    def lane(self, flow: Flow, batch_size: int) -> Lane:
+        """Return the lane of a flow, to which a request of this size is to be added now."""
+        lane = self.lanes.get(flow)
+        if lane is not None:
+            return lane
+        if len(self.lanes) >= FLOWS_MAX and flow != OTHERS:
+            return self.lane(OTHERS, batch_size)
+        self._numbered += 1
+        lane = self.lanes[flow] = Lane(flow, self, self._numbered, self._tag + batch_size / flow.weight)
+        self._weight += flow.weight
+        if len(self.lanes) == 2:
+            other = next(iter(self.lanes.values()))
+            other.tag = self._tag + next(iter(other.requests.values())).batch_size / other.flow.weight
+            self._heap = [(each.tag, each.number, each) for each in self.lanes.values()]
+            heapify(self._heap)
+        elif len(self.lanes) > 2:
+            self._push(lane)
+        return lane
+
+    def charge(self, entry: QueuedRequest) -> None:
+        """An entry, which is still there, runs: the turn of its flow, one of several, is over."""
+        lane = entry.lane
+        self._tag = lane.tag
+        lane.tag += entry.batch_size / lane.flow.weight
+        self._push(lane)
+
+    def close(self, lane: Lane) -> None:
+        """Remove a lane that has become empty."""
+        del self.lanes[lane.flow]
+        self._weight -= lane.flow.weight
+
+    def turns(self, flow: Flow) -> float:
+        """Return how many requests are served before the next one that arrives of a flow, by its share alone."""
+        lane = self.lanes.get(flow)
+        own = len(lane.requests) if lane is not None else 0
+        others = self._weight - flow.weight if own else self._weight
+        return own + (own + 1) * others / flow.weight
+
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where the state contradicts itself."""
+        assert self.lanes
+        assert self.count == sum(len(lane.requests) for lane in self.lanes.values())
+        for flow, lane in self.lanes.items():
+            assert lane.requests, f"the lane of {flow} is empty"
+            assert lane.flow == flow
+            assert all(each.lane is lane for each in lane.requests.values())
+            assert len(self.lanes) == 1 or (lane.tag, lane.number, lane) in self._heap
+        assert self._weight == sum(flow.weight for flow in self.lanes)
+
+    def _push(self, lane: Lane) -> None:
+        if len(self._heap) > 2 * len(self.lanes) + STALE_MAX:
+            self._heap = [item for item in self._heap if _is_current(item)]
+            heapify(self._heap)
+        heappush(self._heap, (lane.tag, lane.number, lane))
+
+
 class RequestQueue:
     """The waiting requests, in order of service.
 
@@ -57,59 +193,143 @@ class RequestQueue:
         limit_min: No level is full unless more requests than this wait.
         deadlines: Heap of (deadline, id), some of them stale. While it is empty, as it is for most models, there is
             nothing to `expire` and no `next_deadline_ns`.
+        overloads: What was learned from clients that left, by level. While it is empty, there is nothing to shed.
+        pace: The pace of the model, measured while there are `overloads`.
     """
 
-    __slots__ = ("_lanes", "_level_limits", "_limits", "_ranks", "deadlines", "entries", "limit_min")
+    __slots__ = (
+        *("_batch_max", "_level_limits", "_limits", "_order", "_ranks"),
+        *("deadlines", "entries", "limit_min", "overloads", "pace"),
+    )
 
-    def __init__(self, limits: QueueLimits, level_limits: Mapping[int, QueueLimits] | None = None) -> None:
+    def __init__(
+        self, limits: QueueLimits, level_limits: Mapping[int, QueueLimits] | None = None, batch_max: int = 1
+    ) -> None:
         self._limits = limits
         self._level_limits = level_limits or {}
         sizes = [each.size_max for each in (limits, *self._level_limits.values()) if each.size_max]
         self.limit_min = min(sizes, default=sys.maxsize)
         self.entries: dict[int, QueuedRequest] = {}
-        self._lanes: dict[int, Lane] = {}
-        self._ranks: list[int] = []  # of the lanes that are not empty, ascending
+        self._ranks: dict[int, Rank] = {}
+        self._order: list[int] = []  # the numbers of the ranks, ascending
         self.deadlines: list[tuple[int, int]] = []
+        self.overloads: dict[int, Overload] = {}
+        self.pace = Pace(batch_max)
+        self._batch_max = batch_max
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """Iterate in order of service; the queue must not change meanwhile."""
-        for rank in self._ranks:
-            yield from self._lanes[rank].values()
+        for number in self._order:
+            yield from self._ranks[number]
 
     def first(self) -> QueuedRequest:
         """Return the entry that is served next; the queue must not be empty."""
-        return next(iter(self._lanes[self._ranks[0]].values()))
+        rank = self._ranks[self._order[0]]
+        if len(rank.lanes) > 1:
+            return rank.first()
+        (lane,) = rank.lanes.values()
+        return next(iter(lane.requests.values()))
 
     def add(self, request: Submit, level: int, now_ns: int) -> tuple[QueuedRequest, bool]:
         """Add a request, even if the queue is full.
 
         Returns:
-            Its entry, and whether it is the last in order of service.
+            Its entry, and whether it is known to be the last in order of service.
         """
-        rank = 2 * level
-        entry = QueuedRequest(request, level, now_ns, self._open_lane(rank))
-        entry.lane[entry.id] = self.entries[entry.id] = entry
-        timeout_ns = self._timeout_ns(level, request.timeout_us)
+        rank = self._ranks.get(2 * level) or self._open(2 * level)
+        lane = rank.lanes.get(request.flow) or rank.lane(request.flow, request.batch_size)
+        entry = self.entries[request.id] = lane.requests[request.id] = QueuedRequest(request, level, now_ns, lane)
+        rank.count += 1
+        timeout_ns = _timeout_ns(self._level_limits.get(level, self._limits), request.timeout_us)
         if timeout_ns:
             self._sweep()
             heappush(self.deadlines, (now_ns + timeout_ns, entry.id))
-        return entry, rank == self._ranks[-1]
+        return entry, rank.number == self._order[-1] and len(rank.lanes) == 1
 
     def remove(self, id: int) -> bool:
         """Remove a request at any position; return whether it was waiting."""
         entry = self.entries.pop(id, None)
         if entry is None:
             return False
-        self._leave_lane(entry)
+        self._take_out(entry)
         return True
 
-    def is_over_limit(self, id: int) -> bool:
-        """Return whether this request waits in a level that is full without it."""
+    def serve(self, id: int, now_ns: int) -> None:
+        """Remove a request that runs; it must be the next in order of service."""
+        entry = self.entries.pop(id)
+        rank = entry.lane.rank
+        if len(rank.lanes) > 1:
+            rank.charge(entry)
+        self._take_out(entry)
+        if self.overloads and (overload := self.overloads.get(entry.level)) is not None:
+            overload.served(now_ns - entry.arrived_ns, now_ns)
+
+    def lose(self, id: int, now_ns: int) -> bool:
+        """Remove a request whose client has left; return whether it was waiting."""
         entry = self.entries.get(id)
         if entry is None:
             return False
+        waited_ns = now_ns - entry.arrived_ns
+        if not self.overloads:
+            self.pace = Pace(self._batch_max)
+        if has_time(waited_ns, self.pace) and self._limits_of(entry.level).adapts:
+            overload = self.overloads.get(entry.level)
+            if overload is None or overload.is_over(now_ns):
+                overload = self.overloads[entry.level] = Overload()
+            overload.lost(entry.lane.flow, waited_ns, now_ns)
+        return self.remove(id)
+
+    def refuses(self, request: Submit, level: int, now_ns: int) -> bool:
+        """Return whether to refuse a request that finds no idle slot, because of overload."""
+        overload = self._shedding(level, now_ns)
+        if overload is None:
+            return False
+        rank, ahead = self._ranks.get(2 * level), 0.0
+        if rank is not None:
+            lane = rank.lanes.get(request.flow)
+            if lane is not None and _is_spared(lane, overload, now_ns):
+                return False
+            ahead = min(rank.count, rank.turns(request.flow))
+        ahead += sum(self._ranks[number].count for number in self._order if number < 2 * level)
+        left_ns = request.timeout_us * NS_PER_US
+        if request.deadline_ns:
+            left_ns = min(left_ns or sys.maxsize, max(1, request.deadline_ns - now_ns))
+        if not overload.is_too_long(self.pace, self.pace.wait_ns(ahead, now_ns), left_ns):
+            return False
+        overload.refused(now_ns)
+        return True
+
+    def hopeless(self, now_ns: int) -> int | None:
+        """Return the next request in order of service if it is to be dropped because of overload."""
+        entry = self.first()
+        overload = self._shedding(entry.level, now_ns)
+        if overload is None or not overload.is_hopeless(self.pace, now_ns - entry.arrived_ns):
+            return None
+        if _is_spared(entry.lane, overload, now_ns):
+            return None
+        overload.refused(now_ns)
+        return entry.id
+
+    def over_limit(self, id: int) -> int | None:
+        """Return the request to drop if this one waits in a level that is full without it, None if it does not."""
+        entry = self.entries.get(id)
+        if entry is None:
+            return None
         size_max = self._limits_of(entry.level).size_max
-        return bool(size_max) and self._waiting_at(entry.level) > size_max
+        ranks = [rank for number in (2 * entry.level, 2 * entry.level + 1) if (rank := self._ranks.get(number))]
+        if not size_max or sum(rank.count for rank in ranks) <= size_max:
+            return None
+        lanes = [lane for rank in ranks for lane in rank.lanes.values()]
+        if len(lanes) == 1:
+            return id
+        lengths: Counter[Flow] = Counter()
+        for lane in lanes:
+            lengths[lane.flow] += len(lane.requests)
+        longest = max(lengths, key=lambda flow: lengths[flow] / flow.weight)
+        own = entry.lane.flow
+        if lengths[longest] / longest.weight <= lengths[own] / own.weight:
+            return id
+        return next(reversed(next(lane for lane in reversed(lanes) if lane.flow == longest).requests))
 
     def expire(self, now_ns: int) -> tuple[int, ...] | None:
         """Apply the queue policy to the requests whose deadline has passed.
@@ -139,44 +359,67 @@ class RequestQueue:
         return deadlines[0][0] if deadlines else None
 
     def check_invariants(self) -> None:
-        """Raise an AssertionError where a request is in no lane or in several, or a lane has no rank."""
+        """Raise an AssertionError where a request is in no lane or in several, or the ranks are out of order."""
         for entry in self.entries.values():
-            assert entry.lane.get(entry.id) is entry, f"request {entry.id} is not in its lane"
-        assert sum(map(len, self._lanes.values())) == len(self.entries)
-        assert self._ranks == sorted(rank for rank, lane in self._lanes.items() if lane)
+            assert entry.lane.requests.get(entry.id) is entry, f"request {entry.id} is not in its lane"
+        assert sum(rank.count for rank in self._ranks.values()) == len(self.entries)
+        assert self._order == sorted(self._ranks)
+        for rank in self._ranks.values():
+            rank.check_invariants()
 
     def _limits_of(self, level: int) -> QueueLimits:
         return self._level_limits.get(level, self._limits)
 
-    def _timeout_ns(self, level: int, asked_us: int) -> int:
-        return _timeout_ns(self._limits_of(level), asked_us)
+    def _open(self, number: int) -> Rank:
+        rank = self._ranks.get(number)
+        if rank is None:
+            rank = self._ranks[number] = Rank(number)
+            insort(self._order, number)
+        return rank
 
-    def _waiting_at(self, level: int) -> int:
-        return sum(len(self._lanes.get(rank, ())) for rank in (2 * level, 2 * level + 1))
-
-    def _open_lane(self, rank: int) -> Lane:
-        lane = self._lanes.get(rank)
-        if lane is None:
-            lane = self._lanes[rank] = OrderedDict()
-        if not lane:
-            insort(self._ranks, rank)
-        return lane
-
-    def _leave_lane(self, entry: QueuedRequest) -> None:
-        del entry.lane[entry.id]
-        if not entry.lane:
-            rank = 2 * entry.level
-            self._ranks.remove(rank if self._lanes[rank] is entry.lane else rank + 1)
+    def _take_out(self, entry: QueuedRequest) -> None:
+        lane = entry.lane
+        rank = lane.rank
+        del lane.requests[entry.id]
+        rank.count -= 1
+        if not lane.requests:
+            rank.close(lane)
+            if not rank.count:
+                del self._ranks[rank.number]
+                self._order.remove(rank.number)
 
     def _move_behind(self, entry: QueuedRequest) -> None:
-        self._leave_lane(entry)
-        entry.lane = self._open_lane(2 * entry.level + 1)
-        entry.lane[entry.id] = entry
+        flow = entry.lane.flow
+        self._take_out(entry)
+        rank = self._open(2 * entry.level + 1)
+        entry.lane = rank.lane(flow, entry.batch_size)
+        entry.lane.requests[entry.id] = entry
+        rank.count += 1
+
+    def _shedding(self, level: int, now_ns: int) -> Overload | None:
+        """Return the overload of a level that sheds requests."""
+        overload = self.overloads.get(level)
+        if overload is not None and overload.is_over(now_ns):
+            del self.overloads[level]
+            return None
+        return overload if overload is not None and overload.sheds(self.pace) else None
 
     def _sweep(self) -> None:
-        if len(self.deadlines) > 2 * len(self.entries) + STALE_DEADLINES_MAX:
+        if len(self.deadlines) > 2 * len(self.entries) + STALE_MAX:
             self.deadlines = [item for item in self.deadlines if item[1] in self.entries]
             heapify(self.deadlines)
+
+
+def _is_current(item: tuple[float, int, Lane]) -> bool:
+    tag, _, lane = item
+    return bool(lane.requests) and lane.tag == tag
+
+
+def _is_spared(lane: Lane, overload: Overload, now_ns: int) -> bool:
+    """Return whether the clients of a flow wait longer than those that left."""
+    if len(lane.requests) >= MANY and overload.losses[lane.flow] < MANY:
+        return True
+    return now_ns - next(iter(lane.requests.values())).arrived_ns >= 2 * overload.patience_ns
 
 
 def queue_timeout_ns(policy: BatchPolicy, priority: int, asked_us: int) -> int:

@@ -47,6 +47,7 @@ def _limits(policy: QueuePolicy) -> QueueLimits:
         timeout_ns=policy.default_timeout_microseconds * _NS_PER_US,
         timeout_override=policy.allow_timeout_override,
         delay_expired=policy.timeout_action is TimeoutAction.DELAY,
+        adapts=not (policy.max_queue_size or policy.default_timeout_microseconds),
     )
 
 

@@ -10,6 +10,7 @@ from charonia.config.model import ModelConfig, TransactionPolicy
 from charonia.core.caller import CallFrame
 from charonia.core.calls import Outcome, Reply
 from charonia.core.errors import Code, ServingError, internal, not_found
+from charonia.core.flow import Flow
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.backends.api import Result
@@ -142,6 +143,16 @@ def test_a_call_of_a_thread_of_the_models_own_occupies_nothing() -> None:
         ModelCalls(models, OUTSIDE).start(1, made, Outcomes())
         assert made.caller is OUTSIDE
         assert made.deadline_ns == 0
+
+    run(scenario)
+
+
+def test_a_call_belongs_to_the_flow_of_the_request_that_it_is_made_for() -> None:
+    async def scenario() -> None:
+        caused, made = request(), request()
+        caused.flow = Flow("acme", 2)
+        ModelCalls(Models(), OUTSIDE).start(1, made, Outcomes(), work=Work(Sink(), [caused]))
+        assert made.flow == caused.flow
 
     run(scenario)
 

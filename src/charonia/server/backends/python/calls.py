@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from charonia.core.caller import CallFrame
 from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, unavailable, unsupported
+from charonia.core.flow import NO_FLOW
 from charonia.core.request import InferRequest
 from charonia.core.trace import Trace
 from charonia.server.backends.api import BatchSink, Models
@@ -140,6 +141,7 @@ class ModelCalls:
             reply(error, True)
             return
         request.caller = work.sink.frame() if work is not None else self._caller
+        request.flow = work.requests[0].flow if work is not None and work.requests else NO_FLOW
         request.trace = work.child_trace(trace) if work is not None else None
         call = self._open[key] = _OpenCall(self, key, request, reply, work.sink if work is not None else None)
         now = time.monotonic_ns()
