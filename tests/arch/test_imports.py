@@ -16,6 +16,7 @@ INTERNAL = {
     "die_with_parent": set(),
     "install_hint": set(),
     "stores": {"core", "install_hint"},
+    "archives": {"core"},
     "schema": {"core"},
     "config": {"core", "schema"},
     "wire": {"core", "config", "schema"},
@@ -48,6 +49,7 @@ INTERNAL = {
         "config",
         "wire.tensors",
         "wire.example_inputs",
+        "archives",
         "die_with_parent",
         "install_hint",
         "server.machine",
@@ -128,7 +130,7 @@ INTERNAL = {
     | {"server.backends.registry", "server.ensembles", "server.execution", "server.lifecycle"}
     | {"server.metrics.model_metrics", "server.metrics.traffic"},
     # Before there is a server: it writes the repository that the server then reads.
-    "server.files": {"core", "config", "server.backends"},
+    "server.files": {"archives", "core", "config", "server.backends"},
     # A command of its own: the forms that it reads are those of backends.
     "server.convert": {
         "core",
@@ -151,8 +153,8 @@ INTERNAL = {
     "platform.database": {"core"},
     "platform.people": {"core"},
     "platform.tasks": {"core", "die_with_parent"},
-    "platform.artifacts": {"core", "install_hint", "stores"},
-    "platform.models": {"core", "config", "stores", "platform.artifacts"},
+    "platform.artifacts": {"archives", "core", "die_with_parent", "install_hint", "stores"},
+    "platform.models": {"archives", "core", "config", "stores", "platform.artifacts"},
     "platform.environments": {"core"},
     "platform.targets": {"core", "config", "export", "install_hint", "platform.artifacts"}
     | {"platform.deployments.spec"},

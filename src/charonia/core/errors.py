@@ -44,9 +44,27 @@ class ServingError(Exception):
         return f"ServingError({self.code.name}, {str(self)!r})"
 
 
+class TooLargeError(ServingError):
+    """The caller sent something larger than allowed."""
+
+
+class TooManyError(ServingError):
+    """The caller has as much in progress as allowed."""
+
+
 def invalid(message: str, *, hint: str = "") -> ServingError:
     """Return an INVALID_ARG error: the caller sent something wrong."""
     return ServingError(Code.INVALID_ARG, message, hint=hint)
+
+
+def too_large(message: str, *, hint: str = "") -> TooLargeError:
+    """Return an INVALID_ARG error: the caller sent something larger than allowed."""
+    return TooLargeError(Code.INVALID_ARG, message, hint=hint)
+
+
+def too_many(message: str, *, hint: str) -> TooManyError:
+    """Return an UNAVAILABLE error: the caller must wait for its own earlier calls."""
+    return TooManyError(Code.UNAVAILABLE, message, hint=hint)
 
 
 def not_found(message: str, *, hint: str = "") -> ServingError:

@@ -11,11 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
-from charonia.core.errors import Code, RefusalKind, ServingError
-from charonia.platform.artifacts.faults import StorageFullError, TooLargeError
+from charonia.core.errors import Code, RefusalKind, ServingError, TooLargeError, TooManyError
+from charonia.platform.artifacts.faults import StorageFullError
 from charonia.platform.console.pages import plain_page, wants_page
 from charonia.platform.database.connection import DatabaseFullError
 from charonia.platform.openapi import OPENAPI_PATH
@@ -34,6 +35,9 @@ STATUS = {
     Code.CANCELLED: 409,
 }
 """HTTP status by code; 500 for others."""
+
+RETRY_AFTER_S = 5
+"""What a client is told to wait when it, or the platform, has too much in progress."""
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -69,6 +73,8 @@ def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return _too_large(request)
+    if isinstance(error.__cause__, MemoryError):  # the framework takes whatever it meets in a body for a bad request
+        return _no_memory(request, error.__cause__)
     response = _answer(request, error.status_code, str(error.detail))
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         response.headers["Allow"] = ", ".join(_allowed(request))
@@ -81,6 +87,12 @@ def _allowed(request: Request) -> Iterator[str]:
         scope = {**request.scope, "method": method}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
             yield method
+
+
+def _no_memory(request: Request, error: Exception) -> Response:
+    response = _answer(request, 503, "the platform has no memory left for this call", "try again later")
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
 
 
 def _too_large(request: Request) -> Response:
@@ -145,16 +157,31 @@ def _repeated(request: Request, error: Exception) -> Response:
     return error.response()
 
 
+def _many(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TooManyError)
+    response = _answer(request, 429, error.message, error.hint)
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+def _left(request: Request, error: Exception) -> Response:
+    """Answer a client that closed its connection before its body was complete: nobody reads it."""
+    return Response(status_code=400)
+
+
 ANSWERS = {
     RepeatedError: _repeated,
     StorageFullError: _full,
     DatabaseFullError: _full,
     TooLargeError: _large,
+    TooManyError: _many,
+    ClientDisconnect: _left,
     ServingError: _problem,
     NotPermittedError: _refusal,
     RequestValidationError: _invalid,
     HTTPException: _failed,
     OSError: _os_problem,
+    MemoryError: _no_memory,
     Exception: _fault,
 }
 """Who answers an error, by its class."""

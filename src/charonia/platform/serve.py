@@ -9,6 +9,7 @@ import uvicorn
 
 from charonia.core.errors import invalid
 from charonia.platform.app import make_app
+from charonia.platform.connections import IDLE_TIMEOUT_S, BoundedProtocol, BoundedServer
 from charonia.platform.data_folder import announce, claim
 from charonia.platform.people import local, login
 from charonia.platform.settings import PlatformSettings
@@ -29,14 +30,17 @@ def serve(settings: PlatformSettings) -> None:
         app = make_app(settings)
         config = uvicorn.Config(
             app,
+            http=BoundedProtocol,
+            ws="none",
             log_config=None,
             log_level="warning",
             access_log=False,
             proxy_headers=bool(settings.public_url),
             server_header=False,
+            timeout_keep_alive=int(IDLE_TIMEOUT_S),
             timeout_graceful_shutdown=FINISH_S,
         )
-        server = uvicorn.Server(config)
+        server = BoundedServer(config)
 
         def end(number: int, frame: object) -> None:
             server.should_exit = True

@@ -1,5 +1,6 @@
 """Models and versions over the API, without real checks, on SQLite and PostgreSQL."""
 
+import asyncio
 import io
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from tests.platform.models.conftest import MODELS, UPLOADS, add_files, send, settled
 from tests.support.statements import noted
@@ -26,11 +27,12 @@ from charonia.platform.database.tables import (
     RevisionRow,
     VersionRow,
 )
-from charonia.platform.models import registry
+from charonia.platform.models import registry, uploads
 from charonia.platform.models.child import CheckingPython
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
+from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import TaskRun
 
 Caller = Callable[..., dict[str, str]]
@@ -171,6 +173,75 @@ def test_uploads_that_cannot_be_are_refused(admin: TestClient, files: list[dict[
     answer = admin.post(UPLOADS, json={"files": files})
 
     assert answer.status_code == status, answer.text
+
+
+def test_a_project_has_a_limit_of_uploads_in_progress(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "UPLOADS_MAX", 2)
+    monkeypatch.setattr(uploads, "UPLOADS_BYTES_MAX", 100)
+    admin.post(UPLOADS, json={"files": [{"path": "a", "size": 60}]})
+
+    large = admin.post(UPLOADS, json={"files": [{"path": "a", "size": 41}]})
+    many = admin.post(UPLOADS, json={"files": [{"path": "a", "size": 1}, {"path": "b", "size": 1}]})
+
+    assert large.status_code == 413
+    assert large.json()["error"] == "uploads to 'default': expected at most 100 bytes at a time, got 101"
+    assert many.status_code == 429
+    assert many.json()["error"] == "uploads to 'default': expected at most 2 files at a time, got 3"
+    assert "delete other uploads" in large.json()["hint"] == many.json()["hint"]
+    assert int(many.headers["Retry-After"]) > 0
+
+
+def test_a_project_has_a_limit_of_versions_that_wait(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "PROJECT_WAITING_MAX", 0)
+
+    answer = admin.post(f"{MODELS}/a/versions", json={"source": {"kind": "upload", "place": send(admin, {"a": b""})}})
+
+    assert (answer.status_code, "of this project wait already" in answer.json()["error"]) == (429, True)
+
+
+def test_an_upload_that_its_client_cuts_is_no_fault(
+    app: FastAPI, admin: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    (row,) = admin.post(UPLOADS, json={"files": [{"path": "a.onnx", "size": 10}]}).json()
+    path = f"{UPLOADS}/{row['key']}"
+    received = iter([{"type": "http.request", "body": b"abcd", "more_body": True}, {"type": "http.disconnect"}])
+    scope = {
+        "type": "http",
+        "method": "PUT",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"authorization", admin.headers["Authorization"].encode()), (b"content-length", b"10")],
+        "scheme": "http",
+        "server": ("127.0.0.1", 8080),
+        "client": ("127.0.0.1", 9),
+        "http_version": "1.1",
+    }
+    sent = list[Any]()
+
+    async def receive() -> Any:
+        return next(received)
+
+    async def send_message(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send_message))
+
+    assert admin.get(path).json()["received"] == 4
+    assert sent[0]["status"] == 400
+    assert not caplog.records
+
+
+def test_lack_of_memory_is_not_a_bad_request(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: Request) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Request, "json", fail)
+
+    answer = admin.post(UPLOADS, json={"files": []})
+
+    assert (answer.status_code, answer.json()["error"]) == (503, "the platform has no memory left for this call")
+    assert int(answer.headers["Retry-After"]) > 0
 
 
 def test_files_are_added_to_a_batch_and_a_batch_is_given_up(admin: TestClient) -> None:

@@ -1,6 +1,7 @@
 """Tasks: run, reported, cancelled, and taken up again after the platform has ended."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -8,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from charonia.core.errors import invalid
+from charonia.core.errors import TooManyError, invalid
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import ProjectRow, TaskRow
 from charonia.platform.tasks import queue
 from charonia.platform.tasks import runner as module
-from charonia.platform.tasks.runner import Handler, TaskRun, TaskRunner
+from charonia.platform.tasks.runner import Handler, TaskRun, TaskRunner, next_project
 
 WAIT_S = 20.0
 
@@ -202,3 +203,58 @@ def test_the_log_of_a_task_has_a_limit(make: Make, monkeypatch: pytest.MonkeyPat
     tasks.when(number, "done")
 
     assert len(tasks.log(number)) <= 111
+
+
+@pytest.mark.parametrize(
+    ("heads", "busy", "turns", "expected"),
+    [
+        ({}, {}, {}, None),
+        ({1: 10, 2: 11}, {}, {}, 1),
+        ({1: 10, 2: 11}, {1: 1}, {}, 2),
+        ({1: 10, 2: 11}, {}, {1: 1}, 2),
+        ({1: 10, 2: 11}, {1: 1, 2: 1}, {1: 2, 2: 1}, 2),
+        ({1: 10}, {1: module.PROJECT_TASKS_MAX - 1}, {1: 9}, 1),
+        ({1: 10}, {1: module.PROJECT_TASKS_MAX}, {}, None),
+    ],
+)
+def test_the_project_with_the_least_work_is_next(
+    heads: dict[int, int], busy: dict[int, int], turns: dict[int, int], expected: int | None
+) -> None:
+    assert next_project(heads, busy, turns) == expected
+
+
+def test_one_project_does_not_take_all_slots(make: Make, database: Database) -> None:
+    release = threading.Event()
+    order = list[int]()
+
+    def work(run: TaskRun) -> Mapping[str, Any]:
+        order.append(run.project_id)
+        assert release.wait(WAIT_S)
+        return {}
+
+    tasks = make({"work": work})
+    with database.transaction() as session:
+        other = ProjectRow(name="other", created=now())
+        session.add(other)
+        session.flush()
+        numbers = [queue.add(session, "work", tasks.project, "x", {}).id for _ in range(6)]
+        numbers.append(queue.add(session, "work", other.id, "x", {}).id)
+        last = other.id
+    tasks.runner.wake()
+    tasks.when(numbers[-1], "running")
+    running = [number for number in numbers if tasks.get(number).state == "running"]
+    release.set()
+    for number in numbers:
+        tasks.when(number, "done")
+
+    assert len(running) <= module.TASKS_MAX
+    assert order.index(last) <= module.PROJECT_TASKS_MAX
+    assert order.count(tasks.project) == 6
+
+
+def test_there_is_a_limit_of_tasks_of_one_project_that_wait(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "PROJECT_WAITING_MAX", 0)
+    tasks = make({})
+
+    with pytest.raises(TooManyError, match="0 tasks of this project wait already, expected fewer than 0"):
+        tasks.add("sleep")

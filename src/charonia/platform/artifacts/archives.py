@@ -1,38 +1,46 @@
-"""Unpacks archives that somebody has sent: zip and tar.
+"""Unpacks archives that users send: zip and tar, in a process with limited memory.
 
-Only files come out of them, below the folder that they are unpacked into, and not more than `UNPACKED_RATIO_MAX` times
-the size of the archive: an archive with links, devices, or names that lead out of the folder is refused as a whole.
+Only files come out of them, below the folder that they are unpacked into: an archive with links, devices, or names that
+lead out of the folder is refused as a whole.
 """
 
-import lzma
+import contextlib
+import signal
 import stat
-import tarfile
-import zipfile
-import zlib
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from charonia.core.errors import ServingError, invalid
+from charonia.archives import (
+    ArchiveLimits,
+    explained,
+    failure,
+    larger_than,
+    limited,
+    open_zip,
+    tar_entries,
+    unpacked_bytes_max,
+)
+from charonia.core.errors import TooLargeError, invalid, too_large
+from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.artifacts.blobs import PIECE_BYTES, demand_room
-from charonia.platform.artifacts.faults import disk_faults, too_large
+from charonia.platform.artifacts.faults import StorageFullError, disk_faults
 from charonia.platform.artifacts.paths import FILES_MAX, check_together, is_content, safe_path
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 """What an archive's name ends with. Files that are archives inside, such as .keras and .pt, stay as they are."""
 
-UNPACKED_RATIO_MAX = 100
-"""How much larger than the archive its files may be; see `UNPACKED_BYTES_FREE`."""
-
-UNPACKED_BYTES_FREE = 1024 * 1024 * 1024
-"""Bytes that any archive may have, whatever its own size."""
-
 ENTRIES_MAX = 2 * FILES_MAX
 """Entries of an archive, folders and unwanted files among them."""
 
-PADDING_BYTES_MAX = 1024 * 1024
-"""What follows the last entry of a tar: zeros."""
+UNPACK_S_MAX = 3600.0
+"""Time limit for the process that unpacks."""
+
+CHECK_S = 0.2
+"""Interval between checks for a cancellation."""
 
 
 def is_archive(name: str) -> bool:
@@ -41,96 +49,102 @@ def is_archive(name: str) -> bool:
 
 
 def unpack(archive: Path, name: str, folder: Path, check: Callable[[], None]) -> None:
-    """Unpack an archive.
+    """Unpack an archive in a process with limited memory.
 
     Args:
         archive: The file.
-        name: Its name, for messages and as what it is read.
+        name: Its name, for messages and to tell its format.
         folder: An empty folder.
         check: Called again and again; what it raises ends the work.
 
     Raises:
-        TooLargeError: It holds too many files or bytes.
-        StorageFullError: There is no room for it.
-        ServingError: INVALID_ARG for one that is damaged, or holds what it must not.
+        TooLargeError: It has too many files or bytes, or needs too much memory.
+        StorageFullError: The disk is full.
+        ServingError: INVALID_ARG for one that is damaged, or has content that is not allowed.
     """
-    allowed = max(UNPACKED_BYTES_FREE, UNPACKED_RATIO_MAX * archive.stat().st_size)
-    read = _zip_entries if name.lower().endswith(".zip") else _tar_entries
+    own = [sys.executable, "-P", "-m", __name__, str(archive), name, str(folder)]
+    end_s = time.monotonic() + UNPACK_S_MAX
+    with subprocess.Popen(
+        with_parent_death_signal(own, signal.SIGKILL),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            while True:
+                check()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    output, _ = process.communicate(timeout=CHECK_S)
+                    break
+                if time.monotonic() > end_s:
+                    raise too_large(f"archive '{name}': it was not unpacked within {UNPACK_S_MAX:g} s")
+        finally:
+            process.kill()
+    if process.returncode:
+        raise failure(f"archive '{name}'", output, (TooLargeError, StorageFullError))
+
+
+def extract(archive: Path, name: str, folder: Path) -> None:
+    """Unpack an archive in this process. Raises as `unpack`."""
+    allowed = unpacked_bytes_max(archive)
     total = 0
     seen: list[str] = []
-    with _explained(name):
-        for count, (path, size, content) in enumerate(read(archive)):
-            check()
-            if count >= ENTRIES_MAX:
-                raise too_large(f"archive '{name}': expected at most {ENTRIES_MAX} entries, found more")
-            if content is None or not is_content(safe_path(path)):
+    files = _zip_files if name.lower().endswith(".zip") else _tar_files
+    with explained():
+        for path, size, content in files(archive, allowed):
+            place = safe_path(path)
+            if not is_content(place):
                 continue
-            seen.append(safe_path(path))
+            seen.append(place)
             if total + size > allowed:
-                raise _bomb(name, allowed)
-            demand_room(folder, size, what=f"archive '{name}'")
-            total = _write(content, folder / seen[-1], total, allowed, name)
-        check_together(seen)
+                raise larger_than(allowed)
+            demand_room(folder, size, what="its files")
+            total = _write(content, folder / place, total, allowed)
+    check_together(seen)
 
 
-def _write(content: IO[bytes], target: Path, total: int, allowed: int, name: str) -> int:
-    """Write a file and return the bytes so far; what an archive says of its sizes need not be so."""
-    with disk_faults(f"archive '{name}'", target.parent):
+def _write(content: IO[bytes], target: Path, total: int, allowed: int) -> int:
+    """Write a file and return the bytes so far; the sizes that an archive declares may be wrong."""
+    with disk_faults("its files", target.parent):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             file = target.open("xb")
         except (FileExistsError, NotADirectoryError):
-            raise invalid(f"archive '{name}': two of its entries are '{target.name}'") from None
+            raise invalid(f"two of its entries are '{target.name}'") from None
         with file:
             while piece := content.read(PIECE_BYTES):
                 total += len(piece)
                 if total > allowed:
-                    raise _bomb(name, allowed)
+                    raise larger_than(allowed)
                 file.write(piece)
     return total
 
 
-def _zip_entries(path: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
-    with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
+def _zip_files(path: Path, allowed: int) -> Iterator[tuple[str, int, IO[bytes]]]:
+    with open_zip(path) as archive:
+        entries = archive.infolist()
+        if len(entries) > ENTRIES_MAX:
+            raise too_large(f"expected at most {ENTRIES_MAX} entries, found more")
+        for entry in entries:
             mode = entry.external_attr >> 16
             if entry.flag_bits & 1:
                 raise invalid(f"'{entry.filename}' is encrypted")
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise invalid(f"'{entry.filename}' is a link or a device, expected files and folders")
-            if entry.is_dir():
-                yield entry.filename, 0, None
-            else:
+            if not entry.filename.endswith("/"):  # `is_dir` cannot read an empty name
+                safe_path(entry.filename)
                 with archive.open(entry) as content:
                     yield entry.filename, entry.file_size, content
 
 
-def _tar_entries(path: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
-    with tarfile.open(path, "r:*") as archive:
-        for entry in archive:
-            if not (entry.isreg() or entry.isdir()):
-                raise invalid(f"'{entry.name}' is a link or a device, expected files and folders")
-            yield entry.name, entry.size, archive.extractfile(entry) if entry.isreg() else None
-        assert archive.fileobj is not None
-        archive.fileobj.read(PADDING_BYTES_MAX)  # to the end, where the checksum of what is compressed stands
+def _tar_files(path: Path, allowed: int) -> Iterator[tuple[str, int, IO[bytes]]]:
+    for archive, entry in tar_entries(path, ArchiveLimits(ENTRIES_MAX, allowed)):
+        if not (entry.isreg() or entry.isdir()):
+            raise invalid(f"'{entry.name}' is a link or a device, expected files and folders")
+        if content := archive.extractfile(entry):
+            yield entry.name, entry.size, content
 
 
-@contextmanager
-def _explained(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
-        raise invalid(f"archive '{name}' cannot be read: {error}") from None
-    except OSError as error:
-        raise invalid(f"archive '{name}' cannot be read: {error.strerror or error}") from None
-    except ServingError as error:
-        if error.message.startswith("archive"):
-            raise
-        raise invalid(f"archive '{name}': {error.message}", hint=error.hint) from None
-
-
-def _bomb(name: str, allowed: int) -> ServingError:
-    return too_large(
-        f"archive '{name}': its files have more than {allowed} bytes, {UNPACKED_RATIO_MAX} times its own size",
-        hint="send the files themselves",
-    )
+if __name__ == "__main__":
+    sys.exit(limited(lambda: extract(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))))

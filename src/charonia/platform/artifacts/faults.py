@@ -1,4 +1,4 @@
-"""Errors of disks and of sizes, which have statuses of their own."""
+"""Errors of disks: a full disk has its own status."""
 
 import errno
 from collections.abc import Iterator
@@ -14,18 +14,9 @@ class StorageFullError(ServingError):
     """There is no room left for what is to be kept."""
 
 
-class TooLargeError(ServingError):
-    """What was sent is larger than it may be."""
-
-
 def storage_full(message: str) -> StorageFullError:
     """Return the error for a full disk."""
     return StorageFullError(Code.UNAVAILABLE, message, hint="delete versions that nobody uses, or add room")
-
-
-def too_large(message: str, *, hint: str = "") -> TooLargeError:
-    """Return the error for something that is too large."""
-    return TooLargeError(Code.INVALID_ARG, message, hint=hint)
 
 
 @contextmanager

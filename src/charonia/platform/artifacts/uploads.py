@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from charonia.core.errors import Code, ServingError, not_found
+from charonia.core.errors import Code, ServingError, not_found, too_large
 from charonia.platform.artifacts.blobs import demand_room
-from charonia.platform.artifacts.faults import disk_faults, too_large
+from charonia.platform.artifacts.faults import disk_faults
 
 LOOK_BYTES = 16 * 1024 * 1024
 """After so many bytes it is looked whether there is room for more."""

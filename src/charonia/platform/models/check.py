@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from charonia.archives import open_zip
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
@@ -152,7 +153,7 @@ def _programs(files: Manifest, store: ArtifactStore) -> list[str]:
     for path in sorted(files):
         if path.startswith("1/") and not path.lower().endswith(".pt2"):
             here = store.fetch(files[path])
-            with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(here) as archive:
+            with contextlib.suppress(zipfile.BadZipFile, OSError), open_zip(here) as archive:
                 if is_program(archive.namelist()):
                     found.append(f"{path}: {PROGRAM}")
     return found

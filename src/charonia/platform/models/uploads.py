@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
+from charonia.core.errors import Code, ServingError, invalid, not_found, too_large, too_many
 from charonia.platform.artifacts.paths import FILES_MAX, check_together, safe_path
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import now
@@ -20,6 +20,9 @@ FILE_BYTES_MAX = 2**40
 
 UPLOADS_MAX = 5 * FILES_MAX
 """Files of a project that are being sent at a time."""
+
+UPLOADS_BYTES_MAX = 2 * FILE_BYTES_MAX
+"""Size of the files of a project that are being sent at a time."""
 
 UNUSED_S_MAX = 24 * 3600.0
 """After this time in which nothing has arrived, an upload is given up."""
@@ -45,8 +48,9 @@ def begin(
 
     Raises:
         NotPermittedError: If the caller is no deployer.
-        ServingError: INVALID_ARG for paths and sizes that cannot be; NOT_FOUND for a batch that is not there;
-            UNAVAILABLE while too many files are being sent.
+        ServingError: INVALID_ARG for paths and sizes that cannot be; NOT_FOUND for a batch that is not there.
+        TooManyError: Too many files of the project are being sent.
+        TooLargeError: They have too many bytes.
         StorageFullError: There is no room for them.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -59,9 +63,19 @@ def begin(
     for path, size in files:
         if not 0 <= size <= FILE_BYTES_MAX:
             raise invalid(f"file '{path}': expected a size of 0 to {FILE_BYTES_MAX} bytes, got {size}")
-    count = session.scalar(select(func.count()).select_from(UploadRow).where(UploadRow.project_id == found.id)) or 0
+    own = select(func.count(), func.sum(UploadRow.size)).where(UploadRow.project_id == found.id)
+    count, sent_bytes = session.execute(own).one()
+    hint = "complete or delete other uploads; those without progress are removed after a day"
     if count + len(files) > UPLOADS_MAX:
-        raise unavailable(f"{count} files are being sent to '{project}', expected at most {UPLOADS_MAX}")
+        raise too_many(
+            f"uploads to '{project}': expected at most {UPLOADS_MAX} files at a time, got {count + len(files)}",
+            hint=hint,
+        )
+    size = int(sent_bytes or 0) + sum(size for _, size in files)
+    if size > UPLOADS_BYTES_MAX:
+        raise too_large(
+            f"uploads to '{project}': expected at most {UPLOADS_BYTES_MAX} bytes at a time, got {size}", hint=hint
+        )
     batch = batch or secrets.token_hex(16)
     rows = [
         UploadRow(

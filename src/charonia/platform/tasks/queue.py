@@ -6,10 +6,10 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, joinedload
 
-from charonia.core.errors import not_found, unavailable
+from charonia.core.errors import not_found, too_many, unavailable
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ProjectRow, TaskRow
-from charonia.platform.tasks.runner import WAITING_MAX
+from charonia.platform.tasks.runner import PROJECT_WAITING_MAX, WAITING_MAX
 
 
 def add(
@@ -18,9 +18,17 @@ def add(
     """Add a task; call `TaskRunner.wake` after the transaction.
 
     Raises:
+        TooManyError: Too many tasks of the project wait.
         ServingError: UNAVAILABLE when too many wait.
     """
-    waiting = session.scalar(select(func.count()).select_from(TaskRow).where(TaskRow.state == "waiting")) or 0
+    all_waiting = select(func.count()).select_from(TaskRow).where(TaskRow.state == "waiting")
+    own = session.scalar(all_waiting.where(TaskRow.project_id == project_id)) or 0
+    if own >= PROJECT_WAITING_MAX:
+        raise too_many(
+            f"{own} tasks of this project wait already, expected fewer than {PROJECT_WAITING_MAX}",
+            hint="try again when some of them are done, or cancel some",
+        )
+    waiting = session.scalar(all_waiting) or 0
     if waiting >= WAITING_MAX:
         raise unavailable(
             f"{waiting} tasks wait already, expected fewer than {WAITING_MAX}", hint="cancel some of them"

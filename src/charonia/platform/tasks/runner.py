@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from charonia.core.errors import ServingError, internal
 from charonia.die_with_parent import with_parent_death_signal
@@ -22,11 +22,17 @@ from charonia.platform.tasks.process_group import END_S_MAX, end_group
 
 _log = logging.getLogger(__name__)
 
-TASKS_MAX = 2
+TASKS_MAX = 3
 """Tasks that run at the same time."""
+
+PROJECT_TASKS_MAX = 2
+"""Tasks of one project that run at the same time; the remaining slot is for other projects."""
 
 WAITING_MAX = 1000
 """Tasks that may wait; more are refused."""
+
+PROJECT_WAITING_MAX = 200
+"""Tasks of one project that may wait; more are refused."""
 
 ATTEMPTS_MAX = 3
 """How often a task is begun that was running whenever the platform ended."""
@@ -170,6 +176,8 @@ class TaskRunner:
         self._folder = folder
         self._handlers = handlers
         self._wake = threading.Condition()
+        self._claiming = threading.Lock()
+        self._turns: dict[int, int] = {}
         self._closing = threading.Event()
         self._threads = [threading.Thread(target=self._work, name=f"task-{n}", daemon=True) for n in range(TASKS_MAX)]
 
@@ -218,15 +226,20 @@ class TaskRunner:
                 self._carry_out(run, handler)
 
     def _claim(self) -> tuple[TaskRun | None, Handler]:
-        with self._database.transaction() as session:
-            task = session.scalar(
-                select(TaskRow)
-                .where(TaskRow.state == "waiting")
-                .order_by(TaskRow.id)
-                .limit(1)
-                .with_for_update(skip_locked=True)
+        with self._claiming, self._database.transaction() as session:
+            first = select(TaskRow.project_id, func.min(TaskRow.id)).where(TaskRow.state == "waiting")
+            running = select(TaskRow.project_id, func.count()).where(TaskRow.state == "running")
+            heads, busy = (
+                {row[0]: row[1] for row in session.execute(query.group_by(TaskRow.project_id))}
+                for query in (first, running)
             )
-            if task is None:
+            project = next_project(heads, busy, self._turns)
+            if project is None:
+                return None, _no_handler
+            self._turns = {each: turn for each, turn in self._turns.items() if each in heads}
+            self._turns[project] = max(self._turns.values(), default=0) + 1
+            task = session.get_one(TaskRow, heads[project], with_for_update=True)
+            if task.state != "waiting":  # cancelled since
                 return None, _no_handler
             task.state, task.started, task.attempts = "running", now(), task.attempts + 1
             return (
@@ -255,6 +268,18 @@ class TaskRunner:
             task.state, task.reason, task.result, task.ended = state, reason, result, now()
             if state == "done":
                 task.progress, task.doing = 1.0, ""
+
+
+def next_project(heads: Mapping[int, int], busy: Mapping[int, int], turns: Mapping[int, int]) -> int | None:
+    """Return the project whose task is next: of those with the fewest running tasks, the one that waits longest.
+
+    Args:
+        heads: Number of the first waiting task, by project.
+        busy: How many tasks run, by project.
+        turns: When a project last had its turn, by project; ascending.
+    """
+    waiting = [project for project in heads if busy.get(project, 0) < PROJECT_TASKS_MAX]
+    return min(waiting, key=lambda each: (busy.get(each, 0), turns.get(each, 0), heads[each]), default=None)
 
 
 def _no_handler(run: TaskRun) -> Mapping[str, Any]:

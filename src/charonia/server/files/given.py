@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from charonia.archives import open_zip
 from charonia.config.forms import CHECKPOINT, SERVED, Form, advice, form_of, is_model_folder, suffixes
 from charonia.core.errors import ServingError, invalid, not_found, unsupported
 
@@ -114,7 +115,7 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
 def _is_checkpoint(path: Path) -> bool:
     """Return whether a file is an archive of PyTorch with pickled objects and without code."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             names = {entry.rpartition("/")[2] for entry in archive.namelist()}
     except (OSError, zipfile.BadZipFile):
         return False  # the load of the model reports it

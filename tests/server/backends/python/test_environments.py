@@ -14,15 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.campaign.archive_bombs import FAMILIES, dictionaries
 from tests.support.python_model import Loaded, config, request, write
 from tests.support.wheels import SITE_PACKAGES, inline_metadata, offline_index
 
 from charonia.config.kinds import InstanceKind
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError
+from charonia.core.errors import Code, ServingError, TooLargeError
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
 from charonia.server.backends.python import build as build_module
 from charonia.server.backends.python import environment as environment_module
+from charonia.server.backends.python import unpack as unpack_module
 from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.python.build import CommandError, requirements_key, run_command
 from charonia.server.backends.python.environment import PYTHON_MIN, environment_of, environment_of_file
@@ -201,11 +203,32 @@ def test_an_archive_whose_content_leaves_its_folder_is_refused(tmp_path: Path, n
 
 
 def test_an_archive_that_holds_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "UNPACKED_BYTES_MAX", 10)
-    files = write(tmp_path, WHERE)
-    packed(files.model_dir / "env.tar.gz")
+    monkeypatch.setattr(unpack_module, "UNPACKED_BYTES_MAX", 10)
+    monkeypatch.setattr(unpack_module, "UNPACKED_FILES_MAX", 0)
+    packed(tmp_path / "env.tar.gz")
 
-    assert "holds more than" in refusal(files, settings(tmp_path), EXECUTION_ENV_PATH="env.tar.gz").message
+    with pytest.raises(TooLargeError, match="its files have more than 10 bytes"):
+        unpack_module.extract(tmp_path / "env.tar.gz", tmp_path / "env")
+
+
+@pytest.mark.parametrize("family", ["large headers", "sparse files", "truncated"])
+def test_hostile_archives_are_refused(tmp_path: Path, family: str) -> None:
+    for number, archive in enumerate(FAMILIES[family](1)):
+        if not archive.name.endswith(".zip"):
+            (tmp_path / archive.name).write_bytes(archive.content)
+
+            with pytest.raises(ServingError):
+                unpack_module.extract(tmp_path / archive.name, tmp_path / str(number))
+
+
+def test_an_archive_whose_decompression_needs_much_memory_is_refused(tmp_path: Path) -> None:
+    files = write(tmp_path, WHERE)
+    (archive,) = (each for each in dictionaries() if each.name.endswith(".xz"))
+    (files.model_dir / "env.tar.xz").write_bytes(archive.content)
+
+    message = refusal(files, settings(tmp_path), EXECUTION_ENV_PATH="env.tar.xz").message
+
+    assert f"'{files.model_dir}/env.tar.xz': it needs more than 512 MiB of memory" in message
 
 
 @pytest.mark.parametrize(
@@ -217,7 +240,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
 
     error = refusal(files, settings(tmp_path), EXECUTION_ENV_PATH="env.tar.gz")
 
-    assert "cannot be unpacked" in error.message
+    assert "it cannot be read" in error.message
     assert "conda-pack" in error.hint
 
 

@@ -1,4 +1,4 @@
-"""Builds environments from a requirements.txt, with uv or with venv and pip, and unpacks archives of conda-pack.
+"""Builds environments from a requirements.txt, with uv or with venv and pip.
 
 The external programs have a time limit, and errors include the end of their output.
 """
@@ -13,14 +13,10 @@ import shutil
 import signal
 import sys
 import sysconfig
-import tarfile
-import threading
-import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from charonia.core.errors import invalid, unsupported
+from charonia.core.errors import invalid
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.server.backends.python.inline_metadata import InlineMetadata
 
@@ -35,10 +31,6 @@ OUTPUT_BYTES_MAX = 64 * 1024
 
 REFERENCED_FILES_MAX = 100_000
 """Most files in the folders that a requirements.txt refers to."""
-
-UNPACKED_FILES_MAX = 1_000_000
-UNPACKED_BYTES_MAX = 64 * 1024**3
-"""Largest content of an archive, unpacked."""
 
 _RECIPE = "1"
 """Part of every key; raised when the build procedure changes, so that environments are rebuilt."""
@@ -169,7 +161,7 @@ async def build_requirements(
     await _run(make, place, what, "check that Python's module venv is installed completely, or install uv")
     await _run(install, place, what)
     try:
-        await run_command([interpreter, "-c", "import numpy"], limit_s=BUILD_S_MAX, env=_variables())
+        await run_command([interpreter, "-c", "import numpy"], limit_s=BUILD_S_MAX, env=variables())
     except CommandError:
         await _run([*install, "numpy"], place, what, f"workers need numpy: add it to {what}")
 
@@ -181,91 +173,16 @@ def _find_uv() -> list[str]:
     return [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") is not None else []
 
 
-def _variables() -> dict[str, str]:
+def variables() -> dict[str, str]:
+    """Return the environment variables of programs that build, without those of other environments."""
     return {key: value for key, value in os.environ.items() if key not in _FOREIGN_VARIABLES}
 
 
 async def _run(command: list[str], place: Path, what: str, hint: str = "") -> None:
     try:
-        await run_command(command, limit_s=BUILD_S_MAX, env=_variables(), cwd=place)
+        await run_command(command, limit_s=BUILD_S_MAX, env=variables(), cwd=place)
     except CommandError as error:
         raise invalid(f"the environment of '{what}' cannot be built: {error}\n{error.output}", hint=hint) from error
-
-
-async def unpack_archive(path: Path, folder: Path) -> None:
-    """Unpack an archive of conda-pack, and run its conda-unpack, which rewrites paths.
-
-    Raises:
-        ServingError: It is not a valid archive, or has unsafe content.
-    """
-    end = threading.Event()
-    started = time.monotonic()
-    try:
-        await asyncio.to_thread(_extract, path, folder, end)
-    finally:
-        end.set()
-    adapt = folder / "bin" / "conda-unpack"
-    if adapt.is_file():
-        command = [str(folder / "bin" / "python"), str(adapt)]
-        try:
-            await run_command(command, limit_s=BUILD_S_MAX - (time.monotonic() - started), env=_variables())
-        except CommandError as error:
-            raise invalid(f"the archive '{path}': conda-unpack failed: {error}\n{error.output}") from error
-
-
-def _extract(path: Path, folder: Path, end: threading.Event) -> None:
-    """Extract an archive; stops when `end` is set."""
-    if not hasattr(tarfile, "data_filter"):
-        raise unsupported(f"the archive '{path}' cannot be unpacked safely by this Python", hint="use 3.11.4 or newer")
-    files = size = 0
-    folder.mkdir()
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                files += 1
-                size += member.size
-                if files > UNPACKED_FILES_MAX or size > UNPACKED_BYTES_MAX:
-                    raise invalid(
-                        f"the archive '{path}' holds more than {UNPACKED_FILES_MAX} files or {UNPACKED_BYTES_MAX} bytes"
-                    )
-                if end.is_set():
-                    return
-                archive.extract(member, folder, filter=_checked)
-    except tarfile.FilterError as error:
-        raise invalid(
-            f"the archive '{path}' is refused: {error}", hint="its content must stay in its folder"
-        ) from error
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise invalid(
-            f"the archive '{path}' cannot be unpacked: {error}",
-            hint="expected a .tar.gz made by conda-pack, or of the content of a folder made by `python -m venv`",
-        ) from error
-
-
-def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
-    """Return a member of an archive if it may be unpacked.
-
-    Devices are refused, and paths and links that lead out of the folder. The interpreter of a virtual environment is
-    such a link: it may lead to an interpreter of this machine.
-
-    Raises:
-        FilterError: It may not be unpacked.
-        ServingError: INVALID_ARG for an interpreter that this machine does not have.
-    """
-    path = PurePosixPath(member.name)
-    if not (member.issym() and path.parent.name == "bin" and path.name.startswith("python")):
-        return tarfile.data_filter(member, folder)
-    target = PurePosixPath(member.linkname)
-    if not target.is_absolute():
-        return tarfile.data_filter(member, folder)
-    if not (target.name.startswith("python") and os.path.isfile(target) and os.access(target, os.X_OK)):
-        raise invalid(
-            f"its interpreter {member.name} is a link to '{target}', which is no program of this machine",
-            hint="make the virtual environment on this machine, or with the same Python at the same path; an archive "
-            "of conda-pack brings its own",
-        )
-    inside = tarfile.data_filter(member.replace(linkname=path.name, deep=False), folder)
-    return inside.replace(linkname=member.linkname, deep=False)
 
 
 async def run_command(

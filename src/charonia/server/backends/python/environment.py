@@ -42,10 +42,10 @@ from charonia.server.backends.python.build import (
     inline_key,
     requirements_key,
     run_command,
-    unpack_archive,
 )
 from charonia.server.backends.python.inline_metadata import InlineMetadata, inline_metadata
 from charonia.server.backends.python.template import WorkerTemplate
+from charonia.server.backends.python.unpack import unpack_archive
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import zipfile
 from enum import Enum
 from pathlib import Path
 
+from charonia.archives import open_zip, read_entry
 from charonia.core.errors import invalid
 
 
@@ -17,6 +18,9 @@ class FileKind(Enum):
     AOT_INDUCTOR = "an AOTInductor package"
     CHECKPOINT = "a checkpoint of weights or of a pickled module"
 
+
+JSON_BYTES_MAX = 16 * 1024 * 1024
+"""Longest description in an archive."""
 
 _AOT_FOLDER = "data/aotinductor/"
 _PREFIX_BYTES = 64
@@ -49,7 +53,7 @@ def file_kind(path: Path) -> FileKind:
 def archive_names(path: Path) -> set[str] | None:
     """Return the names of an archive's entries below its root folder, None if it is not an archive."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError):
         return None
@@ -60,11 +64,11 @@ def archive_names(path: Path) -> set[str] | None:
 
 def aot_metadata(path: Path) -> dict[str, str]:
     """Return what an AOTInductor package records of the machine that it was compiled for; may be empty."""
-    with zipfile.ZipFile(path) as archive:
+    with open_zip(path) as archive:
         for name in archive.namelist():
             if _AOT_FOLDER in name and name.endswith("_metadata.json"):
                 try:
-                    found = json.loads(archive.read(name))
+                    found = json.loads(read_entry(archive, name, JSON_BYTES_MAX))
                 except ValueError:
                     continue
                 if isinstance(found, dict) and "AOTI_DEVICE_KEY" in found:
@@ -80,7 +84,7 @@ def has_program(path: Path) -> bool:
 def pickled_entries(path: Path) -> list[str]:
     """Return the entries of an exported program that PyTorch unpickles when it loads it."""
     found = []
-    with zipfile.ZipFile(path) as archive:
+    with open_zip(path) as archive:
         names = archive.namelist()
         for name in names:
             folder, _, file = name.rpartition("/")
@@ -89,7 +93,7 @@ def pickled_entries(path: Path) -> list[str]:
             elif file.endswith("_config.json"):
                 found += [
                     f"{folder}/{entry['path_name']}"
-                    for entry in _payloads(archive.read(name))
+                    for entry in _payloads(read_entry(archive, name, JSON_BYTES_MAX))
                     if entry.get("use_pickle") and f"{folder}/{entry.get('path_name')}" in names
                 ]
     return found

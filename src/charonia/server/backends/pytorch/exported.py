@@ -2,7 +2,6 @@
 
 import io
 import threading
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
+from charonia.archives import open_zip, read_entry
 from charonia.core.errors import Code, invalid, unsupported
 from charonia.server.backends.pytorch.archive import pickled_entries
 from charonia.server.backends.pytorch.failures import plain_error, plain_text
@@ -45,10 +45,12 @@ def read(path: Path, *, unpickles: bool) -> Any:
 
 def _check_pickles(path: Path) -> None:
     """Refuse pickles that hold more than tensors: they could run code."""
-    with zipfile.ZipFile(path) as archive:
+    with open_zip(path) as archive:
         for name in pickled_entries(path):
             try:
-                torch.load(io.BytesIO(archive.read(name)), map_location="meta", weights_only=True)
+                torch.load(
+                    io.BytesIO(read_entry(archive, name, path.stat().st_size)), map_location="meta", weights_only=True
+                )
             except Exception as error:  # a pickle may raise anything
                 raise invalid(
                     f"{path.name}: {name} in it may run code when it is read: {plain_text(error)}",

@@ -18,6 +18,7 @@ import sklearn
 from sklearn.exceptions import InconsistentVersionWarning, NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
+from charonia.archives import open_zip
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.install_hint import extra_hint
 
@@ -89,7 +90,7 @@ def _is_skops(path: Path) -> bool:
         ServingError: INVALID_ARG for an archive of something else, or a file that only has skops' suffix.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             names = archive.namelist()
     except zipfile.BadZipFile as error:
         if path.suffix == ".skops":
