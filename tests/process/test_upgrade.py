@@ -416,6 +416,108 @@ def test_what_requests_had_changed_holds_in_the_new_engine(server: ServeProcess,
     assert server.stop() == 0
 
 
+NUMBERED = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.full((1, 4), NUMBER, np.float32))])
+            for _ in requests
+        ]
+"""
+HELD_LOAD = PYTHON_IDENTITY.replace(
+    "    def execute", "    def initialize(self, args):\n        self.wait(())\n\n    def execute"
+) + gated("    def execute(self, requests):\n        pass\n").replace("def execute", "def wait")
+
+
+def numbered(number: int) -> str:
+    return NUMBERED.replace("NUMBER", str(number), 1)
+
+
+def answer_of(server: ServeProcess, model: str) -> float:
+    status, text, _ = ask(server.http, "POST", f"/v2/models/{model}/infer", body([0, 0, 0, 0]))
+    return float(json.loads(text)["outputs"][0]["data"][0]) if status == 200 else -status
+
+
+@pytest.fixture
+def explicit(repository: Path) -> Iterator[ServeProcess]:
+    for name in ("plain", "given", "broken"):
+        write_model(repository, name, numbered(1), config=identity_pbtxt("python", dims=(4,)))
+    write_model(repository, "last", HELD_LOAD, config=identity_pbtxt("python", dims=(4,)))
+    with ServeProcess(repository, "--front-ends=2", "--model-control-mode=explicit", "--load-model=echo") as started:
+        yield started
+
+
+GIVEN = json.dumps(
+    {
+        "backend": "python",
+        "max_batch_size": 8,
+        "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [4]}],
+        "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [4]}],
+    }
+)
+
+
+def test_what_is_loaded_again_while_the_new_engine_loads_serves_its_new_files(
+    explicit: ServeProcess, repository: Path
+) -> None:
+    server, gate = explicit, Gate(repository / "last" / "1")
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.load_model("plain")
+        client.load_model("given", config=GIVEN, files={"file:1/model.py": numbered(1).encode()})
+        client.load_model("last")
+        for number in (2, 3):
+            with gate.closed():
+                before = gate.runs
+                with upgrading(server) as ended:
+                    assert eventually(lambda count=before: gate.runs > count)  # type: ignore[misc]
+                    # The new engine has loaded the two models; now they change in the one that serves.
+                    (repository / "plain" / "1" / "model.py").write_text(numbered(number))
+                    client.load_model("plain")
+                    client.load_model("given", config=GIVEN, files={"file:1/model.py": numbered(number).encode()})
+                    gate.open()
+                    done = ended()
+
+            assert done.returncode == 0, done.stderr
+            assert [answer_of(server, name) for name in ("plain", "given")] == [number, number]
+        engine = child(server, "engine_3")
+        engine.send_signal(signal.SIGKILL)
+        assert eventually(lambda: not engine.is_running())
+        assert eventually(lambda: [answer_of(server, name) for name in ("plain", "given")] == [3, 3])
+    assert server.stop() == 0
+
+
+def test_a_load_that_the_new_engine_cannot_repeat_ends_the_upgrade(explicit: ServeProcess, repository: Path) -> None:
+    server, gate = explicit, Gate(repository / "last" / "1")
+    before = child(server, "engine")
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.load_model("broken")
+        client.load_model("last")
+        with gate.closed(), upgrading(server) as ended:
+            count = gate.runs
+            assert eventually(lambda: gate.runs > count)
+            path = repository / "broken" / "1" / "model.py"
+            path.write_text(numbered(2))
+            client.load_model("broken")
+            path.write_text("no Python")
+            gate.open()
+            failed = ended()
+
+        assert failed.returncode == 1
+        assert "the new engine cannot start" in failed.stderr
+        assert "load failed for model 'broken'" in failed.stderr
+        assert "the engine before serves on" in failed.stderr
+        assert child(server, "engine") == before
+        assert answer_of(server, "broken") == 2
+        path.write_text(numbered(3))
+        client.load_model("broken")
+        assert upgrade(server).returncode == 0
+        assert answer_of(server, "broken") == 3
+    assert server.stop() == 0
+
+
 @pytest.mark.skipif(usable_cores() < 2, reason="one core has no front ends apart")
 def test_there_are_as_many_front_ends_as_were_chosen_before(tmp_path: Path) -> None:
     write_model(tmp_path, "echo", "", config=identity_pbtxt(dims=(4,)))

@@ -1,6 +1,7 @@
 """The implementation of `Engine` that front ends call, over the life cycle and its runners."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
 from charonia.config.model import ModelConfig
@@ -197,15 +198,19 @@ class ModelEngine:
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model."""
-        await self._lifecycle.load(name, config, files)
-        if self.requests is not None:
-            await self.requests.model_loaded(name, config, files, self._lifecycle.is_overridden(name))
+        async with _change(self.requests, name):
+            await self._lifecycle.load(name, config, files)
+            if self.requests is not None:
+                await self.requests.model_loaded(name, config, files, self._lifecycle.is_overridden(name))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Start to unload a model, with `unload_dependents` also those that were loaded only for this ensemble."""
-        await self._lifecycle.unload(name, unload_dependents)
-        if self.requests is not None:
-            self.requests.model_unloaded(name)
+        async with _change(self.requests, name):
+            left = await self._lifecycle.unload(name, unload_dependents)
+            if self.requests is not None:
+                self.requests.model_unloaded(name, unload_dependents)
+                for step in left:  # nothing else would load them in an engine that follows
+                    await self.requests.model_loaded(step, None, None, False)
 
     def sequences(self, name: str, version: str = "") -> ModelSequences:
         """Return the slots and the backlog of a model that works on sequences.
@@ -246,6 +251,10 @@ class ModelEngine:
             },
             self._lifecycle.unread,
         )
+
+
+def _change(requests: ModelRequests | None, name: str) -> AbstractAsyncContextManager[None]:
+    return requests.model_change(name) if requests is not None else nullcontext()
 
 
 def _check_read(unread: str) -> None:

@@ -7,6 +7,7 @@ engine knows is awaited.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -286,14 +287,22 @@ class Engine(Protocol):
 class ModelRequests(Protocol):
     """Is told which models were loaded and unloaded by request."""
 
+    def model_change(self, name: str) -> AbstractAsyncContextManager[None]:
+        """Return what surrounds a change of a model by request, and telling of it.
+
+        Raises:
+            ServingError: UNAVAILABLE when another engine has taken over.
+        """
+        ...
+
     async def model_loaded(
         self, name: str, config: str | None, files: Mapping[str, bytes] | None, is_overridden: bool
     ) -> None:
         """A model was loaded, as by `Engine.load_model`; whether it has the configuration of a request."""
         ...
 
-    def model_unloaded(self, name: str) -> None:
-        """A model was unloaded."""
+    def model_unloaded(self, name: str, with_dependents: bool) -> None:
+        """A model was unloaded, maybe with those that were loaded only for it."""
         ...
 
 

@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from tests.support.fake_engine import FakeEngine
+from tests.support.linked_engine import ServedFake
 
-from charonia.core.errors import invalid
+from charonia.core.errors import ServingError, invalid
 from charonia.server.facade import Services
 from charonia.server.front_ends import keeper
-from charonia.server.front_ends.changes import ChangeLog, RequestedLoad
+from charonia.server.front_ends.changes import ChangeLog, RequestedChange, RequestedLoad
 from charonia.server.front_ends.keeper import Keeper, read_changes
+from charonia.server.front_ends.messages import MOVED
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.wire.log_settings import LogOptions
 from charonia.wire.shared_memory import CudaRegion, SystemRegion
@@ -40,10 +41,16 @@ class NoMemory:
         """Do nothing."""
 
 
-def next_engine(folder: Path, services: Services | None = None) -> tuple[FakeEngine, list[str]]:
-    """Return the engine that follows in this folder, after the replay, and what could not be loaded."""
-    engine = FakeEngine()
-    return engine, asyncio.run(Keeper(folder).replay(engine, services or Services()))
+def next_engine(folder: Path, services: Services | None = None) -> ServedFake:
+    """Return the engine that follows in this folder, after the replay."""
+    engine = ServedFake()
+    asyncio.run(Keeper(folder).take_over(engine, services or Services(), has_ended=True))
+    return engine
+
+
+def taken_over(kept: Keeper, engine: ServedFake) -> None:
+    """Let an engine take over from one that hands over."""
+    asyncio.run(kept.take_over(engine, Services(), has_ended=False))
 
 
 def loaded(
@@ -56,14 +63,13 @@ def test_models_are_loaded_and_unloaded_again_in_the_order_of_the_last_requests(
     kept = Keeper(tmp_path)
     loaded(kept, "a")
     loaded(kept, "b", '{"max_batch_size": 2}', over=True)
-    kept.model_unloaded("c")
-    kept.model_unloaded("a")
+    kept.model_unloaded("c", True)
+    kept.model_unloaded("a", False)
 
-    engine, failures = next_engine(tmp_path)
+    engine = next_engine(tmp_path)
 
     assert engine.loads == [("b", '{"max_batch_size": 2}', None)]
-    assert engine.unloads == [("c", False), ("a", False)]
-    assert failures == []
+    assert engine.unloads == [("c", True), ("a", False)]
     assert list(read_changes(tmp_path).models) == ["b", "c", "a"]
 
 
@@ -71,20 +77,20 @@ def test_a_model_that_is_loaded_again_keeps_the_configuration_of_the_request_bef
     changes = ChangeLog()
     changes.model_loaded("m", RequestedLoad("{}"), is_overridden=True)
     changes.model_loaded("m", RequestedLoad(), is_overridden=True)
-    assert changes.models == {"m": RequestedLoad("{}")}
+    assert changes.models == {"m": RequestedChange(2, RequestedLoad("{}"))}
 
     changes.model_loaded("m", RequestedLoad(), is_overridden=False)
-    assert changes.models == {"m": RequestedLoad()}
+    assert changes.models == {"m": RequestedChange(3, RequestedLoad())}
 
 
 def test_files_of_a_request_are_kept_until_the_model_is_loaded_otherwise(tmp_path: Path) -> None:
     kept = Keeper(tmp_path)
     files = {"1/model.onnx": b"weights", "labels.txt": b""}
     loaded(kept, "m", "{}", files)
-    assert next_engine(tmp_path)[0].loads == [("m", "{}", files)]
+    assert next_engine(tmp_path).loads == [("m", "{}", files)]
 
     loaded(kept, "m")
-    assert next_engine(tmp_path)[0].loads == [("m", None, None)]
+    assert next_engine(tmp_path).loads == [("m", None, None)]
     assert [path.name for path in tmp_path.iterdir()] == [keeper.CHANGES_NAME]
 
 
@@ -94,30 +100,182 @@ def test_files_that_are_too_large_are_lost_and_the_log_says_so(
     monkeypatch.setattr(keeper, "KEPT_FILES_BYTES_MAX", 3)
     with caplog.at_level(logging.WARNING):
         loaded(Keeper(tmp_path), "m", "{}", {"1/model.onnx": b"long"})
-        engine, failures = next_engine(tmp_path)
+        engine = next_engine(tmp_path)
 
-    assert (engine.loads, engine.unloads, failures) == ([], [], [])
+    assert (engine.loads, engine.unloads) == ([], [])
     assert "an engine that follows does not load it" in caplog.text
-    assert "'m' is not loaded again" in caplog.text
+    assert "failed to load 'm'" in caplog.text
+    with pytest.raises(ServingError, match="the files of its request could not be kept"):
+        taken_over(Keeper(tmp_path, is_strict=True), ServedFake())
 
 
 def test_a_model_that_cannot_be_loaded_again_is_reported_and_the_others_are(tmp_path: Path) -> None:
     kept = Keeper(tmp_path)
     loaded(kept, "a")
     loaded(kept, "b")
-    engine = FakeEngine(control_error=invalid("there is no such model folder"))
+    engine = ServedFake(control_error=invalid("there is no such model folder"))
 
-    assert asyncio.run(Keeper(tmp_path).replay(engine, Services())) == ["there is no such model folder"] * 2
+    with pytest.raises(ServingError) as caught:
+        taken_over(Keeper(tmp_path, is_strict=True), engine)
+    assert caught.value.message.splitlines()[1:] == ["there is no such model folder"] * 2
+    taken_over(Keeper(tmp_path), engine)  # the log has the reasons
+    assert engine.requests is not None
 
 
-def test_a_second_replay_makes_only_what_is_new(tmp_path: Path) -> None:
-    kept, follower, engine = Keeper(tmp_path), Keeper(tmp_path), FakeEngine()
+def test_what_changes_during_the_replay_is_made_when_the_engine_takes_over_and_nothing_else(tmp_path: Path) -> None:
+    kept, follower, engine = Keeper(tmp_path), Keeper(tmp_path), ServedFake()
+    for name in ("same", "plain", "given", "twice", "gone", "back"):
+        loaded(kept, name, "{}", {"1/x": b"1"} if name == "given" else None)
+    kept.model_unloaded("back", False)
+    asyncio.run(follower.replay_models(engine))
+    engine.loads.clear()
+    engine.unloads.clear()
+
+    loaded(kept, "plain", "{}")  # its files have changed, the request has not
+    loaded(kept, "given", "{}", {"1/x": b"2"})
+    kept.model_unloaded("twice", False)
+    loaded(kept, "twice", "{}")
+    loaded(kept, "gone", "{}")
+    kept.model_unloaded("gone", True)
+    loaded(kept, "back", "{}")
+    asyncio.run(kept.close())
+    taken_over(follower, engine)
+
+    assert engine.loads == [
+        *(("plain", "{}", None), ("given", "{}", {"1/x": b"2"}), ("twice", "{}", None), ("back", "{}", None))
+    ]
+    assert engine.unloads == [("gone", True)]
+
+
+def test_numbers_go_on_over_engines_that_follow_one_another(tmp_path: Path) -> None:
+    kept = Keeper(tmp_path)
     loaded(kept, "a")
-    asyncio.run(follower.replay(engine, Services()))
-    loaded(kept, "b")
-    asyncio.run(follower.replay(engine, Services()))
+    for count in (1, 2, 3):
+        follower, engine = Keeper(tmp_path), ServedFake()
+        asyncio.run(follower.replay_models(engine))
+        loaded(kept, "a")  # during the replay
+        asyncio.run(kept.close())
+        taken_over(follower, engine)
+        assert [name for name, *_ in engine.loads] == ["a", "a"]
+        assert read_changes(tmp_path).number == 1 + count
+        kept = follower
 
-    assert [name for name, *_ in engine.loads] == ["a", "b"]
+
+def test_a_keeper_that_is_closed_leaves_the_record_to_the_next_engine(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        before, follower = Keeper(tmp_path), Keeper(tmp_path)
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def change() -> None:
+            async with before.model_change("a"):
+                begun.set()
+                await may_end.wait()
+                await before.model_loaded("a", None, None, False)
+
+        changing = asyncio.ensure_future(change())
+        await begun.wait()
+        closing = asyncio.ensure_future(before.close())
+        await asyncio.sleep(0)
+        assert not closing.done()  # it waits for the change under way
+        may_end.set()
+        await asyncio.gather(changing, closing)
+        await follower.take_over(ServedFake(), Services(), has_ended=False)
+        await follower.model_loaded("b", None, None, False)
+
+        with pytest.raises(ServingError, match=MOVED):
+            async with before.model_change("c"):
+                pass
+        before.traffic_changed("m", "of the engine before")
+        now = read_changes(tmp_path)
+        assert (list(now.models), now.traffic) == (["a", "b"], {})
+
+        follower.reopen()
+        before.reopen()  # the next engine has gone
+        assert read_changes(tmp_path).traffic == {"m": "of the engine before"}
+
+    asyncio.run(scenario())
+
+
+def test_changes_of_one_model_are_kept_in_the_order_in_which_they_are_made(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        kept = Keeper(tmp_path)
+        begun, may_end = asyncio.Event(), asyncio.Event()
+        made: list[str] = []
+
+        async def load() -> None:
+            async with kept.model_change("m"):
+                made.append("load")
+                begun.set()
+                await may_end.wait()
+                await kept.model_loaded("m", "{}", {"1/x": b"large"}, True)
+
+        async def unload() -> None:
+            async with kept.model_change("m"):
+                made.append("unload")
+                kept.model_unloaded("m", False)
+
+        loading = asyncio.ensure_future(load())
+        await begun.wait()
+        unloading = asyncio.ensure_future(unload())
+        async with kept.model_change("other"):  # another model does not wait
+            pass
+        assert made == ["load"]
+        may_end.set()
+        await asyncio.gather(loading, unloading)
+
+        assert made == ["load", "unload"]
+        assert read_changes(tmp_path).models == {"m": RequestedChange(2)}
+
+    asyncio.run(scenario())
+
+
+def test_files_that_the_engine_before_has_removed_meanwhile_are_those_of_an_earlier_load(tmp_path: Path) -> None:
+    class Changing(ServedFake):
+        """Loads `first`; meanwhile, the engine before loads `second` again."""
+
+        async def load_model(
+            self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+        ) -> None:
+            if name == "first":
+                await kept.model_loaded("second", "{}", {"1/x": b"2"}, False)
+            await super().load_model(name, config, files)
+
+    kept, follower, engine = Keeper(tmp_path), Keeper(tmp_path, is_strict=True), Changing()
+    loaded(kept, "first")
+    loaded(kept, "second", "{}", {"1/x": b"1"})
+
+    asyncio.run(follower.replay_models(engine))
+    assert engine.loads == [("first", None, None)]
+    taken_over(follower, engine)
+    assert engine.loads == [("first", None, None), ("second", "{}", {"1/x": b"2"})]
+
+
+def test_traffic_is_restored_when_the_engine_takes_over(tmp_path: Path) -> None:
+    class Traffic:
+        """Traffic that notes what it is told."""
+
+        keep: Callable[[str, str], None] | None = None
+
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def restore(self, key: str, text: str) -> None:
+            self.told.append(f"{key}: {text}")
+
+        def engine_ended(self) -> None:
+            self.told.append("ended")
+
+    kept, handed, crashed = Keeper(tmp_path), Traffic(), Traffic()
+    kept.traffic_changed("m", "half")
+    kept.traffic_changed("n", "all")
+    kept.traffic_changed("n", "")
+    for traffic, has_ended in ((handed, False), (crashed, True)):
+        engine = ServedFake()
+        engine.traffic = traffic  # type: ignore[assignment]
+        asyncio.run(Keeper(tmp_path).take_over(engine, Services(), has_ended=has_ended))
+        assert traffic.keep is not None
+
+    assert (handed.told, crashed.told) == (["m: half"], ["m: half", "ended"])
 
 
 def test_settings_of_the_log_hold_except_for_its_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.support.fake_engine import identity_config
 from tests.support.linked_engine import ServedFake
 
 from charonia.config.model import SequenceBatching
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START
 from charonia.core.response import InferResponse
 from charonia.server.facade import Document, Services
@@ -33,10 +33,10 @@ NO_ENDPOINTS = ServerOptions(http=HttpOptions(enabled=False), grpc=GrpcOptions(e
 class Served:
     """An engine that the test plays, behind a port."""
 
-    def __init__(self, folder: Path, name: str = SOCKET_NAME, software: str = "") -> None:
+    def __init__(self, folder: Path, name: str = SOCKET_NAME, software: str = "", *, is_strict: bool = False) -> None:
         self.fake = ServedFake(models={"identity": identity_config(), "stateful": STATEFUL})
         self.open: set[tuple[str, int | str]] = set()
-        self.port = EnginePort(folder, name, software=software)
+        self.port = EnginePort(folder, name, is_strict=is_strict, software=software)
 
     async def hand_over(self, name: str = NEXT) -> None:
         """Hand over to the engine of this socket."""
@@ -50,8 +50,9 @@ class Served:
 class Bench:
     """Two engines and two front ends. Use it as an asynchronous context manager."""
 
-    def __init__(self, folder: Path, software: tuple[str, str] = ("", "")) -> None:
-        self.first, self.second = Served(folder, software=software[0]), Served(folder, NEXT, software[1])
+    def __init__(self, folder: Path, software: tuple[str, str] = ("", ""), *, is_strict: bool = False) -> None:
+        self.first = Served(folder, software=software[0])
+        self.second = Served(folder, NEXT, software[1], is_strict=is_strict)
         self.may_explain = asyncio.Event()
         self.front_ends = [FrontEnd(NO_ENDPOINTS, None, folder) for _ in range(2)]
 
@@ -95,10 +96,14 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def run(
-    scenario: Callable[[Bench], Coroutine[object, object, None]], folder: Path, software: tuple[str, str] = ("", "")
+    scenario: Callable[[Bench], Coroutine[object, object, None]],
+    folder: Path,
+    software: tuple[str, str] = ("", ""),
+    *,
+    is_strict: bool = False,
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60), Bench(folder, software) as bench:
+        async with asyncio.timeout(60), Bench(folder, software, is_strict=is_strict) as bench:
             await scenario(bench)
 
     asyncio.run(main())
@@ -208,6 +213,26 @@ def test_a_load_meanwhile_is_made_by_the_engine_of_then_and_a_load_before_by_bot
         assert [name for name, *_ in bench.second.fake.loads] == ["before", "meanwhile"]
 
     run(scenario, tmp_path)
+
+
+def test_a_model_that_the_next_engine_cannot_load_again_keeps_the_front_ends_where_they_are(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        engine = bench.front_ends[0]._engine
+        assert engine is not None
+        assert bench.first.fake.requests is not None
+        await bench.first.fake.requests.model_loaded("m", None, None, False)
+        bench.second.fake.control_error = invalid("no such file")
+        for _ in range(2):
+            with pytest.raises(ServingError, match="no such file"):
+                await bench.first.hand_over()
+
+        assert "no such file" in bench.second.port.failed.result().message
+        await engine.load_model("goes on")
+        assert [name for name, *_ in bench.first.fake.loads] == ["goes on"]
+        await bench.answered(request())
+        assert (len(bench.first.fake.tickets), len(bench.second.fake.tickets)) == (1, 0)
+
+    run(scenario, tmp_path, is_strict=True)
 
 
 def test_where_the_next_engine_has_gone_all_is_as_before(tmp_path: Path) -> None:

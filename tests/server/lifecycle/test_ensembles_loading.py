@@ -16,6 +16,8 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
+from charonia.server.facade import Services
+from charonia.server.front_ends.keeper import Keeper
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.options import LifecycleOptions
@@ -165,6 +167,30 @@ def test_models_stay_without_unload_dependents_and_while_another_ensemble_needs_
             "outer": UNAVAILABLE,
         }
         await harness.close()
+
+    run(scenario)
+
+
+def test_models_that_stay_without_their_ensemble_are_kept_for_an_engine_that_follows(tmp_path: Path) -> None:
+    (private := tmp_path / "private").mkdir()
+    repository = tmp_path / "models"
+    write_chain(repository)
+
+    async def scenario() -> None:
+        before = Harness(repository)
+        kept = Keeper(private)
+        await kept.take_over(before.engine, Services(), has_ended=True)
+        await before.engine.load_model("b")
+        await before.engine.load_model("e")
+        await before.engine.unload_model("e")
+        await before.settle()
+        following = Harness(repository)
+        await Keeper(private).take_over(following.engine, Services(), has_ended=True)
+
+        assert before.states()["a"] is before.states()["b"] is READY
+        assert {name: state for name, state in following.states().items() if state is READY} == {"a": READY, "b": READY}
+        for harness in (before, following):
+            await harness.close()
 
     run(scenario)
 

@@ -1,4 +1,4 @@
-"""What requests have changed in an engine, so that the engine that follows it is as it was. Pure."""
+"""What requests have changed in an engine, so that the engine that follows it has the same state. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,12 +23,29 @@ class RequestedLoad:
     is_lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RequestedChange:
+    """The latest change of a model by request.
+
+    Attributes:
+        number: Sequence number of the change, in the order in which the engines of the server made them. Two loads that
+            look alike may have read different files, so only the number says whether an engine has made a change.
+        load: How the model was loaded, None for unloaded.
+        with_dependents: Whether the models that were loaded only for it were unloaded, too.
+    """
+
+    number: int
+    load: RequestedLoad | None = None
+    with_dependents: bool = False
+
+
 @dataclass(slots=True)
 class ChangeLog:
     """The changes since the server started.
 
     Attributes:
-        models: The models that were loaded or unloaded by request, None for unloaded, in the order of the requests.
+        number: Sequence number of the latest change of a model.
+        models: The latest change of each model, in the order of their numbers.
         log: Settings of the log, None if they were never changed.
         trace: Settings of traces by model, "" for those of the server.
         system: The regions of system shared memory.
@@ -36,7 +53,8 @@ class ChangeLog:
         traffic: What to keep of the traffic between versions, by model, as `TrafficService.restore` takes it.
     """
 
-    models: dict[str, RequestedLoad | None] = field(default_factory=dict)
+    number: int = 0
+    models: dict[str, RequestedChange] = field(default_factory=dict)
     log: LogOptions | None = None
     trace: dict[str, dict[str, int]] = field(default_factory=dict)
     system: tuple[SystemRegion, ...] = ()
@@ -44,31 +62,39 @@ class ChangeLog:
     traffic: dict[str, str] = field(default_factory=dict)
 
     def model_loaded(self, name: str, loaded: RequestedLoad, *, is_overridden: bool) -> None:
-        """Note that a model was loaded.
+        """Add the load of a model.
 
         Args:
             name: Its name.
             loaded: How.
-            is_overridden: Whether it has the configuration of a request: this one's, or that of one before.
+            is_overridden: Whether it has the configuration of a request: this one's, or that of an earlier one.
         """
-        former = self.models.pop(name, None)
+        former = self.models[name].load if name in self.models else None
         keeps_config = is_overridden and loaded.config is None and former is not None and former.files is None
-        self.models[name] = former if keeps_config else loaded
+        self._model_changed(name, load=former if keeps_config else loaded)
 
-    def model_unloaded(self, name: str) -> None:
-        """Note that a model was unloaded."""
-        self.models.pop(name, None)
-        self.models[name] = None
+    def model_unloaded(self, name: str, *, with_dependents: bool) -> None:
+        """Add the unload of a model."""
+        self._model_changed(name, with_dependents=with_dependents)
+
+    def since(self, number: int) -> dict[str, RequestedChange]:
+        """Return the changes of models after this sequence number, in their order."""
+        return {name: change for name, change in self.models.items() if change.number > number}
 
     def trace_changed(self, model: str, change: Change) -> None:
-        """Note a change of the settings of traces."""
+        """Add a change of the settings of traces."""
         own = {**self.trace.pop(model, {}), **change}
         kept = {name: int(value) for name, value in own.items() if value is not None}
         if kept:
             self.trace[model] = kept
 
     def traffic_changed(self, model: str, text: str) -> None:
-        """Note what to keep of the traffic of a model, "" for nothing."""
+        """Set what to keep of the traffic of a model, "" for nothing."""
         self.traffic.pop(model, None)
         if text:
             self.traffic[model] = text
+
+    def _model_changed(self, name: str, *, load: RequestedLoad | None = None, with_dependents: bool = False) -> None:
+        self.number += 1
+        self.models.pop(name, None)
+        self.models[name] = RequestedChange(self.number, load, with_dependents)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from charonia.core.calls import Outcome, Reply, Ticket
-from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
+from charonia.core.errors import ServingError, internal, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.trace import TraceTree
@@ -36,7 +36,6 @@ from charonia.server.front_ends.region_changes import change_regions
 from charonia.server.front_ends.served_engine import ServedEngine
 from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer, WhereRun
-from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.metrics.model_metrics import Increase
 from charonia.server.metrics.traffic import Traffic
 from charonia.server.tracing.requests import NO_TRACING
@@ -69,13 +68,13 @@ class EnginePort:
     Attributes:
         engine, services: The engine and what the server offers beside it, once started.
         hand_over: Lets front ends go to the next engine.
+        failed: Done with the reason when it cannot take the place of the engine that hands over.
     """
 
     def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False, software: str = "") -> None:
         self._folder = folder
         self._software = software
-        self._is_strict = is_strict
-        self._keeper = Keeper(folder)
+        self._keeper = Keeper(folder, is_strict=is_strict)
         self._is_due_to_catch_up = name != SOCKET_NAME
         self._listener = Listener(folder / name, self.connect)
         self._loop = asyncio.get_running_loop()
@@ -87,7 +86,8 @@ class EnginePort:
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
         self.engine: ServedEngine
         self.services: Services
-        self.hand_over = HandOver(folder, self._listener, self._changing, self._tell_all, self.spawn)
+        self.hand_over = HandOver(folder, self._listener, self._keeper, self._changing, self._tell_all, self.spawn)
+        self.failed: asyncio.Future[ServingError] = self._loop.create_future()
 
     async def check(self) -> None:
         """Do nothing: the ports are those of the front ends."""
@@ -100,11 +100,10 @@ class EnginePort:
                 request cannot be loaded, and the port is strict.
         """
         self.engine, self.services = engine, services
-        failures = await self._keeper.replay(engine, services, engine.traffic, has_ended=not self._is_due_to_catch_up)
-        if failures and self._is_strict:
-            raise invalid(f"{NOT_ALL_LOADED}:\n" + "\n".join(failures))
-        if not self._is_due_to_catch_up:
-            self._keep_changes()
+        if self._is_due_to_catch_up:
+            await self._keeper.replay_models(engine)
+        else:
+            await self._keeper.take_over(engine, services, has_ended=True)
         engine.on_change(self._changed)
         self._listener.open()
         self.spawn(self._keep_up())
@@ -256,10 +255,7 @@ class EnginePort:
         async with self._changing:
             self.hand_over.check()
             if self._is_due_to_catch_up:
-                self._is_due_to_catch_up = False
-                self._listener.path = self._folder / SOCKET_NAME  # by the engine that hands over
-                await self._keeper.replay(self.engine, services, self.engine.traffic)
-                self._keep_changes()
+                await self._catch_up()
             peer.is_welcome = True
             await peer.publish(self._state())
             if services.log is not None:
@@ -269,16 +265,17 @@ class EnginePort:
         names = [name for name, is_there in offered.items() if is_there]
         return [plain(self.engine.server_metadata()), names, self._software]
 
-    def _keep_changes(self) -> None:
-        """Keep what changes from now on."""
-
-        def keep_traffic(model: str, text: str) -> None:
-            if not self.hand_over.is_done:  # the next engine keeps it then
-                self._keeper.traffic_changed(model, text)
-
-        self.engine.requests = self._keeper
-        if self.engine.traffic is not None:
-            self.engine.traffic.keep = keep_traffic
+    async def _catch_up(self) -> None:
+        """Make the changes of the engine that hands over, which now waits. Raises the reason if one cannot be made."""
+        if self.failed.done():
+            raise self.failed.result()
+        try:
+            await self._keeper.take_over(self.engine, self.services, has_ended=False)
+        except ServingError as error:
+            self.failed.set_result(error)
+            raise
+        self._is_due_to_catch_up = False
+        self._listener.path = self._folder / SOCKET_NAME  # by the engine that hands over
 
     async def _then_published(self, work: Awaitable[T] | None) -> T | None:
         """Wait for a change of the models, and until all front ends know of it, even if it failed."""
@@ -293,8 +290,9 @@ class EnginePort:
             raise unsupported(NO_TRACING)
         if question == "trace_settings":
             return await tracing.settings(*arguments)
-        await self._then_published(tracing.change(*arguments))
+        await tracing.change(*arguments)
         self._keeper.trace_changed(*arguments)
+        await self._publish()
         return None
 
     def _state(self) -> EngineState:

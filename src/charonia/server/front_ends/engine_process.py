@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from charonia import __version__
 from charonia.core.errors import ServingError, internal, unavailable
@@ -95,7 +96,11 @@ async def serve_engine(
         report(EngineReport(models=tuple(server.models()), configs=configs, version=__version__))
         giving_back = asyncio.create_task(give_back_idle_memory())
         handing = asyncio.create_task(_hand_over(server, port, folder, handing_over, handed_over))
-        await asyncio.wait({stopping, handing}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {stopping, handing, port.failed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if port.failed.done():
+            status = 1
+            report(EngineReport(ErrorRecord(*encode_error(port.failed.result())), tuple(server.models())))
         handing.cancel()
         giving_back.cancel()
     stopping.cancel()

@@ -1,6 +1,7 @@
 """How an engine hands its front ends over to the next one, so that no request is lost and no change is forgotten.
 
-1. Changes wait, such as registrations of memory or loads of models; those under way are finished.
+1. Changes wait, such as registrations of memory or loads of models; those under way are finished. From then on, this
+   engine changes nothing more (`Keeper.close`).
 2. Every front end meets the next engine, which makes the changes of this one before it answers.
 3. The socket of the next engine takes the name of this one's. Every front end sends what is new to the next engine, and
    the requests of open sequences here.
@@ -21,6 +22,7 @@ from pathlib import Path
 from charonia.core.calls import Outcome, Reply
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.request import SEQUENCE_END, InferRequest
+from charonia.server.front_ends.keeper import LOOK_S, Keeper
 from charonia.server.front_ends.messages import MOVED
 from charonia.server.front_ends.reconnect import Sequence
 from charonia.server.front_ends.staying import StayingSequences
@@ -31,9 +33,6 @@ SOCKET_NAME = "engine.sock"
 
 BACKLOG = 64
 """Front ends that may wait to be accepted."""
-
-LOOK_S = 0.02
-"""Pause between two looks at what is under way."""
 
 CHANGES = frozenset(
     {
@@ -107,6 +106,7 @@ class HandOver:
     Args:
         folder: Private folder of the server.
         listener: Where front ends connect to this engine.
+        keeper: Keeps the changes of this engine.
         changing: Held while all front ends are told something.
         tell_all: Tells all front ends something, and returns when all have confirmed it; raises the first refusal.
         spawn: Runs something beside the event loop's other work.
@@ -120,6 +120,7 @@ class HandOver:
         self,
         folder: Path,
         listener: Listener,
+        keeper: Keeper,
         changing: asyncio.Lock,
         tell_all: Callable[..., Awaitable[None]],
         spawn: Callable[[Coroutine[object, object, object]], object],
@@ -128,15 +129,15 @@ class HandOver:
         self.is_done = False
         self._folder = folder
         self._listener = listener
+        self._keeper = keeper
         self._changing = changing
         self._tell_all = tell_all
         self._spawn = spawn
         self._may_change = asyncio.Event()
         self._may_change.set()
-        self._changes = 0  # under way
 
     def check(self) -> None:
-        """Check that this is the engine of new front ends and changes. Raises ServingError, `MOVED`, if it is not."""
+        """Check that this is the engine of new front ends. Raises ServingError, `MOVED`, if it is not."""
         if self.is_done:
             raise unavailable(MOVED)
 
@@ -144,12 +145,8 @@ class HandOver:
     async def change(self) -> AsyncIterator[None]:
         """Make a change, not while front ends are told where to go. Raises as `check`."""
         await self._may_change.wait()
-        self.check()
-        self._changes += 1
-        try:
+        with self._keeper.under_way():
             yield
-        finally:
-            self._changes -= 1
 
     async def run(self, next_name: str, open_sequences: Callable[[], set[Sequence]]) -> None:
         """Let all front ends send what is new to the next engine.
@@ -163,8 +160,7 @@ class HandOver:
         """
         self._may_change.clear()
         try:
-            while self._changes:
-                await asyncio.sleep(LOOK_S)
+            await self._keeper.close()
             async with self._changing:
                 if next_name:
                     await self._tell_all("meet", next_name)
@@ -174,6 +170,8 @@ class HandOver:
                     await self._tell_all("pause")
                 self.is_done = True
         finally:
+            if not self.is_done:
+                self._keeper.reopen()
             self._may_change.set()
 
     async def finish(

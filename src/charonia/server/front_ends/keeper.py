@@ -1,7 +1,11 @@
 """Keeps what requests have changed in an engine, in the private folder of the server, for the engine that follows it.
 
-A change is on the disk before its request is answered. The folder goes with the server: a new server begins as its
-command line says.
+1. A change is on the disk before its request is answered. The folder goes with the server: a new server begins as its
+   command line says.
+2. An engine that follows makes the changes of models by their sequence numbers: first before it is ready, then, when
+   nothing more can change in the engine before, those that came meanwhile.
+3. Everything else is a state rather than an action. It is restored as a whole, once, when nothing more can change.
+4. The log has one writer. An engine that hands over closes its keeper before the next one reads.
 """
 
 import asyncio
@@ -10,15 +14,19 @@ import copy
 import logging
 import marshal
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
+from weakref import WeakValueDictionary
 
-from charonia.core.errors import ServingError
-from charonia.server.facade import Engine, KeptTraffic, Services
-from charonia.server.front_ends.changes import ChangeLog, RequestedLoad
+from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.server.facade import Engine, Services
+from charonia.server.front_ends.changes import ChangeLog, RequestedChange, RequestedLoad
+from charonia.server.front_ends.messages import MOVED
 from charonia.server.front_ends.records import plain, record
+from charonia.server.front_ends.served_engine import ServedEngine
+from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.wire.log_settings import LogOptions
 from charonia.wire.trace_settings import Change
 
@@ -27,7 +35,10 @@ _log = logging.getLogger(__name__)
 CHANGES_NAME = "changes"
 
 KEPT_FILES_BYTES_MAX = 2**30
-"""Bytes of the files of one load request that are kept; a model with more is not loaded again."""
+"""Bytes of the files of one load request that are kept; a model with more cannot be loaded again."""
+
+LOOK_S = 0.02
+"""Pause between two checks of what is under way."""
 
 
 def read_changes(folder: Path) -> ChangeLog:
@@ -43,53 +54,108 @@ class Keeper:
 
     Args:
         folder: Private folder of the server.
+        is_strict: Whether all models that were loaded by request must be loaded again.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_strict: bool = False) -> None:
         self._folder = folder
-        self._changes = ChangeLog()  # as far as they hold in this engine
+        self._is_strict = is_strict
+        self._changes = ChangeLog()
+        self._made = 0  # sequence number of the latest change of a model that holds in this engine
+        self._is_closed = False
+        self._under_way = 0
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def replay(
-        self, engine: Engine, services: Services, traffic: KeptTraffic | None = None, *, has_ended: bool = False
-    ) -> list[str]:
-        """Make the changes of the engine before this one, as far as they do not hold already.
+    # For the engine that follows.
+
+    async def replay_models(self, engine: Engine) -> None:
+        """Make the changes of models that do not hold in this engine yet.
+
+        Raises:
+            ServingError: INVALID_ARG with the reasons of models that cannot be loaded, if they must be.
+        """
+        now = read_changes(self._folder)
+        failures = []
+        for name, change in now.since(self._made).items():
+            try:
+                await self._replay(engine, name, change)
+            except ServingError as error:
+                failures.append(str(error))
+        self._made = now.number
+        if failures and self._is_strict:
+            raise invalid(f"{NOT_ALL_LOADED}:\n" + "\n".join(failures))
+
+    async def take_over(self, engine: ServedEngine, services: Services, *, has_ended: bool) -> None:
+        """Make the remaining changes, restore the rest, and keep what changes from now on.
 
         Args:
             engine: The engine.
             services: Its services.
-            traffic: Its traffic between versions.
             has_ended: Whether the engine before has ended, rather than to hand over.
 
-        Returns:
-            Why models that were loaded by request cannot be loaded.
+        Raises:
+            ServingError: As `replay_models`.
         """
-        before, now = self._changes, read_changes(self._folder)
-        self._changes = now
-        failures = []
-        for name, loaded in now.models.items():
-            if name not in before.models or before.models[name] != loaded:
-                try:
-                    await self._replay_model(engine, name, loaded)
-                except ServingError as error:
-                    failures.append(str(error))
+        await self.replay_models(engine)
+        now = self._changes = read_changes(self._folder)
         if services.log is not None and now.log is not None:
             own = services.log.options
             await services.log.change(replace(now.log, file=own.file, access=own.access, access_file=own.access_file))
         if services.tracing is not None:
             for model in sorted(now.trace):  # that of the server, "", first
-                if before.trace.get(model) != now.trace[model]:
-                    with self._reported(f"settings of traces of '{model}'"):
-                        await services.tracing.change(model, now.trace[model])
+                with self._reported(f"settings of traces of '{model}'"):
+                    await services.tracing.change(model, now.trace[model])
         if services.regions is not None:
             services.regions.remember([*now.system, *now.cuda])
-        if traffic is not None:
-            for model in before.traffic.keys() | now.traffic.keys():
-                if before.traffic.get(model) != now.traffic.get(model):
-                    traffic.restore(model, now.traffic.get(model, ""))
+        engine.requests = self
+        if engine.traffic is not None:
+            for model, text in now.traffic.items():
+                engine.traffic.restore(model, text)
+            engine.traffic.keep = self.traffic_changed
             if has_ended:
-                traffic.keep = self.traffic_changed
-                traffic.engine_ended()
-        return failures
+                engine.traffic.engine_ended()
+
+    # For the engine that hands over.
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Make a change that `close` waits for.
+
+        Raises:
+            ServingError: UNAVAILABLE, `MOVED`, after `close`.
+        """
+        if self._is_closed:
+            raise unavailable(MOVED)
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    async def close(self) -> None:
+        """Wait for the changes under way, and make and keep no more."""
+        while self._under_way:
+            await asyncio.sleep(LOOK_S)
+        self._is_closed = True
+
+    def reopen(self) -> None:
+        """Make changes as before: there is no next engine."""
+        self._is_closed = False
+        self._write()
+
+    # What changes.
+
+    @contextlib.asynccontextmanager
+    async def model_change(self, name: str) -> AsyncIterator[None]:
+        """Change a model by request: one change of it at a time, so that it is kept in the order in which it is made.
+
+        Raises:
+            ServingError: As `under_way`.
+        """
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        with self.under_way():
+            async with lock:
+                yield
 
     async def model_loaded(
         self, name: str, config: str | None, files: Mapping[str, bytes] | None, is_overridden: bool
@@ -98,11 +164,13 @@ class Keeper:
         loaded = RequestedLoad(config)
         if files:
             loaded = await asyncio.to_thread(self._keep_files, name, config, files)
-        self._note(lambda changes: changes.model_loaded(name, loaded, is_overridden=is_overridden))
+        with self._files_of_models():
+            self._changes.model_loaded(name, loaded, is_overridden=is_overridden)
 
-    def model_unloaded(self, name: str) -> None:
+    def model_unloaded(self, name: str, with_dependents: bool) -> None:
         """Keep that a model was unloaded by request."""
-        self._note(lambda changes: changes.model_unloaded(name))
+        with self._files_of_models():
+            self._changes.model_unloaded(name, with_dependents=with_dependents)
 
     def log_changed(self, options: LogOptions) -> None:
         """Keep settings of the log."""
@@ -111,11 +179,13 @@ class Keeper:
 
     def trace_changed(self, model: str, change: Change) -> None:
         """Keep settings of traces."""
-        self._note(lambda changes: changes.trace_changed(model, change))
+        self._changes.trace_changed(model, change)
+        self._write()
 
     def traffic_changed(self, model: str, text: str) -> None:
         """Keep the traffic of a model."""
-        self._note(lambda changes: changes.traffic_changed(model, text))
+        self._changes.traffic_changed(model, text)
+        self._write()
 
     def regions_changed(self, services: Services) -> None:
         """Keep the regions of shared memory."""
@@ -123,28 +193,44 @@ class Keeper:
             self._changes.system, self._changes.cuda = tuple(services.regions.system()), tuple(services.regions.cuda())
             self._write()
 
-    async def _replay_model(self, engine: Engine, name: str, loaded: RequestedLoad | None) -> None:
-        if loaded is None:
-            await engine.unload_model(name)
-        elif loaded.is_lost:
-            _log.error("'%s' is not loaded again: the files of its request were too large to be kept", name)
-        else:
-            files = None
-            if loaded.files is not None:
-                kept = loaded.files
-                files = await asyncio.to_thread(lambda: {path: Path(at).read_bytes() for path, at in kept.items()})
-            await engine.load_model(name, loaded.config, files)
+    # Inside.
 
-    def _note(self, change: Callable[[ChangeLog], None]) -> None:
+    async def _replay(self, engine: Engine, name: str, change: RequestedChange) -> None:
+        loaded, files = change.load, None
+        if loaded is None:
+            await engine.unload_model(name, change.with_dependents)
+            return
+        if loaded.is_lost:
+            lost = invalid(
+                f"failed to load '{name}': the files of its request could not be kept",
+                hint=f"load it again with less than {KEPT_FILES_BYTES_MAX} bytes of files, or from the repository",
+            )
+            _log.error("%s", lost)
+            raise lost
+        if loaded.files is not None:
+            kept = loaded.files
+            try:
+                files = await asyncio.to_thread(lambda: {path: Path(at).read_bytes() for path, at in kept.items()})
+            except OSError as error:
+                if name in read_changes(self._folder).since(change.number):
+                    return  # the engine before has loaded it otherwise meanwhile
+                raise invalid(f"failed to load '{name}': the files of its request cannot be read: {error}") from error
+        await engine.load_model(name, loaded.config, files)
+
+    @contextlib.contextmanager
+    def _files_of_models(self) -> Iterator[None]:
+        """Keep a change of a model, and remove the files of requests that nothing needs any more."""
         before = copy.copy(self._changes.models)
-        change(self._changes)
+        yield
         self._write()
         after = self._changes.models.values()
-        for former in before.values():
-            if former is not None and former.files and all(former is not each for each in after):
-                shutil.rmtree(Path(next(iter(former.files.values()))).parent, ignore_errors=True)
+        for load in (each.load for each in before.values()):
+            if load is not None and load.files and all(load is not each.load for each in after):
+                shutil.rmtree(Path(next(iter(load.files.values()))).parent, ignore_errors=True)
 
     def _write(self) -> None:
+        if self._is_closed:  # the next engine has read it
+            return
         new = self._folder / f"{CHANGES_NAME}.new"
         with self._reported("a change made by request"):
             new.write_bytes(marshal.dumps(plain(self._changes), 2))  # type: ignore[arg-type] # plain values

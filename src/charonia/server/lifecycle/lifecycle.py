@@ -11,7 +11,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,23 +175,30 @@ class Lifecycle:
         if retirements:
             await asyncio.wait(retirements)
 
-    async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Start to unload a model on request. Raises as `Engine.unload_model`."""
-        self._require_explicit()
-        for key in keys_of(name, Scan(models=dict.fromkeys(self.table.models, ModelFolder(name, Path(), Path())))):
-            await self._unload_requested(self.table.models[key], unload_dependents)
+    async def unload(self, name: str, unload_dependents: bool = False) -> set[str]:
+        """Start to unload a model on request, and return the loaded models that only this ensemble had needed.
 
-    async def _unload_requested(self, model: ModelEntry, unload_dependents: bool) -> None:
-        self._requested.discard(model.name)
-        model.override = None
-        composition = model.composition
-        retirements = await self._forget(model)
-        if unload_dependents and composition is not None:
-            if self.table.in_flight():
+        Raises:
+            ServingError: As `Engine.unload_model`.
+        """
+        self._require_explicit()
+        left: set[str] = set()
+        for key in keys_of(name, Scan(models=dict.fromkeys(self.table.models, ModelFolder(name, Path(), Path())))):
+            model = self.table.models[key]
+            self._requested.discard(key)
+            model.override = None
+            composition = model.composition
+            retirements = await self._forget(model)
+            if composition is None:
+                continue
+            if not unload_dependents:
+                left |= {name_of(step.name) for step in self._only_steps(composition) if step.is_loaded}
+            elif self.table.in_flight():
                 # The ensemble's last requests still need its models.
                 self.table.keep(asyncio.get_running_loop().create_task(self._unload_steps(composition, retirements)))
             else:
                 await self._unload_steps(composition, [])
+        return left
 
     async def poll(self) -> bool:
         """Scan the repositories, and load and unload what was added, changed or removed since the last scan.
@@ -483,13 +490,17 @@ class Lifecycle:
         """Unload the models that were loaded only for a former ensemble, once its last requests are answered."""
         if retirements:
             await asyncio.wait(retirements)
+        for model in self._only_steps(composition):
+            nested = model.composition
+            retired = await self._forget(model)
+            if nested is not None:
+                await self._unload_steps(nested, retired if retirements else [])
+
+    def _only_steps(self, composition: Composition) -> Iterator[ModelEntry]:
+        """Yield the models that were loaded only for a former ensemble."""
         for name in composition.models:
-            model = self.table.models.get(name)
-            if model is not None and name not in self._requested and not self.ensembles.needs(name):
-                nested = model.composition
-                retired = await self._forget(model)
-                if nested is not None:
-                    await self._unload_steps(nested, retired if retirements else [])
+            if name in self.table.models and name not in self._requested and not self.ensembles.needs(name):
+                yield self.table.models[name]
 
 
 async def _fingerprint(folder: ModelFolder) -> Fingerprint:

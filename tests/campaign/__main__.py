@@ -1,0 +1,59 @@
+"""The campaign: checked requests, crashes, upgrades, hostile input of every kind, and the roles of all API calls.
+
+    python -m tests.campaign [--parts NAME...] [--seed N] [--requests N] [--seconds S] [--volume N]
+
+The last lines are a table with the figures of each part and everything that was found. The exit status is 1 if
+something was found, and 2 if a part itself has failed.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from tests.campaign import checker, fuzzed, role_matrix
+from tests.campaign.figures import Context, Figures, Part, table
+
+PARTS: Mapping[str, Part] = {
+    **{f"checker, {mode}": partial(checker.run, mode=mode) for mode in checker.MODES},
+    "volume": checker.run_volume,
+    "roles": role_matrix.run,
+    **{f"fuzzed {name}": partial(fuzzed.run, name=name) for name in fuzzed.FUZZERS},
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the parts, print their figures, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all", metavar="NAME")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=10_000, help="of each mode of the checker, and of each fuzzer")
+    parser.add_argument("--seconds", type=float, default=60, help="least time of the modes with crashes and upgrades")
+    parser.add_argument("--volume", type=int, default=1_000_000, help="requests of the volume run")
+    options = parser.parse_args(arguments)
+    figures: dict[str, Figures] = {}
+    seconds: dict[str, float] = {}
+    is_broken = False
+    for name in options.parts:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+            context = Context(Path(folder), options.seed, options.requests, options.seconds, options.volume)
+            try:
+                figures[name] = PARTS[name](context)
+            except Exception as error:
+                traceback.print_exc()
+                is_broken = True
+                figures[name] = Figures()
+                figures[name].found(f"the part has failed: {type(error).__name__}: {error}")
+        seconds[name] = time.monotonic() - began
+        print(f"{name}: {figures[name].finding_count} findings", flush=True)
+    print(f"\n{table(figures, seconds)}")
+    return 2 if is_broken else int(any(each.finding_count for each in figures.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
