@@ -18,6 +18,21 @@ def problems(*arguments: str) -> str:
     return raised.value.message
 
 
+def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    settings = LINE.parse(
+        ["--data=data", "--artifacts=store", "--kubernetes=config", "--kubernetes-values=values", "--helm=./helm"]
+    )
+
+    assert settings.data == tmp_path / "data"
+    assert settings.artifacts == str(tmp_path / "store")
+    kubernetes = settings.kubernetes
+    assert (kubernetes.config, kubernetes.values) == (str(tmp_path / "config"), str(tmp_path / "values"))
+    assert kubernetes.helm == str(tmp_path / "helm")
+    assert LINE.parse(["--kubernetes=in-cluster", "--helm=helm"]).kubernetes == KubernetesSettings("in-cluster")
+
+
 def test_the_options_are_the_settings(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hidden\n")
@@ -99,14 +114,14 @@ def test_a_cluster() -> None:
     )
 
     assert settings.kubernetes == KubernetesSettings(
-        config="~/.kube/config",
+        config=str(Path("~/.kube/config").expanduser()),
         context="prod",
         namespace="models",
         owner="team-a",
         image="charonia:1",
         images=(("torch", "charonia:torch"), ("tf", "charonia:tf"), ("llm", "charonia:llm")),
-        values="values.yaml",
-        chart="chart",
+        values=str(Path.cwd() / "values.yaml"),
+        chart=str(Path.cwd() / "chart"),
         store_secret="store",
         claim="claim",
         proxy="http://127.0.0.1:8001",

@@ -37,7 +37,7 @@ def problems(*arguments: str) -> str:
 def test_the_quick_start_line_is_understood() -> None:
     options = parse_profile(QUICK_START.split()).options
 
-    assert options.launch.repository == Path("R")
+    assert options.launch.repository == Path.cwd() / "R"
     assert [model.name for model in options.models.profile] == ["add_sub"]
     assert options.output.repository == Path("OUT")
     assert options.output.export == Path("RES")
@@ -330,7 +330,7 @@ def test_a_report_takes_the_names_of_variants_in_every_form(tmp_path: Path) -> N
     path.write_text("report_model_configs:\n  a_config_0: {plots: {}}\n  a_config_1:\n", encoding="utf-8")
 
     assert parse_report(["-f", str(path)]).names == ("a_config_0", "a_config_1")
-    assert parse_report(["--report-model-configs", "a_config_default,a_config_0", "-e", "R"]).export == Path("R")
+    assert parse_report(["--report-model-configs", "a_config_default,a_config_0", "-e", "R"]).export == Path.cwd() / "R"
 
 
 def test_the_help_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from charonia.cli.perf_live import LiveRun, live_view
 from charonia.cli.perf_progress import Course, ProgressLine
+from charonia.cli.values import STDOUT
 from charonia.client.errors import ClientError
 from charonia.client.sync_client import Client
 from charonia.core.dtypes import DataType
@@ -60,8 +61,6 @@ from charonia.wire.transport import Failure
 
 EXPORT_ELEMENTS_MAX = 4096
 """Largest input in an export; larger ones are null."""
-
-STDOUT = Path("-")
 
 UNFINISHED = "The run was still in progress when this file was written."
 """Note in a file that was written between two levels."""

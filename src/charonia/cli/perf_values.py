@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from charonia.cli.command_line import Fields
-from charonia.cli.values import INTEGER_MAX, duration, filled, integer, number
+from charonia.cli.values import INTEGER_MAX, duration, filled, integer, number, path, path_text
 from charonia.core.trace import TraceLevel
 from charonia.tools.perf.api import ServiceObjective, SharedMemory
 from charonia.tools.perf.language.plan import LanguageEndpoint, Length
@@ -251,34 +251,34 @@ def service_kind(text: str) -> Fields:
 
 def present_place(text: str) -> str:
     """Read the path of an existing file or folder."""
-    if not Path(filled(text)).exists():
+    if not path(text).exists():
         raise ValueError(f"expected a file or a folder, got '{text}', which does not exist")
-    return text
+    return path_text(text)
 
 
 def present_file(text: str) -> str:
     """Read the path of an existing file."""
-    if not Path(filled(text)).is_file():
+    if not path(text).is_file():
         raise ValueError(f"expected a file, got '{text}', which is not one")
-    return text
+    return path_text(text)
 
 
 def output_file(text: str) -> Path:
     """Read the path of a file to write, in an existing folder."""
-    path = Path(filled(text))
-    if not path.parent.is_dir():
+    found = path(text)
+    if not found.parent.is_dir():
         raise ValueError(f"expected a file in a folder that exists, got '{text}'")
-    if path.is_dir():
+    if found.is_dir():
         raise ValueError(f"expected a file, got the folder '{text}'")
-    return path
+    return found
 
 
 def output_folder(text: str) -> Path:
     """Read the path of a folder to write into, which may be made in a folder that exists."""
-    path = Path(filled(text))
-    if not path.parent.is_dir() or (path.exists() and not path.is_dir()):
+    found = path(text)
+    if not found.parent.is_dir() or (found.exists() and not found.is_dir()):
         raise ValueError(f"expected a folder, or a new one in a folder that exists, got '{text}'")
-    return path
+    return found
 
 
 def optional_port(text: str) -> int:
@@ -288,35 +288,36 @@ def optional_port(text: str) -> int:
 
 def new_file(text: str) -> Path:
     """Read the path of a file to write that does not exist yet."""
-    path = output_file(text)
-    if path.exists():
+    found = output_file(text)
+    if found.exists():
         raise ValueError(f"expected a file that does not exist yet, got '{text}'")
-    return path
+    return found
 
 
 def data_source(text: str) -> str:
     """Read random, zero, a folder or a file."""
-    if text in ("random", "zero") or Path(text).exists():
-        return filled(text)
+    if text in ("random", "zero"):
+        return text
+    if path(text).exists():
+        return path_text(text)
     raise ValueError(f"expected random, zero, a folder or a JSON file, got '{text}', which does not exist")
 
 
 def intervals(text: str) -> Fields:
     """Read a file with one integer per line, microseconds between requests."""
-    path = Path(present_file(text))
-    gaps = []
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    file, gaps = path(present_file(text)), []
+    with file.open(encoding="utf-8", errors="replace") as lines:
         for row, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 gaps.append(integer(0)(line.strip()) * 1000)
             except ValueError as error:
-                raise ValueError(f"{path}: line {row}: {error}") from None
+                raise ValueError(f"{file}: line {row}: {error}") from None
             if len(gaps) > INTERVALS_MAX:
-                raise ValueError(f"{path}: expected at most {INTERVALS_MAX} lines")
+                raise ValueError(f"{file}: expected at most {INTERVALS_MAX} lines")
     if not any(gaps):
-        raise ValueError(f"{path}: expected a line with the microseconds to the next request, got none above 0")
+        raise ValueError(f"{file}: expected a line with the microseconds to the next request, got none above 0")
     return Fields({"load.mode": LoadMode.INTERVALS, "load.intervals_ns": tuple(gaps)})
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from charonia.cli import logs
 from charonia.cli.command_line import CommandLine, Option, carry_out, joined
-from charonia.cli.values import filled, integer, names, path
+from charonia.cli.values import filled, integer, names, path, path_text
 from charonia.core.errors import unsupported
 from charonia.install_hint import extra_hint
 from charonia.platform.data_folder import DEFAULT_FOLDER
-from charonia.platform.settings import PlatformSettings
+from charonia.platform.settings import IN_CLUSTER, PlatformSettings
 from charonia.wire.log_settings import LogOptions
 
 SECRET_VARIABLE = "CHARONIA_OIDC_SECRET"
@@ -45,6 +45,14 @@ def _images(text: str) -> tuple[tuple[str, str], ...]:
         if not environment or not image:
             raise ValueError(f"expected ENVIRONMENT=IMAGE, got '{text}'")
     return tuple((environment, image) for environment, _, image in pairs)
+
+
+def _kubeconfig(text: str) -> str:
+    return text if text == IN_CLUSTER else path_text(text)
+
+
+def _program(text: str) -> str:
+    return path_text(text) if os.sep in text else filled(text)
 
 
 def _secret(text: str) -> str:
@@ -75,7 +83,7 @@ Keep models, environments and deployments, with pages, an API and the commands `
             Option(
                 "--artifacts",
                 "artifacts",
-                filled,
+                path_text,
                 "PATH|URL",
                 "Store of models' files in place of the data folder: another folder, s3://, gs:// or as://",
             ),
@@ -99,7 +107,7 @@ Keep models, environments and deployments, with pages, an API and the commands `
             Option(
                 "--kubernetes",
                 "kubernetes.config",
-                filled,
+                _kubeconfig,
                 "KUBECONFIG|in-cluster",
                 "Let deployments run in a cluster, too: the targets kubernetes and kserve",
             ),
@@ -130,11 +138,11 @@ Keep models, environments and deployments, with pages, an API and the commands `
             Option(
                 "--kubernetes-values",
                 "kubernetes.values",
-                filled,
+                path_text,
                 "PATH",
                 "Further values of the chart, for all deployments",
             ),
-            Option("--kubernetes-chart", "kubernetes.chart", filled, "PATH", "Another folder of the chart"),
+            Option("--kubernetes-chart", "kubernetes.chart", path_text, "PATH", "Another folder of the chart"),
             Option(
                 "--kubernetes-store-secret",
                 "kubernetes.store_secret",
@@ -163,7 +171,7 @@ Keep models, environments and deployments, with pages, an API and the commands `
                 "standard|knative",
                 "How KServe runs deployments of the target kserve",
             ),
-            Option("--helm", "kubernetes.helm", filled, "PATH", "The program that renders the chart"),
+            Option("--helm", "kubernetes.helm", _program, "PATH", "The program that renders the chart"),
         ),
         "Ray": (
             Option(

@@ -19,6 +19,9 @@ INTEGER_MAX = 2**31 - 1
 VALUES_MAX = 10_000
 """Limit of values in a range, because a step of 1 from one to a million is most likely a mistake."""
 
+STDOUT = Path("-")
+"""In place of a file to write."""
+
 TRUE = frozenset({"true", "1", "on", "yes"})
 FALSE = frozenset({"false", "0", "off", "no"})
 
@@ -51,8 +54,15 @@ def filled(value: object) -> str:
 
 
 def path(value: object) -> Path:
-    """Read the path of a file or folder."""
-    return Path(filled(value)).expanduser()
+    """Read the path of a file or folder, from here on the same in every folder; - stays what it is."""
+    found = Path(filled(value)).expanduser()
+    return found if found == STDOUT else found.absolute()
+
+
+def path_text(value: object) -> str:
+    """Read a path as `path` does, where the option also takes something else, such as an address."""
+    text = filled(value)
+    return text if "://" in text else str(path(text))
 
 
 def boolean(value: object) -> bool:

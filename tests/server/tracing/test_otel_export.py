@@ -1,5 +1,6 @@
 """Export to a collector: spans that lie in each other, with numbers that were given before."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -200,3 +201,19 @@ def test_a_collector_that_is_not_there_costs_the_spans_and_little_time(monkeypat
     sink.close()
 
     assert time.monotonic() - began < 20
+
+
+def test_a_collector_that_takes_connections_and_never_answers_does_not_hold_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(otel, "FLUSH_S_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sink = OtelExport(OtelOptions(url=f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"))
+        sink.write(SAMPLING, traced(), False)
+
+        sink.close()
+
+        waiting = [thread for thread in threading.enumerate() if thread.name == "last-export"]
+    for thread in waiting:
+        thread.join()
+    assert len(waiting) == 1

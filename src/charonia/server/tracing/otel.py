@@ -35,8 +35,8 @@ SERVICE_NAME = "triton-inference-server"
 BATCH_SIZE = 512
 """Default limit of spans in one export."""
 
-FLUSH_S_MAX = 3.0
-"""Time limit of the last export at shutdown."""
+FLUSH_S_MAX = 2.0
+"""Time limit of the last export at shutdown, also with a collector that does not answer."""
 
 _COMPUTE = frozenset({COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END})
 
@@ -96,14 +96,15 @@ class OtelExport:
         """Do nothing: spans leave by themselves."""
 
     def close(self) -> None:
-        """Send the remaining spans."""
+        """Send the remaining spans; gives up after `FLUSH_S_MAX`."""
         # At shutdown the SDK would log once more that the collector cannot be reached.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        giving_up = threading.Timer(FLUSH_S_MAX, self._exporter.shutdown)  # ends its waits between attempts
-        giving_up.start()  # so that shutdown does not wait for a collector that is down
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
-        giving_up.cancel()
-        giving_up.join()
+        # In a thread, because a collector that is silent holds the export until its own time limit.
+        last = threading.Thread(target=self._processor.shutdown, name="last-export", daemon=True)
+        last.start()
+        last.join(FLUSH_S_MAX)
+        if last.is_alive():
+            self._exporter.shutdown()  # type: ignore[no-untyped-call] # ends its waits between attempts
 
 
 class _Spans:
