@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "charonia"
 INTERNAL = {
     "core": set(),
     "die_with_parent": set(),
+    "python_command": set(),
     "install_hint": set(),
     "stores": {"core", "install_hint"},
     "archives": {"core"},
@@ -52,6 +53,7 @@ INTERNAL = {
         "archives",
         "die_with_parent",
         "install_hint",
+        "python_command",
         "server.machine",
         "server.metrics",
     }
@@ -117,6 +119,7 @@ INTERNAL = {
     "server.front_ends": {
         "__version__",
         "core",
+        "python_command",
         "config",
         "wire",
         "server",
@@ -136,6 +139,7 @@ INTERNAL = {
         "core",
         "config",
         "install_hint",
+        "python_command",
         "wire.example_inputs",
         "server.backends",
     },
@@ -146,22 +150,23 @@ INTERNAL = {
     # The second tower.
     "tools.results": {"core"},
     "tools.report": {"core", "install_hint", "tools.results"},
-    "tools.perf": {"__version__", "core", "config", "install_hint", "wire", "client", "tools.results"},
+    "tools.perf": {"__version__", "core", "config", "install_hint", "wire", "client", "tools.results"}
+    | {"python_command"},
     "tools.tune": {"__version__", "core", "config", "install_hint", "wire", "client", "die_with_parent", "tools.perf"}
-    | {"tools.report", "tools.results"},
+    | {"python_command", "tools.report", "tools.results"},
     # The third, from the bottom up. What every room of the platform may know is `SHARED`.
     "platform.database": {"core"},
     "platform.people": {"core"},
     "platform.tasks": {"core", "die_with_parent"},
     "platform.artifacts": {"archives", "core", "die_with_parent", "install_hint", "stores"},
-    "platform.models": {"archives", "core", "config", "stores", "platform.artifacts"},
+    "platform.models": {"archives", "core", "config", "python_command", "stores", "platform.artifacts"},
     "platform.environments": {"core"},
     "platform.targets": {"core", "config", "export", "install_hint", "platform.artifacts"}
-    | {"platform.deployments.spec"},
+    | {"platform.deployments.spec", "python_command"},
     "platform.deployments": {"core", "config", "stores", "platform.artifacts", "platform.models", "platform.targets"}
     | {"platform.environments", "wire.traffic_form"},
-    "platform.jobs": {"core", "config", "platform.deployments", "platform.targets"},
-    "platform.trials": {"core", "die_with_parent", "platform.deployments", "platform.targets"},
+    "platform.jobs": {"core", "config", "python_command", "platform.deployments", "platform.targets"},
+    "platform.trials": {"core", "die_with_parent", "python_command", "platform.deployments", "platform.targets"},
     "platform.console": {"__version__", "core", "config", "platform"},
     "platform": {"__version__", "core", "config", "die_with_parent", "platform", "stores", "install_hint"},
 }

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,6 +121,34 @@ def test_names_of_modules_say_what_is_inside() -> None:
     found = [path for path in MODULES if EMPTY_NAMES & {path.stem.strip("_"), path.parent.name}]
 
     assert found == []
+
+
+def commands_of_an_interpreter(source: str) -> list[int]:
+    """Return the lines with `[python, "-m", …]` or `[python, "-c", …]`: without a flag that leaves out the folder."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.expr)
+        for elements in (
+            [*getattr(node, "elts", ())],
+            [*getattr(node, "args", ())] if isinstance(node, ast.Call) else [],
+        )
+        for before, element in pairwise(elements)
+        if isinstance(element, ast.Constant) and element.value in ("-m", "-c") and not isinstance(before, ast.Constant)
+    ]
+
+
+def test_no_interpreter_is_started_that_imports_from_the_current_folder() -> None:
+    assert commands_of_an_interpreter('run([sys.executable, "-m", "charonia", *arguments])') == [1]
+    assert commands_of_an_interpreter('execv(python, "-c", code); run([python, "-P", "-m", "charonia"])') == [1]
+
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in MODULES
+        if path.stem != "python_command" and (lines := commands_of_an_interpreter(path.read_text(encoding="utf-8")))
+    }
+
+    assert found == {}
 
 
 def test_the_project_speaks_of_itself_only() -> None:

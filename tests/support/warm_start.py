@@ -198,7 +198,7 @@ def _start(args: Sequence[Any], executables: object, close_fds: object, keep: Se
     streams = [own if given == -1 else given for own, given in enumerate((from_us, to_us, errors))]
     order = (
         program,
-        [os.fsencode(word) for word in words[-len(program) - 1 :]],
+        [os.fsencode(word) for word in (sys.executable, "-P", *program)],
         list(variables) if variables is not None else [b"%s=%s" % item for item in os.environb.items()],
         os.fsencode(folder if folder is not None else os.getcwd()),
         death_signal,
@@ -222,9 +222,10 @@ def _program(words: list[str]) -> tuple[list[str] | None, int]:
     if words[1:4] == ["-I", "-S", "-c"] and "prctl" in words[4]:  # `with_parent_death_signal`
         death_signal = int(words[5])
         words = words[7:]
-    is_python = words[:1] == [sys.executable] and len(words) > 2
-    if is_python and (words[1] == WORKER or (words[1] == "-m" and words[2] in _programs)):
-        return words[1:], death_signal
+    interpreter, program = words[:2], words[2:]
+    is_ours = program[:1] == [WORKER] or (program[:1] == ["-m"] and program[1] in _programs)
+    if interpreter == [sys.executable, "-P"] and is_ours:
+        return program, death_signal
     return None, 0
 
 
@@ -361,7 +362,6 @@ def _run(program: list[str]) -> int:
     try:
         if program[0] == "-m":
             sys.argv = program[1:]
-            sys.path.insert(0, os.getcwd())
             if program[1] in MODULES:  # for `runpy`, a module that is there already is a mistake
                 del sys.modules[program[1]]
             runpy.run_module(program[1], run_name="__main__", alter_sys=True)

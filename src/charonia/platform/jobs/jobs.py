@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -29,6 +29,7 @@ from charonia.platform.targets.api import DeploymentTarget
 from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
+from charonia.python_command import python_module
 
 PERF, TUNE = "perf", "tune"
 """Kinds of tasks."""
@@ -110,7 +111,7 @@ def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database) ->
                 run.progress(0.05 + 0.9 * begun / job.level_count, text)
                 begun += 1
 
-        command = [*_CHARONIA, *job.command(address, str(run.folder), seen.key)]
+        command = python_module("charonia", *job.command(address, str(run.folder), seen.key))
         status = run.run(command, timeout_s=PERF_S_MAX, on_line=report)
         table = run.folder / CSV_FILE
         if status not in _MEASURED or not table.exists():
@@ -139,9 +140,9 @@ def tune_handler(workloads: Workloads, database: Database) -> Handler:
             if left is not None:
                 run.progress(max(0.05, min(0.95, 1 - left / (job.minutes * 60))), f"{left:.0f} s left at most")
 
-        python = [str(workload.python), "-m", "charonia"] if workload.python else _CHARONIA
+        command = python_module("charonia", *job.command(str(run.folder)), python=workload.python or sys.executable)
         limit_s = job.minutes * 60 + SPARE_S
-        status = run.run([*python, *job.command(str(run.folder))], timeout_s=limit_s, on_line=report)
+        status = run.run(command, timeout_s=limit_s, on_line=report)
         for name in ("repository", "variants", "checkpoints", "tables"):
             shutil.rmtree(run.folder / name, ignore_errors=True)
         if status not in _FOUND:
@@ -151,7 +152,6 @@ def tune_handler(workloads: Workloads, database: Database) -> Handler:
     return handle
 
 
-_CHARONIA: Sequence[str] = (sys.executable, "-m", "charonia")
 _LOG = "the log has the reason"
 
 

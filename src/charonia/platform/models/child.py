@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.platform.tasks.runner import TaskRun
+from charonia.python_command import python_module
 
 CHECK_S_MAX = 600.0
 """Time that a command may take."""
@@ -74,7 +75,7 @@ def charonia(
             output.append(line.replace("\0", "\ufffd"))  # which PostgreSQL does not take
 
     environment = {key: value for key, value in os.environ.items() if key in _PASSED_ON}
-    command = [str(python.path), "-m", "charonia", *arguments]
+    command = python_module("charonia", *arguments, python=python.path)
     if memory_bytes:
         command = ["/bin/sh", "-c", 'ulimit -d "$0" && exec "$@"', str(memory_bytes >> 10), *command]
     run.log(f"$ charonia {' '.join(arguments)}")

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from charonia.platform.targets.local_reasons import (
     why_not_upgraded,
 )
 from charonia.platform.targets.rollout import ReplicaPhase, ServerState
+from charonia.python_command import python_module
 
 HOST = "127.0.0.1"
 
@@ -141,7 +141,7 @@ class DeployedServer:
             "applying", revision=revision, is_upgrade=False, made=how["made"], log_from=self.folder.log_size()
         )
         extra = [f"--beside={beside.folder.pid()}"] if beside is not None else []
-        command = [self._python(revision), "-m", "charonia", "serve", *self._arguments(revision), *extra]
+        command = python_module("charonia", "serve", *self._arguments(revision), *extra, python=self._python(revision))
         self.folder.start(command, environment())
 
     def upgrade(self, revision: int) -> None:
@@ -149,7 +149,7 @@ class DeployedServer:
         steps = Steps(self.folder.path)
         steps.forget()  # one that was never begun is begun again
         self.folder.write("applying", revision=revision, is_upgrade=True, made=self._how(revision)["made"])
-        command = [sys.executable, "-m", "charonia", "upgrade", str(self.folder.pid())]
+        command = python_module("charonia", "upgrade", str(self.folder.pid()))
         command += ["--python", self._python(revision), "--", *self._arguments(revision)]
         steps.start(command, environment())
 
@@ -172,7 +172,7 @@ class DeployedServer:
         applying = self.folder.read("applying")
         if applying and self.folder.is_running():
             if applying["is_upgrade"]:
-                command = [sys.executable, "-m", "charonia", "upgrade", "--cancel", str(self.folder.pid())]
+                command = python_module("charonia", "upgrade", "--cancel", str(self.folder.pid()))
                 subprocess.run(command, timeout=60, check=False, capture_output=True)
             else:
                 self.folder.forget("applying")

@@ -25,6 +25,7 @@ from charonia.platform.targets.api import Workload
 from charonia.platform.targets.local_reasons import last_said, why_ended
 from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.tasks.process_group import end_group
+from charonia.python_command import python_module
 
 _log = logging.getLogger(__name__)
 
@@ -153,11 +154,11 @@ class TrialServer:
         keys = folder / "keys"
         keys.touch(0o600)
         keys.write_text(f"platform admin sha256:{hashlib.sha256(self.key.encode()).hexdigest()}\n", encoding="utf-8")
-        return [
-            *(str(workload.python or sys.executable), "-m", "charonia", "serve"),
-            *(f"--model-repository={folder / 'repository'}", f"--host={_HOST}", "--port=0"),
+        return python_module(
+            *("charonia", "serve", f"--model-repository={folder / 'repository'}", f"--host={_HOST}", "--port=0"),
             *("--allow-grpc=false", "--allow-metrics=false", f"--api-keys={keys}"),
-        ]
+            python=workload.python or sys.executable,
+        )
 
     def _serve(self, command: Sequence[str]) -> None:
         """Run the server until it ends, nobody uses it, or somebody ends it."""

@@ -6,7 +6,6 @@ import, and may end its process.
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from charonia.core.errors import unsupported
 from charonia.core.tensor import Array
+from charonia.python_command import python_module
 from charonia.server.convert.options import ConvertOptions
 from charonia.server.convert.original import failed, rename, unknown_operators, versioned
 
@@ -48,7 +48,7 @@ class TensorFlowOriginal:
         """Write the model as ONNX. Inputs and outputs have the names of the signature."""
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", WORKER],
+                python_module(WORKER),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

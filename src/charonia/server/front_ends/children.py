@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry
+from charonia.python_command import python_module
 from charonia.server.front_ends.messages import decode_error
 from charonia.server.front_ends.records import plain, record
 from charonia.server.guard.events import ProcessRole
@@ -89,7 +90,8 @@ def process_spec(
     """
     named = [(endpoint, sock) for each in (shared or {}, sockets) for endpoint, own in each.items() for sock in own]
     descriptors = [f"{endpoint}={sock.fileno()}" for endpoint, sock in named]
-    command = (python, "-m", "charonia.cli.serve_process", name, str(folder), *further, *descriptors)
+    arguments = (name, str(folder), *further, *descriptors)
+    command = python_module("charonia.cli.serve_process", *arguments, python=python)
     own, others = ([sock for each in part.values() for sock in each] for part in (sockets, shared or {}))
     return ProcessSpec(name, role, command, sockets=own, shared_sockets=others)
 

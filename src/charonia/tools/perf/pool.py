@@ -1,15 +1,14 @@
 """The worker processes that send load, controlled from the measuring process."""
 
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 
 from charonia.core.errors import Code, ServingError, internal
+from charonia.python_command import python_module
 from charonia.tools.perf.api import InputSource, RunSettings
 from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.samples import Chunk
@@ -105,15 +104,11 @@ class WorkerPool:
         commands, their_commands = socket.socketpair()
         answers, their_answers = socket.socketpair()
         descriptors = [their_commands.fileno(), their_answers.fileno()]
-        command = [sys.executable, "-m", "charonia.tools.perf.worker", *map(str, descriptors)]
-        # The worker can import what this process can, which may run from a folder on its path.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        command = python_module("charonia.tools.perf.worker", *map(str, descriptors))
         with their_commands, their_answers:
             self._processes.append(
                 # In its own process group: Ctrl-C and signals of `timeout` reach the measuring process only.
-                subprocess.Popen(
-                    command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=environment, process_group=0
-                )
+                subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0)
             )
         self._commands.append(Connection(commands.detach()))
         self._answers.append(Connection(answers.detach()))

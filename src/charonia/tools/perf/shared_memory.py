@@ -15,6 +15,7 @@ from charonia.client.sync_client import Client
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelMetadata, TensorMetadata
+from charonia.python_command import safe_path
 from charonia.tools.perf.api import InputSource, MeasuredTarget
 from charonia.tools.perf.sequences import Part, steps_once
 from charonia.wire.query import SharedMemoryRegion
@@ -95,7 +96,8 @@ def shared(
 def _registered(client: Client, name: str, byte_size: int) -> Iterator[SharedMemory]:
     if byte_size > SHARED_BYTES_MAX:
         raise invalid(f"shared memory: expected at most {SHARED_BYTES_MAX} bytes of tensors, got {byte_size}")
-    memory = SharedMemory(name, create=True, size=max(byte_size, 1))
+    with safe_path():  # the first one starts an interpreter
+        memory = SharedMemory(name, create=True, size=max(byte_size, 1))
     try:
         client.register_shared_memory(SharedMemoryRegion(name, f"/{name}", max(byte_size, 1)))
         try:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import IO, Protocol, Self
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.die_with_parent import with_parent_death_signal
+from charonia.python_command import python_module
 from charonia.tools.perf.api import StopRequest
 from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.options import LaunchMode, LaunchOptions
@@ -315,7 +315,7 @@ def command_of(options: LaunchOptions) -> list[str]:
             raise invalid(f"triton_server_flags: '{name}' is set by charonia tune itself")
     words = shlex.split(options.server_path)
     if not words or not is_there(options.server_path):
-        return [sys.executable, "-m", "charonia", "serve"]
+        return python_module("charonia", "serve")
     if shutil.which(words[0]) is None:
         raise invalid(
             f"--triton-server-path: expected a program, got '{words[0]}', which is none",

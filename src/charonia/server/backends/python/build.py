@@ -18,6 +18,7 @@ from pathlib import Path
 
 from charonia.core.errors import invalid
 from charonia.die_with_parent import with_parent_death_signal
+from charonia.python_command import python_code, python_module
 from charonia.server.backends.python.inline_metadata import InlineMetadata
 
 BUILD_S_MAX = 1800.0
@@ -154,14 +155,14 @@ async def build_requirements(
         make = [*uv, "venv", "--no-project", "--python", python or sys.executable, str(folder)]
         install = [*uv, "pip", "install", "--python", interpreter]
     else:
-        make = [sys.executable, "-m", "venv", str(folder)]
-        install = [interpreter, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        make = python_module("venv", str(folder))
+        install = python_module("pip", "install", "--disable-pip-version-check", "--no-input", python=interpreter)
     install += ["-r", requirements.name]
     place = requirements.parent
     await _run(make, place, what, "check that Python's module venv is installed completely, or install uv")
     await _run(install, place, what)
     try:
-        await run_command([interpreter, "-c", "import numpy"], limit_s=BUILD_S_MAX, env=variables())
+        await run_command(python_code("import numpy", interpreter), limit_s=BUILD_S_MAX, env=variables())
     except CommandError:
         await _run([*install, "numpy"], place, what, f"workers need numpy: add it to {what}")
 
@@ -170,7 +171,7 @@ def _find_uv() -> list[str]:
     found = shutil.which("uv")
     if found is not None:
         return [found]
-    return [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") is not None else []
+    return python_module("uv") if importlib.util.find_spec("uv") is not None else []
 
 
 def variables() -> dict[str, str]:

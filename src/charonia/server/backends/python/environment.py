@@ -33,6 +33,7 @@ from pathlib import Path
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.python_command import python_code
 from charonia.server.backends.api import BackendSettings, ModelFiles
 from charonia.server.backends.python.build import (
     BUILD_S_MAX,
@@ -102,6 +103,15 @@ class Environment:
     python: str = sys.executable
     folder: Path | None = None
     template: WorkerTemplate | None = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags of the interpreter.
+
+        A worker imports nothing from the current folder. With `-P`, which Python has since 3.11, nor do the processes
+        that its models spawn.
+        """
+        return ("-P",) if self.folder is None else ()
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables of a process in it, without those of other environments."""
@@ -329,7 +339,9 @@ def _in_folder(folder: Path, what: str) -> Environment:
 async def _probe(environment: Environment) -> None:
     python = environment.python
     try:
-        output = await run_command([python, "-c", _PROBE], env=environment.variables(os.environ), limit_s=PROBE_S_MAX)
+        output = await run_command(
+            python_code(_PROBE, python), env=environment.variables(os.environ), limit_s=PROBE_S_MAX
+        )
         failure = ""
     except CommandError as error:
         output = failure = error.output or str(error)

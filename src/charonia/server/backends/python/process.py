@@ -319,7 +319,7 @@ def _start(
     with bound_to(cores):
         # Not in a thread pool: the worker is killed when the thread that forked it ends.
         return subprocess.Popen(
-            [environment.python, *arguments],
+            [environment.python, *environment.flags, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

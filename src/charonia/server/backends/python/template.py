@@ -209,7 +209,7 @@ class WorkerTemplate:
         with theirs:
             # Not in a thread pool: the template is killed when the thread that forked it ends.
             self._process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid()), *self._modules],
+                [sys.executable, "-P", str(SCRIPT), str(theirs.fileno()), str(os.getpid()), *self._modules],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,

@@ -216,7 +216,7 @@ def serve(
     )
     caller = sys._getframe(1).f_globals
     if _collected.get() is None and caller.get("__name__") == "__main__" and "__file__" in caller:
-        os.execv(sys.executable, [sys.executable, "-m", "charonia", "serve", os.path.abspath(caller["__file__"])])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "charonia", "serve", os.path.abspath(caller["__file__"])])
     return target
 
 
