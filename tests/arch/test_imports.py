@@ -156,7 +156,7 @@ INTERNAL = {
     | {"python_command", "tools.report", "tools.results"},
     # The third, from the bottom up. What every room of the platform may know is `SHARED`.
     "platform.database": {"core"},
-    "platform.people": {"core"},
+    "platform.people": {"core", "wire.browsers"},
     "platform.tasks": {"core", "die_with_parent"},
     "platform.artifacts": {"archives", "core", "die_with_parent", "install_hint", "stores"},
     "platform.models": {"archives", "core", "config", "python_command", "stores", "platform.artifacts"},
@@ -168,7 +168,16 @@ INTERNAL = {
     "platform.jobs": {"core", "config", "python_command", "platform.deployments", "platform.targets"},
     "platform.trials": {"core", "die_with_parent", "python_command", "platform.deployments", "platform.targets"},
     "platform.console": {"__version__", "core", "config", "platform"},
-    "platform": {"__version__", "core", "config", "die_with_parent", "platform", "stores", "install_hint"},
+    "platform": {
+        "__version__",
+        "core",
+        "wire.browsers",
+        "config",
+        "die_with_parent",
+        "platform",
+        "stores",
+        "install_hint",
+    },
 }
 
 # What every room of the platform may know, but the database those below it only.

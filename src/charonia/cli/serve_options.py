@@ -1,8 +1,8 @@
 """Every option of `charonia serve`, a line each: the one place to add one.
 
-Names and defaults are tritonserver's. The default of an option is that of its field in `ServerOptions`. Existing start
-scripts use options that do not apply here: one that only tunes tritonserver's internals is accepted, with a warning in
-the log; one that requests an unsupported behaviour is refused, unless its value turns it off.
+Names and defaults are tritonserver's, and an option's default that of its field in `ServerOptions`. Start scripts use
+options that do not apply here: one that only tunes tritonserver's internals is accepted, with a warning; one that
+requests an unsupported behaviour is refused, unless its value turns it off.
 """
 
 from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined, refused, without_effect
@@ -18,6 +18,7 @@ from charonia.cli.serve_values import (
     cache_fields,
     cache_setting,
     front_ends,
+    hosts,
     load_metrics,
     log_frequency,
     negated,
@@ -280,9 +281,13 @@ HTTP = (
     ),
     Option(
         *("--cors-origins", "http.cors_origins", origins, "ORIGIN[,ORIGIN]"),
-        "Sites whose pages may call the server from a browser, * for all; repeatable",
-        joined,
+        *("Sites whose pages may call the server from a browser, * for all; repeatable", joined),
         default="none",
+    ),
+    Option(
+        *("--allowed-hosts", "http.allowed_hosts", hosts, "HOST[,HOST]"),
+        *("Hosts that requests may be for besides localhost and addresses, * for all; repeatable", joined),
+        default="all; on the loopback interface none",
     ),
     Option("--http-use-ssl", "http.tls.enabled", boolean, _BOOL, "Serve HTTPS instead of HTTP"),
     Option("--http-use-ssl-mutual", "http.tls.mutual", boolean, _BOOL, "Also require client certificates"),

@@ -27,6 +27,7 @@ PORT_VARIABLE = "PORT"
 
 _CACHE_BACKEND, _CACHE_SETTING = "python", "environment-cache"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)
+_HOST = re.compile(r"[a-z0-9._-]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _NEXT_SETTING = re.compile(r",(?=[a-z_]+=)")
 _LEVELS = {
@@ -106,6 +107,15 @@ def origins(text: str) -> tuple[str, ...]:
     for origin in given:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ValueError(f"expected * or origins such as https://example.org, got '{origin}'")
+    return given
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Read names of hosts, separated by commas, or "*"."""
+    given = tuple(part.strip().lower() for part in text.split(","))
+    for host in given:
+        if host != "*" and not _HOST.fullmatch(host):
+            raise ValueError(f"expected * or names such as models.example.org, without a port, got '{host}'")
     return given
 
 

@@ -24,7 +24,7 @@ from charonia.platform.models.hosts import AllowedHosts
 from charonia.platform.openapi import OPENAPI_PATH, describe
 from charonia.platform.people import login
 from charonia.platform.people import routes as people
-from charonia.platform.people.headers import SecurityHeaders
+from charonia.platform.people.headers import OwnPages, SecurityHeaders
 from charonia.platform.people.oidc import Provider
 from charonia.platform.repeats import RepeatedCalls
 from charonia.platform.settings import PlatformSettings
@@ -79,6 +79,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         app.include_router(each.router)
     describe(app)
     app.add_middleware(RepeatedCalls, database=platform.database)
+    app.add_middleware(OwnPages, settings=settings)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
     for kind, answer in ANSWERS.items():
         app.add_exception_handler(kind, answer)

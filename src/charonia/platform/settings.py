@@ -1,12 +1,12 @@
 """What `charonia platform` is told."""
 
-import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from charonia.core.errors import invalid
+from charonia.wire.browsers import listens_locally
 
 HOST = "127.0.0.1"
 PORT = 8080
@@ -138,7 +138,7 @@ class PlatformSettings:
             problems.append(
                 f"--public-url: expected http://HOST or https://HOST, without a path, got '{self.public_url}'"
             )
-        if not self.public_url and not _is_loopback(self.host):
+        if not self.public_url and not listens_locally(self.host):
             problems.append(
                 f"--host: others reach '{self.host}', so expected --public-url as well: the address of the HTTPS "
                 "proxy in front of it"
@@ -148,7 +148,7 @@ class PlatformSettings:
         if self.oidc.issuer and not self.oidc.client_id:
             problems.append("--oidc-issuer: expected --oidc-client-id as well")
         issuer = urlsplit(self.oidc.issuer)
-        if self.oidc.issuer and issuer.scheme != "https" and not _is_loopback(issuer.hostname or ""):
+        if self.oidc.issuer and issuer.scheme != "https" and not listens_locally(issuer.hostname or ""):
             problems.append(f"--oidc-issuer: expected https://..., got '{self.oidc.issuer}'")
         problems += [*_kubernetes_problems(self.kubernetes), *_ray_problems(self.ray)]
         if problems:
@@ -171,13 +171,6 @@ class PlatformSettings:
 
     def _url_of(self, host: str) -> str:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _kubernetes_problems(settings: KubernetesSettings) -> list[str]:

@@ -15,7 +15,7 @@ from charonia.core.metadata import PRODUCT, ModelIndexEntry, ServerMetadata
 from charonia.core.usage import TokenUsage
 from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
-from charonia.server.endpoints import Endpoints
+from charonia.server.endpoints import Endpoints, allowed_hosts
 from charonia.server.engine import ModelEngine
 from charonia.server.execution.busy_poll import make_busy_poll
 from charonia.server.execution.neighbours import Neighbours
@@ -345,6 +345,7 @@ class InferenceServer:
                     _page_view(options.metrics),
                 ),
                 self._collect,
+                allowed_hosts(options, options.metrics_address),
             )
             await self.metrics.start(
                 options.metrics_address, options.metrics.port, descriptors=options.metrics.descriptors

@@ -20,11 +20,18 @@ from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
 from charonia.server.metrics.traffic import Traffic
 from charonia.server.options import ControlMode, EndpointTls, ServerOptions
+from charonia.wire.browsers import listens_locally
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
 _log = logging.getLogger(__name__)
 
 SAGEMAKER, VERTEX_AI = "Sagemaker", "Vertex AI"
+
+
+def allowed_hosts(options: ServerOptions, address: str, *, has_keys: bool = False) -> tuple[str, ...] | None:
+    """Return `Services.allowed_hosts` of an endpoint that listens at an address, and may require keys."""
+    given = options.http.allowed_hosts
+    return given if given or (listens_locally(address) and not has_keys) else None
 
 
 class Endpoints:
@@ -75,6 +82,7 @@ class Endpoints:
         services = replace(
             services,
             http_gate=http_gate(options.http.access, keys),
+            allowed_hosts=allowed_hosts(options, options.http.address, has_keys=keys is not None),
             grpc_gate=grpc_gate(options.grpc.access, keys),
             http_headers=forwarded_headers(options.http.access),
             grpc_headers=forwarded_headers(options.grpc.access),

@@ -133,6 +133,7 @@ class Services:
         controls_models: Whether models are loaded and unloaded on request.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
         cors_origins: Origins of pages in browsers that may call the server over HTTP.
+        allowed_hosts: Hosts that HTTP requests may be for, besides local ones; None for all.
         traffic: How requests without a version are split.
         lend: Lends memory for the bodies of requests with large tensors, from which the engine reads them.
         has_openai: Whether OpenAI's API is served over HTTP.
@@ -157,6 +158,7 @@ class Services:
     folders: Callable[[str, str], Awaitable[list[str]]] | None = None
     count_tokens: Callable[[str, TokenUsage], Awaitable[None]] | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = None
     traffic: TrafficControl | None = None
     lend: Lend | None = None
     has_openai: bool = True

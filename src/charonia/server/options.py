@@ -123,6 +123,8 @@ class HttpOptions:
         openai: Whether OpenAI's API is served.
         kserve_v1: Whether KServe's v1 protocol is served.
         cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
+        allowed_hosts: Hosts that requests may be for, besides local ones; "*" for every one, and with none all but on
+            the loopback interface.
         tls: TLS.
         access: What is asked of callers.
     """
@@ -137,6 +139,7 @@ class HttpOptions:
     openai: bool = True
     kserve_v1: bool = False
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     tls: EndpointTls = EndpointTls()
     access: AccessOptions = field(default_factory=AccessOptions)
 

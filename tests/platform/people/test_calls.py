@@ -1,10 +1,13 @@
 import time
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from charonia.platform.app import make_app
 from charonia.platform.people import keys, local, sessions, users
 from charonia.platform.people.access import Grant, Principal, ProjectRole
+from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 
 ROOT = Principal("root", everywhere=ProjectRole.ADMIN)
@@ -146,3 +149,39 @@ def test_the_key_of_the_folder_is_for_its_owner_and_stays(admin: TestClient, pla
 
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text() == before
+
+
+def test_a_page_of_another_site_changes_nothing_whoever_is_signed_in(
+    platform: Platform, browser: TestClient, admin: TestClient
+) -> None:
+    token = {"X-CSRF-Token": csrf(platform, browser)}
+    del admin.headers["Authorization"]
+
+    def status(**fields: str) -> int:
+        headers = {name.replace("_", "-"): value for name, value in fields.items()}
+        return browser.post("/api/v1/keys", json={"name": "k"}, headers=token | headers).status_code
+
+    assert status(Origin="https://evil.example", Sec_Fetch_Site="cross-site") == 403
+    assert status(Origin="https://evil.example") == 403
+    assert status(Origin="http://127.0.0.1:3000", Sec_Fetch_Site="same-site") == 403
+    assert status(Origin="http://127.0.0.1:8080", Sec_Fetch_Site="same-origin") != 403
+    assert status(Origin="http://127.0.0.1:8080") != 403
+    assert browser.get("/login", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
+
+
+def test_a_name_of_another_site_is_not_the_platform(anybody: TestClient) -> None:
+    def status(host: str) -> int:
+        return anybody.get("/login", headers={"Host": host}).status_code
+
+    assert [status(host) for host in ("evil.example", "evil.example:8080")] == [403, 403]
+    assert [status(host) for host in ("127.0.0.1:8080", "localhost", "[::1]:8080")] == [200, 200, 200]
+
+
+def test_a_platform_behind_a_proxy_has_the_name_of_its_address(tmp_path: Path) -> None:
+    def statuses(host: str, *hosts: str) -> list[int]:
+        app = make_app(PlatformSettings(tmp_path / host, host=host, public_url="https://models.example.org"))
+        with TestClient(app, base_url="http://x") as client:
+            return [client.get("/login", headers={"Host": host}).status_code for host in hosts]
+
+    assert statuses("127.0.0.1", "models.example.org", "127.0.0.1", "evil.example") == [200, 200, 403]
+    assert statuses("0.0.0.0", "models.example.org", "charonia.svc.cluster.local") == [200, 200]

@@ -11,6 +11,7 @@ from charonia.core.flow import NO_FLOW
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.frontend import HttpFrontend
 from charonia.server.http.parser import Request
+from charonia.wire.browsers import PAGE_FIELDS
 
 Message = dict[str, Any]
 """An ASGI message."""
@@ -77,6 +78,7 @@ def begin(http: HttpFrontend, scope: Mapping[str, Any], body: bytes, send: Send)
         keep_alive=True,
         knows_chunks=False,
     )
+    request.by_page = not PAGE_FIELDS.isdisjoint(request.headers)
     exchange = Exchange(AsgiOutlet(send), request)
     limit = http.limits.body_bytes_max
     http.request_count += 1

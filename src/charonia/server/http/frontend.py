@@ -12,9 +12,9 @@ from charonia.core.response import InferResponse
 from charonia.server.access.rules import Gate
 from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
+from charonia.server.http.browsers import BrowserRules
 from charonia.server.http.connection import READ_BYTES, HttpConnection
 from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers, TrafficHandlers
-from charonia.server.http.cors import CrossOrigin
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.kserve_v1 import KserveV1Handlers
@@ -70,6 +70,7 @@ class HttpEndpoint:
         hint: Callable[[str], str],
         versions: Callable[[str], Sequence[str]] = none_ready,
         gate: Gate | None = None,
+        browsers: BrowserRules | None = None,
         access_log: AccessLog | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -81,6 +82,7 @@ class HttpEndpoint:
             hint: Returns the hint in the error for an unknown path.
             versions: Returns the versions of a model that are ready.
             gate: Authorizes calls; None to allow all.
+            browsers: Decides about requests of browsers.
             access_log: The access log, None for none.
             is_exiting: Whether requests are refused because the server is shutting down.
         """
@@ -92,7 +94,7 @@ class HttpEndpoint:
         self.is_traced = False
         self.keeps_names = False
         self.singular: Set[bytes] = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
-        self._router = Router(routes, hint, versions=versions, gate=gate, is_exiting=is_exiting)
+        self._router = Router(routes, hint, versions=versions, gate=gate, browsers=browsers, is_exiting=is_exiting)
         self.handle = self._router.handle
         self.turns = Turns(_call_soon)
         self.lend: Lend | None = None
@@ -246,11 +248,10 @@ class HttpFrontend(HttpEndpoint):
             hint=route_hint,
             versions=partial(_ready_versions, engine),
             gate=services.http_gate,
+            browsers=BrowserRules(services.cors_origins, services.allowed_hosts),
             access_log=access_log,
             is_exiting=engine.is_exiting,
         )
-        if services.cors_origins:
-            self.handle = CrossOrigin(services.cors_origins, self.handle).handle
         self.is_traced = services.tracer is not None
         self.keeps_names = services.http_headers is not None
         self.lend = services.lend
@@ -285,12 +286,18 @@ def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_
 class MetricsFrontend(HttpEndpoint):
     """The metrics page."""
 
-    def __init__(self, render: Callable[[], bytes], collect: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        render: Callable[[], bytes],
+        collect: Callable[[], Awaitable[None]],
+        allowed_hosts: Sequence[str] | None = None,
+    ) -> None:
         """Make a front end.
 
         Args:
             render: Returns the page.
             collect: Awaited before: brings what is shown up to date.
+            allowed_hosts: As in `Services`.
         """
         tasks = Tasks(HttpLimits().body_bytes_max)
 
@@ -304,4 +311,5 @@ class MetricsFrontend(HttpEndpoint):
         def hint(path: str) -> str:
             return "GET /metrics has the metrics"
 
-        super().__init__([Route("/metrics", {b"GET": page})], HttpLimits(), hint=hint)
+        rules = BrowserRules(hosts=allowed_hosts)
+        super().__init__([Route("/metrics", {b"GET": page})], HttpLimits(), hint=hint, browsers=rules)

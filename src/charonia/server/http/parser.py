@@ -38,6 +38,7 @@ from charonia.server.http.limits import (
     WHOLE_BYTES,
     HttpLimits,
 )
+from charonia.wire.browsers import PAGE_FIELDS
 from charonia.wire.openai_errors import PATHS
 from charonia.wire.tensors import Lend
 
@@ -49,7 +50,7 @@ _NOTHING = memoryview(b"")
 _END_OF_HEADER = b"\r\n\r\n"
 _HOST = b"host"
 _OFFERS = (b"upgrade", b"expect")  # already handled when a request is parsed again
-_NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
+_NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection", *PAGE_FIELDS})
 
 
 class ParserState(Enum):
@@ -104,6 +105,7 @@ class Request:
         knows_chunks: Whether the client supports chunked encoding, which HTTP/1.0 does not.
         refusal: Error to answer with instead of calling a handler: the body was dropped, or the request is invalid.
         refusal_status: HTTP status of that error; 0 for that of its code.
+        by_page: Whether a browser sent it for a page.
     """
 
     method: bytes
@@ -115,6 +117,7 @@ class Request:
     knows_chunks: bool = True
     refusal: ServingError | None = None
     refusal_status: int = 0
+    by_page: bool = False
 
 
 class Expectation(Enum):
@@ -446,7 +449,7 @@ class RequestParser:
         status = _body_status(self._url) if self._refusal is not None else 0
         return Request(
             *(llhttp.get_method(), self._url, headers, self._names, body, keep_alive, not is_old),
-            *(self._refusal, status),
+            *(self._refusal, status, not PAGE_FIELDS.isdisjoint(headers)),
         )
 
     def _complete(self, request: Request) -> None:

@@ -15,6 +15,7 @@ from charonia.core.errors import ServingError, internal, invalid, not_found, tur
 from charonia.server.access.operations import CHANGES, operation_of_route
 from charonia.server.access.rules import Gate, Operation, Refusal
 from charonia.server.facade import EnsureLoaded, LoadReports
+from charonia.server.http.browsers import BrowserRules
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.large_body import JSON_SIZE
 from charonia.server.http.parser import Request
@@ -100,6 +101,7 @@ class Router:
         *,
         versions: Callable[[str], Sequence[str]] = none_ready,
         gate: Gate | None = None,
+        browsers: BrowserRules | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make a router.
@@ -109,11 +111,14 @@ class Router:
             hint: Returns the hint in the error for an unknown path.
             versions: Returns the versions of a model that are ready.
             gate: Authorizes calls; None to allow all.
+            browsers: Decides about requests of browsers.
             is_exiting: Whether requests are refused because the server is shutting down.
         """
         self._hint = hint
         self._versions = versions
         self._gate = gate
+        self._browsers = browsers if browsers is not None else BrowserRules()
+        self._known_hosts = self._browsers.known_hosts
         self._is_exiting = is_exiting
         self.load: LoadReports | None = None
         self._routes = [
@@ -130,7 +135,11 @@ class Router:
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later. Never raises."""
         request = exchange.request
+        hosts = self._known_hosts
         try:
+            is_checked = request.by_page or (hosts and request.headers.get(b"host") not in hosts)
+            if is_checked and not self._browsers.admit(exchange):
+                return
             if self._is_exiting():
                 raise turned_away("the server is shutting down")
             handlers, operation, target, change = self._matches.get(request.url) or self._match(request.url)
