@@ -16,10 +16,10 @@ needed = pytest.mark.skipif(_PATH is None, reason="there is no chromium on this 
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """Run a browser without a window."""
+def chromium(*more: str) -> Iterator[Browser]:
+    """Run a browser without a window, with more arguments."""
     # Its sandbox needs rights that containers withhold, and root has none at all.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = [*more, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=_PATH, args=arguments)
         try:

@@ -1,0 +1,136 @@
+"""Requests of browsers: each method, route, content type, origin, `Sec-Fetch-Site` and host, and what the answer is.
+
+    python -m tests.campaign.browser_requests
+
+A server and a platform get every combination. What a page of another site may not do must be refused with status 403
+and change nothing; everything else must not be refused. The last line has the figures, and the exit status is 1 if an
+answer was wrong.
+"""
+
+import http.client
+import itertools
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.models import identity_pbtxt, write_model
+from tests.support.platform_process import PlatformProcess
+from tests.support.process import ServeProcess
+
+FRIEND = "https://friend.example"
+SAFE = ("GET", "HEAD", "OPTIONS")
+METHODS = (*SAFE, "POST", "PUT", "DELETE", "PATCH")
+CONTENT_TYPES = (
+    "text/plain",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data; boundary=b",
+    "application/json",
+)
+SITES = ("", "same-origin", "none", "same-site", "cross-site")
+ORIGINS = ("", "http://{own}", "https://{own}", "http://127.0.0.1:1", "https://evil.example", "null", FRIEND)
+HOSTS = ("127.0.0.1:{port}", "localhost:{port}", "evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "box")
+SERVER_ROUTES = (
+    *("/v2", "/v2/health/ready", "/v2/models/m", "/v2/models/m/infer", "/v2/models/m/generate", "/v2/models/m/traffic"),
+    *("/v2/repository/index", "/v2/repository/models/evil/load", "/v2/repository/models/m/unload"),
+    *(
+        "/v2/systemsharedmemory/region/r/register",
+        "/v2/systemsharedmemory/unregister",
+        "/v2/cudasharedmemory/unregister",
+    ),
+    *("/v2/logging", "/v2/trace/setting", "/v2/models/m/trace/setting", "/v1/chat/completions", "/v1/embeddings"),
+    *("/samples/m", "/", "/nothing"),
+)
+PLATFORM_ROUTES = (
+    *("/", "/login", "/login/key", "/login/sso", "/logout", "/api/v1/me", "/api/v1/keys", "/api/v1/projects"),
+    *("/api/v1/projects/default/models", "/api/v1/projects/default/deployments", "/api/v1/projects/default/uploads"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserRequest:
+    """A request of a browser; "" stands for a field that it lacks."""
+
+    method: str
+    path: str
+    content_type: str
+    site: str
+    origin: str
+    host: str
+
+    def is_refused(self, allowed: Sequence[str] = ()) -> bool:
+        """Whether it has to be refused by what listens on the loopback interface, and allows these origins."""
+        if "evil.example" in self.host:
+            return True
+        if self.method in SAFE or self.origin in allowed:
+            return False
+        if self.site:
+            return self.site in ("same-site", "cross-site")
+        return self.origin not in ("", f"http://{self.host}", f"https://{self.host}")
+
+
+def requests(routes: Sequence[str], port: int) -> Iterator[BrowserRequest]:
+    """Return every combination."""
+    for method, path, kind, site, origin, host in itertools.product(
+        METHODS, routes, CONTENT_TYPES, SITES, ORIGINS, HOSTS
+    ):
+        own = host.format(port=port)
+        yield BrowserRequest(method, path, kind, site, origin.format(own=own), own)
+
+
+def ask(
+    port: int, routes: Sequence[str], allowed: Sequence[str], sample: random.Random | None, count: int
+) -> tuple[int, list[str]]:
+    """Send requests, all of them or a sample; return how many were sent, and what was answered wrongly."""
+    chosen = list(requests(routes, port))
+    if sample is not None:
+        chosen = sample.sample(chosen, count)
+    wrong = []
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    for each in chosen:
+        fields = {
+            "Host": each.host,
+            "Content-Type": each.content_type,
+            "Origin": each.origin,
+            "Sec-Fetch-Site": each.site,
+        }
+        body = None if each.method in SAFE else b"{}"
+        connection.request(each.method, each.path, body, {name: text for name, text in fields.items() if text})
+        answer = connection.getresponse()
+        content = answer.read()
+        is_refused = answer.status == 403 and (each.method == "HEAD" or b"are not allowed" in content)
+        if is_refused != each.is_refused(allowed):
+            wrong.append(f"{each}: {answer.status}")
+    connection.close()
+    return len(chosen), wrong
+
+
+def run(folder: Path, sample: random.Random | None = None, count: int = 0) -> dict[str, tuple[int, list[str]]]:
+    """Ask a server in both shapes and a platform; return by name how many requests were sent, and what was wrong."""
+    config = identity_pbtxt(dims=(4,), max_batch_size=0)
+    write_model(folder / "models", "m", b"", config=config)
+    found = {}
+    for name, shape in {"one process": (), "front ends": ("--front-ends=2",)}.items():
+        with ServeProcess(folder / "models", f"--cors-origins={FRIEND}", *shape) as server:
+            port = int(server.http.rpartition(":")[2])
+            sent, wrong = ask(port, SERVER_ROUTES, (FRIEND,), sample, count)
+            metrics, more = ask(int(server.metrics.rpartition(":")[2]), ("/metrics",), (), sample, min(count, 200))
+            found[name] = sent + metrics, wrong + more
+    with PlatformProcess(folder / "platform") as platform:
+        port = int(platform.url.rpartition(":")[2])
+        found["platform"] = ask(port, PLATFORM_ROUTES, (platform.url,), sample, count)
+    return found
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="campaign-") as made:
+        results = run(Path(made))
+    print(
+        json.dumps({name: {"requests": sent, "wrong": wrong[:20]} for name, (sent, wrong) in results.items()}, indent=2)
+    )
+    total, bad = (sum(part) for part in zip(*((sent, len(wrong)) for sent, wrong in results.values()), strict=True))
+    print(f"{total} requests, {bad} wrong answers")
+    sys.exit(int(bad > 0))
