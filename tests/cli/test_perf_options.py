@@ -486,3 +486,35 @@ def test_pictures_go_into_a_folder_that_is_there_or_can_be_made(tmp_path: Path) 
         assert problems(*M, "--png", str(wrong)) == [
             f"--png: expected a folder, or a new one in a folder that exists, got '{wrong}'"
         ]
+
+
+def test_a_header_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("x-api-key: secret\n")
+
+    parsed = parse(["-m", "resnet", "-H", f"@{file}"])
+
+    assert parsed.options.target.headers == (("x-api-key", "secret"),)
+    assert "secret" not in parsed.command
+
+
+@pytest.mark.parametrize("content", ["secret", "a: b\nc: d", ": secret"])
+def test_a_file_without_a_header_is_named_but_not_shown(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(content)
+
+    with pytest.raises(ServingError) as raised:
+        parse(["-m", "resnet", "-H", f"@{file}"])
+    assert f"expected Name:Value in '{file}'" in str(raised.value)
+    assert "secret" not in str(raised.value)
+    with pytest.raises(ServingError, match="cannot be read"):
+        parse(["-m", "resnet", "-H", f"@{tmp_path / 'none'}"])
+
+
+def test_the_key_of_the_environment_counts_where_no_other_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_API_KEY", "secret")
+
+    assert parse(["-m", "resnet", "-H", "a:b"]).options.target.headers == (("a", "b"), ("x-api-key", "secret"))
+    assert parse(["-m", "resnet", "-H", "X-Api-Key:k"]).options.target.headers == (("X-Api-Key", "k"),)
+    assert parse(["-m", "resnet", "-H", "Authorization:k"]).options.target.headers == (("Authorization", "k"),)
+    assert "secret" not in parse(["-m", "resnet"]).command

@@ -16,13 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out
-from charonia.cli.values import integer, number
+from charonia.cli.values import KEY_VARIABLE, integer, number
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.wire.endpoint import parse_url
 from charonia.wire.example_request import URL
-
-KEY_VARIABLE = "CHARONIA_API_KEY"
-"""Environment variable with the key, where the command line has none."""
 
 COMMANDS = {
     "/reset": "begin a new conversation",

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import header
+from charonia.cli.values import HEADER_HELP, header, with_key
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.tools.report.explain_text import COLUMNS_MAX, explain_text
 
@@ -46,7 +46,7 @@ Show what the scheduler did for a model in the last minute, what limits it, and 
             Option("MODEL", "model", str, "MODEL", "Name of a loaded model"),
             Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
             Option("--model-version", "version", str, "VERSION", "That version", default="the newest"),
-            Option("--header -H", "headers", header, "NAME:VALUE", "Header; repeatable", tuple),
+            Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
             Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
             flag("--json", "json", True, "Print JSON"),
         )
@@ -78,7 +78,7 @@ def fetch(given: ExplainOptions) -> dict[str, Any]:
     request = urllib.request.Request(f"{base.rstrip('/')}/v2/models/{quote(given.model, safe='')}{version}/explain")
     if request.type not in ("http", "https"):
         raise invalid(f"--url: expected HOST:PORT, or a URL of http or https, got '{given.url}'")
-    for name, value in given.headers:
+    for name, value in with_key(given.headers):
         request.add_header(name, value)
     try:
         context = ssl.create_default_context(cafile=given.ssl_ca or None) if request.type == "https" else None

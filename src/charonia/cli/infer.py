@@ -17,7 +17,7 @@ import numpy as np
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.infer_inputs import tensors_of
 from charonia.cli.infer_outputs import CLASSES, classes, content_of, describe, piece
-from charonia.cli.values import header, seconds
+from charonia.cli.values import HEADER_HELP, header, seconds, with_key
 from charonia.client import Client, ClientError, Failure, InferResult, TlsOptions, WireOptions
 from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig
@@ -84,7 +84,7 @@ Send one request to a model and print the answer. Inputs that are not given are 
                 "--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL; grpc:// for gRPC"
             ),
             Option("--model-version", "version", str, "VERSION", "That version", default="the newest"),
-            Option("--header -H", "headers", header, "NAME:VALUE", "Header; repeatable", tuple),
+            Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
             Option("--timeout", "timeout_s", seconds, "SECONDS", "Longest time to wait for the answer"),
             Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
             flag("--stream", "stream", True, "Print responses as they come; the default for models that stream"),
@@ -122,7 +122,7 @@ def file_hint(message: str, inputs: Sequence[tuple[str, str]]) -> str:
 def _answer(given: InferOptions) -> int:
     if given.curl and given.python:
         raise invalid("--curl, --python: expected one of them")
-    options = WireOptions(headers=given.headers, tls=TlsOptions(ca_file=given.ssl_ca))
+    options = WireOptions(headers=with_key(given.headers), tls=TlsOptions(ca_file=given.ssl_ca))
     with Client(given.url, timeout_s=given.timeout_s, options=options) as client:
         config = _config(client, given)
         request = example_request(config, version=given.version, url=given.url)

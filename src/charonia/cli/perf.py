@@ -6,13 +6,14 @@ Results go to stdout, everything else to stderr. `charonia perf --help` lists th
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from importlib import import_module
 from typing import Any
 
 from charonia.cli.command_line import HELP_NAMES, Given, complain
 from charonia.cli.perf_options import LINE, OLD_NAMES
+from charonia.cli.values import with_key
 from charonia.core.errors import ServingError
 from charonia.tools.perf.api import RunSettings
 from charonia.tools.perf.options import RANGES, PerfOptions, run_settings
@@ -114,6 +115,7 @@ def parse(arguments: Sequence[str]) -> Parsed:
         given.problems.append("--sync and --async: expected one of them, got both")
     options = LINE.filled({"target.model": "", **updates}, given)
     given.check()
+    options = replace(options, target=replace(options.target, headers=with_key(options.target.headers)))
     shown = given.values | _without_secrets(given.values)
     words = [word for name, texts in shown.items() for text in texts for word in ([name, text] if text else [name])]
     command = shlex.join(["charonia", "perf", *words])

@@ -6,7 +6,7 @@ abbreviations of perf_analyzer keep their meaning. The default of an option is t
 
 from charonia.cli import perf_values as read
 from charonia.cli.command_line import NEVER, CommandLine, Option, flag, joined, refused
-from charonia.cli.values import boolean, choice, filled, header, integer, number, seconds
+from charonia.cli.values import HEADER_HELP, boolean, choice, filled, header, integer, number, seconds
 from charonia.tools.perf.api import Distribution, LoadPlan, MeasurementMode
 from charonia.tools.perf.options import CallStyle, PerfOptions, TargetOptions, WireProtocol
 from charonia.tools.results.conditions import Condition
@@ -31,7 +31,7 @@ TARGET = (
     Option("--batch-size -b", "target.batch_size", integer(1), "N", "Items in a request", rank=1),
     flag("--streaming", "target.streaming", True, "Send through a bidirectional stream; needs -i grpc"),
     Option(
-        *("--header -H", "target.headers", header, "NAME:VALUE", "Header of every request; repeatable"),
+        *("--header -H", "target.headers", header, "NAME:VALUE|@FILE", HEADER_HELP),
         tuple,
         rank=1,
     ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import by_version, header
+from charonia.cli.values import HEADER_HELP, by_version, header, with_key
 from charonia.client.sync_client import Client
 from charonia.core.errors import invalid
 from charonia.wire.transport import TlsOptions, WireOptions
@@ -78,7 +78,7 @@ ACTION is one of {", ".join(ACTIONS)}.
             Option("ACTION", "action", _action, "ACTION", "What to do"),
             Option("MODEL", "model", str, "MODEL", "Name of the model"),
             Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or grpc://HOST:PORT"),
-            Option("--header -H", "headers", header, "NAME:VALUE", "Header; repeatable", tuple),
+            Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
             Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for TLS", default="the system's"),
             flag("--json", "json", True, "Print JSON"),
         ),
@@ -110,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(given: TrafficOptions) -> int:
-    options = WireOptions(headers=given.headers, tls=TlsOptions(ca_file=given.ssl_ca))
+    options = WireOptions(headers=with_key(given.headers), tls=TlsOptions(ca_file=given.ssl_ca))
     with Client(given.url, options=options) as client:
         document = _ask(client, given)
     print(json.dumps(document, indent=2) if given.json else traffic_text(document))

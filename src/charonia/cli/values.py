@@ -6,6 +6,7 @@ include both ends.
 """
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -145,12 +146,34 @@ def assignment(value: str) -> tuple[str, str, str]:
     return owner, key, setting
 
 
+KEY_VARIABLE = "CHARONIA_API_KEY"
+"""Environment variable with the API key of a server, for commands that are given none."""
+
+HEADER_HELP = f"Header, or a file with one; repeatable. The API key can also be in {KEY_VARIABLE}"
+"""Help of the option that `header` reads."""
+
+_KEY_HEADERS = ("authorization", "x-api-key")
+
+
 def header(value: str) -> tuple[str, str]:
-    """Read `Name:Value`."""
-    name, colon, content = value.partition(":")
-    if not colon or not name.strip() or "\n" in value or "\r" in value:
-        raise ValueError(f"expected Name:Value, got '{value}'")
+    """Read `Name:Value`, or `@FILE`, whose content is that: other users see the command line, but not the file."""
+    text = value
+    if value.startswith("@"):
+        try:
+            text = Path(value[1:]).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"expected a file with Name:Value, but '{value[1:]}' cannot be read: {error}") from None
+    name, colon, content = text.partition(":")
+    if not colon or not name.strip() or "\n" in text or "\r" in text:
+        raise ValueError("expected Name:Value" + (f" in '{value[1:]}'" if text is not value else f", got '{value}'"))
     return name.strip(), content.strip()
+
+
+def with_key(headers: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return headers with the API key of the environment, where they have none."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    has_key = any(name.lower() in _KEY_HEADERS for name, _ in headers)
+    return headers if has_key or not key else (*headers, ("x-api-key", key))
 
 
 def names(value: object) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ from charonia.wire.log_settings import AccessLogFormat, LogOptions
 _log = logging.getLogger(__name__)
 
 SAGEMAKER, VERTEX_AI = "Sagemaker", "Vertex AI"
+KSERVE_MOUNT = "/mnt/models"
+"""Where KServe puts models: it runs a server that has this folder."""
 
 
 def allowed_hosts(options: ServerOptions, address: str, *, has_keys: bool = False) -> tuple[str, ...] | None:
@@ -91,6 +93,9 @@ class Endpoints:
             cors_origins=options.http.cors_origins,
             has_openai=options.http.openai,
             has_kserve_v1=options.http.kserve_v1,
+            has_health_documents=options.http.kserve_v1
+            or bool(options.models.files.predictor_host)
+            or os.path.isdir(KSERVE_MOUNT),
             fairness_header=options.fairness_header.lower().encode(),
         )
         if options.grpc.enabled:

@@ -139,6 +139,7 @@ class Services:
         has_openai: Whether OpenAI's API is served over HTTP.
         load: Reports of the server's load.
         has_kserve_v1: Whether KServe's v1 protocol is, too.
+        has_health_documents: Whether every health answer has a document, which clients of KServe read.
         fairness_header: Header, in lower case, by whose value clients share busy models fairly; b"" for none.
     """
 
@@ -164,6 +165,7 @@ class Services:
     has_openai: bool = True
     load: LoadReports | None = None
     has_kserve_v1: bool = False
+    has_health_documents: bool = False
     fairness_header: bytes = b""
 
     @property

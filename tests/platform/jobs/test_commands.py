@@ -18,7 +18,7 @@ from charonia.platform.jobs.commands import PerfJob, TuneJob, level_begun, level
     "job", [PerfJob("m"), PerfJob("m", "4", "grpc", 2), PerfJob("m", "1:8", is_language_model=True)]
 )
 def test_perf_understands_its_command(job: PerfJob, tmp_path: Path) -> None:
-    name, *arguments = job.command("http://127.0.0.1:9000", str(tmp_path), "secret")
+    name, *arguments = job.command("http://127.0.0.1:9000", str(tmp_path))
 
     assert name == "perf"
     assert perf_options.LINE.parse(arguments)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 from tests.support.models import mlp
@@ -60,6 +61,24 @@ def test_a_model_of_a_deployment_is_measured(admin: TestClient, deployment: str)
     report = admin.get(f"/api/v1/tasks/{task['id']}/files/report.html")
     assert report.text.startswith("<!doctype html>")
     assert report.headers["content-security-policy"].startswith("sandbox allow-scripts; default-src 'none'")
+
+
+def test_no_command_line_shows_the_key_of_a_deployment_while_it_is_measured(
+    admin: TestClient, platform: Platform, deployment: str
+) -> None:
+    (key,) = [path.read_text() for path in platform.settings.data.rglob("platform.key")]
+    body = {"deployment": deployment, "model": "mlp", "protocol": "grpc"}
+    number = admin.post(f"{PROJECT}/jobs/perf", json=body).json()["id"]
+    lines = set[str]()
+    deadline = time.monotonic() + 150
+
+    while not (task := admin.get(f"/api/v1/tasks/{number}").json())["ended"] and time.monotonic() < deadline:
+        lines |= {" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+
+    assert task["state"] == "done", admin.get(f"/api/v1/tasks/{number}/log").text
+    assert any("charonia perf -m mlp" in line for line in lines)
+    assert [line for line in lines if key in line] == []
+    assert key not in admin.get(f"/api/v1/tasks/{number}/log").text
 
 
 def test_what_does_not_serve_is_not_measured(admin: TestClient, model: str) -> None:

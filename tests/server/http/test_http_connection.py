@@ -75,7 +75,7 @@ def test_requests_are_understood_however_they_are_cut(piece: int) -> None:
 
     assert [r.status for r in responses] == [200, 200, 200]
     assert ids([responses[0], responses[2]]) == ["a", "b"]
-    assert responses[1].body == b'{"live":true}'
+    assert responses[1].body == b""
 
 
 def test_a_chunked_body_is_put_together() -> None:
@@ -147,7 +147,7 @@ def test_responses_keep_the_order_of_the_requests() -> None:
     assert bench.client.responses == []
     bench.engine.release(0)
 
-    assert [b"live" in r.body for r in bench.client.responses] == [False, False, True, False]
+    assert [not r.body for r in bench.client.responses] == [False, False, True, False]
     assert ids([bench.client.responses[i] for i in (0, 1, 3)]) == ["a", "b", "c"]
 
 

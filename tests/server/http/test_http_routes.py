@@ -102,6 +102,12 @@ def test_health_is_a_status(url: str, change: dict[str, bool], status: int) -> N
     assert ask(FakeEngine(**change), request(url, method="GET"))[0].status == status  # type: ignore[arg-type]
 
 
+async def under_kserve(sent: bytes) -> Response:
+    services = Services(has_health_documents=True)
+    (response,) = await answers(HttpFrontend(FakeEngine(), HttpLimits(), services=services), sent)
+    return response
+
+
 @pytest.mark.parametrize(
     ("url", "document"),
     [
@@ -110,8 +116,16 @@ def test_health_is_a_status(url: str, change: dict[str, bool], status: int) -> N
         ("/v2/models/identity/ready", {"ready": True}),
     ],
 )
-def test_health_is_a_document_too(url: str, document: dict[str, bool]) -> None:
-    assert json.loads(ask(FakeEngine(), request(url, method="GET"))[0].body) == document
+def test_health_is_a_document_for_clients_that_ask_for_one_and_those_of_kserve(
+    url: str, document: dict[str, bool]
+) -> None:
+    (plain,) = ask(FakeEngine(), request(url, method="GET", headers={"Accept": "*/*"}))
+    (asked,) = ask(FakeEngine(), request(url, method="GET", headers={"Accept": "text/plain, application/json"}))
+    kserve = asyncio.run(under_kserve(request(url, method="GET")))
+
+    assert (plain.status, plain.body) == (200, b"")
+    assert "content-type" not in plain.headers
+    assert (json.loads(asked.body), json.loads(kserve.body)) == (document, document)
 
 
 @pytest.mark.parametrize("path", ["infer", "generate"])

@@ -11,7 +11,7 @@ from charonia.server.metrics.prometheus import metric_names, render
 
 
 def page(metrics: CustomMetrics) -> list[str]:
-    return render([], None, metrics).decode().split("# HELP charonia_worker_memory_bytes", 1)[1].splitlines()[2:]
+    return [line for line in render([], None, metrics).decode().splitlines() if line]
 
 
 def test_a_counter_is_on_the_page_with_its_labels() -> None:

@@ -63,14 +63,31 @@ def test_a_batch_without_a_success_is_an_execution_and_nothing_more() -> None:
     )
 
 
-def test_every_line_is_valid_and_every_family_has_its_head() -> None:
-    families = []
+def test_every_line_is_valid_and_every_family_with_samples_has_its_head() -> None:
+    families: dict[str, int] = {}
     for line in page().splitlines():
         if line.startswith("# TYPE "):
-            families.append(line.split()[2])
+            families[line.split()[2]] = 0
         elif not line.startswith("#"):
             assert LINE.fullmatch(line), line
-    assert tuple(families) == metric_names()
+            assert line.startswith(list(families)[-1])
+            families[list(families)[-1]] += 1
+    assert tuple(families) == tuple(name for name in metric_names() if name in families)
+    assert {"nv_inference_count", "charonia_batch_size", "charonia_worker_up"} <= families.keys()
+    assert min(families.values()) > 0
+
+
+def test_a_family_without_samples_is_not_named() -> None:
+    assert render([]) == b"\n"
+    assert b"nv_inference_request_duration_us" not in render(
+        [ModelSample(metrics(), {}, 0)], view=PageView(counters=False)
+    )
+
+
+def test_an_ensemble_has_no_requests_that_wait() -> None:
+    labels = 'model="m",version="2"'
+
+    assert f"nv_inference_pending_request_count{{{labels}}} 0\n" in render([ModelSample(metrics(), {}, None)]).decode()
 
 
 def test_no_label_is_one_that_prometheus_gives_to_what_it_scrapes() -> None:
@@ -86,7 +103,7 @@ def test_values_carry_the_labels_of_the_model() -> None:
     assert f"nv_inference_request_success{{{labels}}} 2" in text
     assert f"nv_inference_count{{{labels}}} 3" in text
     assert f"nv_inference_queue_duration_us{{{labels}}} 300" in text
-    assert f'nv_inference_request_failure{{{labels},reason="BACKEND"}} 1' in text
+    assert 'nv_inference_request_failure{_team="a\\"b\\\\c\\n",model="m",reason="BACKEND",version="2"} 1' in text
     assert f"nv_inference_pending_request_count{{{labels}}} 6" in text
     assert f'charonia_batches_closed_total{{{labels},reason="delay"}} 1' in text
     assert f'charonia_batch_size_bucket{{{labels},le="4"}} 1' in text

@@ -76,13 +76,12 @@ class PerfJob:
         start, end, step = _bounds(found)
         return (end - start) // step + 1
 
-    def command(self, url: str, folder: str, key: str = "") -> list[str]:
-        """Return the arguments of `charonia`.
+    def command(self, url: str, folder: str) -> list[str]:
+        """Return the arguments of `charonia`; an API key belongs into its environment, as CHARONIA_API_KEY.
 
         Args:
             url: The endpoint of the protocol: "http://127.0.0.1:9000".
             folder: Where it writes.
-            key: An API key of the server, "" for none.
         """
         return [
             *("perf", "-m", self.model, "-u", url.removeprefix("http://").removeprefix("grpc://")),
@@ -90,7 +89,6 @@ class PerfJob:
             *("--concurrency-range", self.concurrency, "--measurement-mode", "adaptive", "--no-progress", "-v"),
             *("--csv", f"{folder}/{CSV_FILE}", "--html", f"{folder}/{REPORT_FILE}"),
             *(["--llm"] if self.is_language_model else []),
-            *(["-H", f"x-api-key:{key}"] if key else []),
         ]
 
 

@@ -5,7 +5,7 @@ own conventions (seconds, `_total`). Format source: Prometheus exposition format
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.core.statistics import Duration, ModelStatistics, WorkerState
@@ -232,8 +232,8 @@ def render(
         "counter",
         "Requests that failed, by reason",
         (
-            (f'{labels},reason="{reason.value}"', count)
-            for labels, sample in labelled
+            (_labels({**sample.metrics.labels(sample.tags), "reason": reason.value}), count)
+            for sample in models
             for reason, count in sample.metrics.failures.items()
         ),
     )
@@ -242,7 +242,7 @@ def render(
         "nv_inference_pending_request_count",
         "gauge",
         "Requests that wait for an instance",
-        ((labels, sample.pending) for labels, sample in labelled if sample.pending is not None),
+        ((labels, sample.pending or 0) for labels, sample in labelled),
     )
     _family(
         lines,
@@ -264,7 +264,19 @@ def render(
         _family(lines, shared.name, shared.kind, shared.help, samples)
     for family in custom.families() if custom is not None else ():
         _custom(lines, family)
-    return ("\n".join(lines) + "\n").encode()
+    return ("\n".join(_shown(lines)) + "\n").encode()
+
+
+def _shown(lines: Sequence[str]) -> Iterator[str]:
+    """Leave out the heads of families without samples."""
+    heads: list[str] = []
+    for line in lines:
+        if line.startswith("#"):
+            heads = [*heads, line] if line.startswith("# TYPE") else [line]
+        else:
+            yield from heads
+            yield line
+            heads = []
 
 
 def _language(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
@@ -426,7 +438,7 @@ def _histogram(lines: list[str], name: str, labels: str, histogram: Histogram, d
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in sorted(labels.items()))
 
 
 def _escape(value: str) -> str:
