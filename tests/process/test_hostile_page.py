@@ -1,4 +1,4 @@
-"""A page of another site in Chromium, which tries to change servers and a platform that listen on the same machine."""
+"""A page of another site in Chromium, which tries to change a server that listens on the same machine."""
 
 import threading
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ import pytest
 from playwright.sync_api import Browser
 from tests.support.browser import chromium, needed, new_tab
 from tests.support.models import identity_pbtxt, write_model
-from tests.support.platform_process import PlatformProcess
 from tests.support.process import SHAPES, ServeProcess, Shape
 
 pytestmark = [needed, pytest.mark.timeout(300)]
@@ -113,40 +112,3 @@ def test_a_page_of_another_site_changes_nothing(browser: Browser, tmp_path: Path
         assert not (tmp_path / "ran").exists()
         with urlopen(f"http://{server.http}/v2/systemsharedmemory/status") as status:
             assert status.read() == b"[]"
-
-
-def test_nor_does_one_that_has_the_address_of_the_server_as_its_name(tmp_path: Path) -> None:
-    write_model(tmp_path / "models", "evil", RUNS.format(path=str(tmp_path / "ran")), config='backend: "python"')
-    with (
-        ServeProcess(tmp_path / "models", "--model-control-mode=explicit") as server,
-        chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as rebound,
-    ):
-        site = f"http://evil.example:{server.http.partition(':')[2]}"
-        tab = new_tab(rebound)
-        page = tab.goto(site)
-        assert page is not None
-        assert page.status == 403
-        asked = tab.evaluate("url => fetch(url, {method: 'POST'}).then(answer => answer.status)", f"{site}{LOAD}")
-        tab.context.close()
-
-        assert asked == 403
-        assert not (tmp_path / "ran").exists()
-
-
-LOAD = "/v2/repository/models/evil/load"
-
-
-def test_nor_in_the_platform_where_its_owner_is_signed_in(browser: Browser, tmp_path: Path) -> None:
-    with PlatformProcess(tmp_path / "data") as platform, hostile_site() as site:
-        tab = new_tab(browser)
-        tab.goto(platform.link)
-        tab.goto(site)
-        calls = [("/api/v1/keys", '{"name": "mine"}'), ("/api/v1/projects", '{"name": "mine"}'), ("/logout", "")]
-        answers = tab.evaluate(TRIES, [platform.url, calls])
-        assert set(answers) == {"opaque", "refused"}
-        tab.goto(platform.url)
-        assert tab.evaluate("fetch('/api/v1/me').then(answer => answer.status)") == 200
-        tab.context.close()
-        call = Request(f"{platform.url}/api/v1/projects", headers={"Authorization": f"Bearer {platform.key}"})
-        with urlopen(call) as projects:
-            assert projects.read() == b'[{"name":"default"}]'
