@@ -74,6 +74,7 @@ def test_no_command_line_shows_the_key_of_a_deployment_while_it_is_measured(
 
     while not (task := admin.get(f"/api/v1/tasks/{number}").json())["ended"] and time.monotonic() < deadline:
         lines |= {" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+        time.sleep(0.05)
 
     assert task["state"] == "done", admin.get(f"/api/v1/tasks/{number}/log").text
     assert any("charonia perf -m mlp" in line for line in lines)
