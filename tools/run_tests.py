@@ -40,7 +40,7 @@ def run(name: str, arguments: list[str]) -> Part:
 
 
 def read(name: str, status: int, report: Path) -> Part:
-    """Return what a report in the form of JUnit says; pytest writes none when it cannot run."""
+    """Return the part that a JUnit report describes; pytest writes no report when it cannot run."""
     outcomes: dict[str, str] = {}
     for case in ET.parse(report).iter("testcase") if report.exists() else ():
         test = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
@@ -52,7 +52,7 @@ def read(name: str, status: int, report: Path) -> Part:
 
 
 def summary(parts: list[Part]) -> str:
-    """Return counts and failed tests of each part; the last line has those of all."""
+    """Return counts and failed tests of each part; the last line has the totals."""
     lines = [f"{part.name}: {counted(part.counts)}{remark(part)}" for part in parts]
     lines += [f"FAILED {test}" for part in parts for test in part.failed]
     return "\n".join([*lines, counted(sum((part.counts for part in parts), Counter()))])

@@ -43,7 +43,7 @@ CLOUDS = (
 
 
 def vertex_ai_options(environment: Mapping[str, str], given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options that the environment of Vertex AI sets, beside those that were given.
+    """Return the options that the environment of Vertex AI sets; `given` are the options of the command line.
 
     Raises:
         ValueError: AIP_HTTP_PORT is not a port.

@@ -37,10 +37,13 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str], batched: bool) -> Te
         ServingError: INVALID_ARG for a datatype without an order, or an output that is too large.
     """
     if tensor.datatype in _REFUSED:
-        raise invalid(f"class result not available for output '{tensor.name}' of datatype {tensor.datatype.wire}")
+        raise invalid(
+            f"class result not available for output due to unsupported type '{tensor.datatype.wire}' of '{tensor.name}'"
+        )
     if tensor.array.size > ELEMENTS_MAX:
         raise invalid(
-            f"output '{tensor.name}' has {tensor.array.size} elements; classification takes at most {ELEMENTS_MAX}"
+            f"classification output tensor too large: '{tensor.name}' has {tensor.array.size} elements, the most are "
+            f"{ELEMENTS_MAX}"
         )
     rows = tensor.array.shape[0] if batched and tensor.array.ndim else 1
     values = tensor.array.reshape(rows, tensor.array.size // rows if rows else 0)

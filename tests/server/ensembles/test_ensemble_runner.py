@@ -530,7 +530,8 @@ def test_an_output_that_cannot_be_classified_is_refused() -> None:
     models.tickets[0].reply(InferResponse("a", "1", "7", [tensor]), True)
 
     assert caller.error.code is Code.INVALID_ARG
-    assert caller.error.message.startswith("class result not available for output 'OUT'")
+    assert caller.error.message.startswith("class result not available for output due to unsupported type ")
+    assert caller.error.message.endswith("of 'OUT'")
 
 
 def test_statistics_add_up_what_the_steps_took() -> None:

@@ -85,7 +85,7 @@ def test_of_several_models_in_an_archive_the_ensemble_gets_the_name(tmp_path: Pa
 
 
 def test_an_archive_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ServingError, match="there is no model in"):
+    with pytest.raises(ServingError, match="does not contain a model"):
         links_of(tmp_path, "hash")
 
 

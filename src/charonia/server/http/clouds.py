@@ -1,4 +1,4 @@
-"""The routes of Amazon SageMaker and Google Vertex AI, each on a port of its own.
+"""The routes of Amazon SageMaker and Google Vertex AI, each on a separate port.
 
 A request is rewritten into one of the KServe v2 protocol, which the front end's router answers, with the same checks of
 keys and restrictions; the response is rewritten into the form of the cloud. Binary tensors are announced by the content
@@ -166,7 +166,7 @@ class SageMaker:
         body: bytes | None = None,
         done: Callable[[int], list[bytes | memoryview] | None] = lambda _: None,
     ) -> None:
-        """Answer with the router's response to another request; `done` is told its status, and may return a body."""
+        """Answer with the router's response to another request; `done` receives its status and can return a body."""
 
         def reshape(response: Reshaped) -> Reshaped:
             shown = done(response.status)
@@ -315,11 +315,11 @@ def links_of(folder: Path, name: str) -> tuple[dict[str, Path], str]:
     An archive is one model, or a folder of models; of several, the ensemble is the one to load, which gets the name.
 
     Raises:
-        ServingError: INVALID_ARG when there is no model, or a configuration cannot be read.
+        ServingError: INVALID_ARG when the folder holds no model or a configuration cannot be read.
     """
     models = [folder] if (folder / "config.pbtxt").exists() else sorted(p for p in folder.glob("*") if p.is_dir())
     if not models:
-        raise invalid(f"there is no model in '{folder}'")
+        raise invalid(f"'{folder}' does not contain a model")
     configs = {p: parse((p / "config.pbtxt").read_text()) for p in models if (p / "config.pbtxt").exists()}
     main = next((p for p, config in configs.items() if config.platform == ENSEMBLE), models[-1])
     config = dump(to_json(replace(configs[main], name=""))).decode() if main in configs else ""
@@ -331,4 +331,4 @@ def _control(name: str, action: bytes) -> bytes:
 
 
 def _unknown(name: str) -> ServingError:
-    return not_found(f"model_name: there is no model '{name:.200}'", hint="POST /models loads one")
+    return not_found(f"model_name: '{name:.200}' is not loaded", hint="POST /models loads a model")
