@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.support import fork_server, warm_start
 
 assert fork_server  # imported before any test
 warm_start.install()
 
-# How long an example takes says more about what else the machine does than about the code.
-settings.register_profile("any machine", deadline=None)
+# How long an example takes, or takes to generate, says more about what else the machine does than about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
