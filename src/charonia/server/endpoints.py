@@ -36,6 +36,10 @@ def allowed_hosts(options: ServerOptions, address: str, *, has_keys: bool = Fals
     return given if given or (listens_locally(address) and not has_keys) else None
 
 
+def _is_under_kserve(options: ServerOptions) -> bool:
+    return options.http.kserve_v1 or bool(options.models.files.predictor_host) or os.path.isdir(KSERVE_MOUNT)
+
+
 class Endpoints:
     """The endpoints of this process.
 
@@ -93,9 +97,7 @@ class Endpoints:
             cors_origins=options.http.cors_origins,
             has_openai=options.http.openai,
             has_kserve_v1=options.http.kserve_v1,
-            has_health_documents=options.http.kserve_v1
-            or bool(options.models.files.predictor_host)
-            or os.path.isdir(KSERVE_MOUNT),
+            has_health_documents=_is_under_kserve(options),
             fairness_header=options.fairness_header.lower().encode(),
         )
         if options.grpc.enabled:
