@@ -219,6 +219,7 @@ CALCULATION = {
     "itertools",
     "json",
     "keyword",
+    "marshal",
     "math",
     "numbers",
     "operator",

@@ -196,8 +196,7 @@ async def load_version(
         version: The version.
         config: The complete configuration.
         instances: Instances that it has at once, within its bounds, where their number follows the load.
-        before: The version that answers now, if it differs in nothing but its instance groups: it shares the model and
-            the instances that both have, so only others are created.
+        before: The version that answers now, if only instance groups differ: model and common instances are shared.
         backends: The backends.
         cores: Cores that models may use.
 
@@ -211,10 +210,7 @@ async def load_version(
     states = initial_states(config, await asyncio.to_thread(read_state_files, folder, config))
     namespace = await cache_namespace(backends.cache, folder, version, config)
     placed = _with_more(placements(config, cores, backends.host_cores), config, instances, cores)
-    for group in config.instance_group:
-        if group.host_policy and group.host_policy not in backends.host_cores:
-            sentence = "instance group '%s' of model '%s' runs on any core: there is no --host-policy=%s,..."
-            _log.warning(sentence, group.name, config.name, group.host_policy)
+    _warn_of_policies(config, backends.host_cores)
     strategy = await asyncio.to_thread(load_strategy, folder, version, config)
     backend = await backends.get(config.backend, config.name)
     most = placements(_with_most(config), cores, backends.host_cores)
@@ -253,6 +249,13 @@ async def load_version(
         scaling = ScaledInstances(runner, InstanceRule(bounds, len(placed)), make, demand, placed[0].threads)
     behind = behind_cache(runner, backends.cache, namespace)
     return LoadedVersion(behind, model, labels, claim, strategy, namespace, scaling, shared)
+
+
+def _warn_of_policies(config: ModelConfig, host: Mapping[str, tuple[int, ...]]) -> None:
+    for group in config.instance_group:
+        if group.host_policy and group.host_policy not in host:
+            sentence = "instance group '%s' of model '%s' runs on any core: there is no --host-policy=%s,..."
+            _log.warning(sentence, group.name, config.name, group.host_policy)
 
 
 def _with_more(placed: list[Placement], config: ModelConfig, count: int, cores: int) -> list[Placement]:
