@@ -5,9 +5,9 @@ options that do not apply here: one that only tunes tritonserver's internals is 
 requests an unsupported behaviour is refused, unless its value turns it off.
 """
 
-from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined, refused, without_effect
+from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined
 from charonia.cli.serve_cloud_options import CLOUDS
-from charonia.cli.serve_elsewhere import ELSEWHERE
+from charonia.cli.serve_elsewhere import ELSEWHERE, UNSUPPORTED
 from charonia.cli.serve_kserve_options import KSERVE
 from charonia.cli.serve_values import (
     METRICS_SETTINGS,
@@ -459,21 +459,6 @@ SHARING = (
         tuple,
     ),
 )
-
-_THREADS = "an event loop replaces these threads"
-_POOL = "there is no such memory pool"
-
-UNSUPPORTED = (
-    *without_effect(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
-    *without_effect(_THREADS, "--sagemaker-thread-count", "--vertex-ai-thread-count"),
-    *without_effect(_POOL, "--grpc-infer-allocation-pool-size", "--grpc-max-response-pool-size"),
-    *without_effect(_POOL, "--cuda-memory-pool-byte-size", "--cuda-virtual-address-size"),
-    *without_effect("there are no copies between GPUs", "--enable-peer-access"),
-    *without_effect("caches are part of the server", "--cache-directory"),
-    *refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
-    *refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),
-)
-"""Options of tritonserver that are known, and have no effect or are refused."""
 
 LINE = CommandLine(
     command="charonia serve",

@@ -41,7 +41,6 @@ from charonia.server.lifecycle.options import LifecycleOptions
 from charonia.server.lifecycle.pending_load import PendingLoad
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
-from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
 from charonia.server.lifecycle.repository.sources import Sources
 from charonia.server.lifecycle.repository.watch import Watch
@@ -217,12 +216,11 @@ class Lifecycle:
         if self._options.has_namespaces:  # a step may mean another model now, which then answers before its own is gone
             moved = {name_of(key) for key in (*changes.added, *changes.removed)}
             wanted += [key for key in self.ensembles.of_steps(moved) if key in found.models and key not in wanted]
-        early, late = ([], removed) if self._options.has_namespaces else (removed, [])
-        for model in early:
+            errors = await self._load_all(wanted, found)
+        for model in removed:
             self.table.drop(model, await self._forget(model))
-        errors = await self._load_all(wanted, found)
-        for model in late:
-            self.table.drop(model, await self._forget(model))
+        if not self._options.has_namespaces:
+            errors = await self._load_all(wanted, found)
         self._note_unfetched(dict(zip(wanted, errors, strict=True)), found)
         return self._watch.is_pending
 
@@ -282,21 +280,19 @@ class Lifecycle:
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load_found(self, name: str, found: Scan, override: ModelConfig | None = None) -> None:
+        model = self.table.entry(name)
         if name in found.ambiguous:
-            places = ", ".join(found.ambiguous[name])
-            reason = f"{AMBIGUOUS}: {places}"
-            model = self.table.entry(name)
+            reason = f"{AMBIGUOUS}: {', '.join(found.ambiguous[name])}"
             # Neither answers: a request by name could mean either.
             await self._forget(model, reason)
             raise PollError(name, invalid(reason))
         folder = found.models.get(name)
-        model = self.table.entry(name)
         if folder is None:
             missing = PollError(name, not_found("there is no such model folder"))
             model.failure = missing.message.removeprefix(f"failed to load '{name}', ")
             raise missing
         if override is None and model.override is not None:
-            if model.override.folder == await _fingerprint(folder):
+            if model.override.folder == await asyncio.to_thread(folder.present):
                 override = model.override.config
             else:
                 model.override = None
@@ -335,7 +331,9 @@ class Lifecycle:
     ) -> None:
         name, previous = model.name, model.composition
         provided: Provided | None = None
-        kept = KeptOverride(override, await _fingerprint(folder)) if override is not None and not files else None
+        kept = None
+        if override is not None and not files:
+            kept = KeptOverride(override, await asyncio.to_thread(folder.present))
         try:
             async with self._loaders:
                 provided = await self._provide(folder, override, files)
@@ -364,8 +362,7 @@ class Lifecycle:
         results = await asyncio.gather(*(self._load_version(load, version) for version in configured.versions))
         reasons = {**dict(zip(configured.versions, results, strict=True)), **configured.unusable}
         await load.decide(is_complete=not any(reasons.values()))
-        wrong = [(version, reason) for version, reason in sorted(reasons.items()) if reason]
-        failed = [f"version {version} is at UNAVAILABLE state: {reason};" for version, reason in wrong]
+        failed = [f"version {v} is at UNAVAILABLE state: {why};" for v, why in sorted(reasons.items()) if why]
         unselected = set(model.versions) - set(reasons)
         # A version answers until all versions that replace it do.
         self.table.unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
@@ -501,8 +498,3 @@ class Lifecycle:
         for name in composition.models:
             if name in self.table.models and name not in self._requested and not self.ensembles.needs(name):
                 yield self.table.models[name]
-
-
-async def _fingerprint(folder: ModelFolder) -> Fingerprint:
-    """Return the present fingerprint of a folder; one in a store has it from the scan."""
-    return folder.fingerprint if folder.origin else await asyncio.to_thread(fingerprint, folder.path)

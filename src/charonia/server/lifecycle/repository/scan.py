@@ -48,6 +48,10 @@ class ModelFolder:
         """The model's key, unique in the server."""
         return model_key(self.namespace, self.name)
 
+    def present(self) -> Fingerprint:
+        """Return the present fingerprint; that of a folder in a store is from the scan. Blocks on the disk."""
+        return self.fingerprint if self.origin else fingerprint(self.path)
+
     @property
     def place(self) -> str:
         """Its path or URI, for messages."""
