@@ -85,7 +85,7 @@ for method, outcome in METHODS.items():
 
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.failed or report.skipped:
-        note(report.nodeid.split("/")[-1].replace(".py::", ".").replace("::", "."), report.outcome)
+        note(".".join(report.nodeid.split("/")[-1].split("::")[-2:]), report.outcome)
 """
 """Becomes `sitecustomize` of the suites' Python, and a plugin of its pytest: notes what comes of each method."""
 

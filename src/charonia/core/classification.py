@@ -42,7 +42,7 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str], batched: bool) -> Te
         )
     if tensor.array.size > ELEMENTS_MAX:
         raise invalid(
-            f"classification output tensor too large: '{tensor.name}' has {tensor.array.size} elements, the most are "
+            f"classification output tensor too large: '{tensor.name}' has {tensor.array.size} elements, at most "
             f"{ELEMENTS_MAX}"
         )
     rows = tensor.array.shape[0] if batched and tensor.array.ndim else 1
