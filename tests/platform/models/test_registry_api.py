@@ -1,12 +1,10 @@
 """Models and versions over the API, without real checks, on SQLite and PostgreSQL."""
 
 import asyncio
-import io
 import json
 import os
 import resource
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -310,19 +308,34 @@ def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) 
     allowed = add_files(admin, "greet", code, as_caller("deployer", may_run_code=True))
 
     assert (refused["state"], refused["runs_code"]) == ("refused", True)
-    assert refused["report"]["problem"] == "it runs code: 1/model.py: Python code"
+    assert refused["report"]["problem"] == "it is not known to be data: 1/model.py: Python code"
     assert (allowed["state"], allowed["runs_code"]) == ("ready", True)
 
 
-def test_the_name_of_a_file_does_not_hide_that_it_is_machine_code(admin: TestClient, as_caller: Caller) -> None:
-    package = io.BytesIO()
-    with zipfile.ZipFile(package, "w") as archive:
-        archive.writestr("net/data/aotinductor/model/net.so", b"\x7fELF")
-
-    refused = add_files(admin, "net", {"net.pt": package.getvalue()}, as_caller("deployer"))
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"net.pt": b"PK"}, "1/model.pt: TorchScript, a program that can read and write files"),
+        ({"1/model.savedmodel/saved_model.pb": b""}, "1/model.savedmodel/saved_model.pb: a TensorFlow graph"),
+        ({"net.onnx": b"\x3b"}, "1/model.onnx: it cannot be examined"),
+        ({"1/model.txt": b"\4\0\0\0\1\0\0\0"}, "1/model.txt: not a forest in JSON or text"),
+        (
+            {"1/model.gguf": b"GGUF", "1/model.json": b'{"mmproj": "../../../x.gguf"}'},
+            "parameter mmproj: it is not one of those that are known to be harmless",
+        ),
+        (
+            {"config.pbtxt": b'parameters { key: "CACHE_DIR" value { string_value: "/tmp/x" } }', "1/model.xml": b""},
+            "parameter CACHE_DIR: it names a folder to write",
+        ),
+    ],
+)
+def test_what_is_not_known_to_be_data_needs_the_permission(
+    admin: TestClient, as_caller: Caller, files: dict[str, bytes], problem: str
+) -> None:
+    refused = add_files(admin, "net", files, as_caller("deployer"))
 
     assert (refused["state"], refused["runs_code"]) == ("refused", True)
-    assert refused["report"]["problem"].startswith("it runs code: 1/model.pt: a program of PyTorch")
+    assert problem in refused["report"]["problem"]
 
 
 def test_who_may_only_look_adds_nothing(admin: TestClient, as_caller: Caller) -> None:

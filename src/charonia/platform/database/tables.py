@@ -78,7 +78,7 @@ class VersionRow(PlatformTable):
     notes: Mapped[str] = mapped_column(Text, default="")
     backend: Mapped[str] = mapped_column(String(64), default="")
     runs_code: Mapped[bool] = mapped_column(default=False)
-    """Whether it holds Python code or pickles, which run when it is loaded."""
+    """Whether it is not known to be data: loading it may run code that it brings."""
     report: Mapped[dict[str, Any]] = mapped_column(default=dict)
     author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
 

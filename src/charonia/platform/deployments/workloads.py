@@ -41,7 +41,7 @@ class Named:
         models: For each model its versions by number.
         python: The interpreter of its environment, None for the platform's own.
         keys: Lines of the file of API keys.
-        runs_code: Whether a version holds code that runs when it is loaded.
+        runs_code: Whether a version is not known to be data, or the configuration may make it code.
         packages: What its environment asks for, as pip takes it.
     """
 

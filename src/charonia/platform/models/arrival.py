@@ -192,8 +192,8 @@ class VersionTasks:
         if report.code and not may_run_code:
             self._change(version_id, report=report.to_json(), runs_code=True)
             raise invalid(
-                f"it runs code: {'; '.join(report.code[:10])}",
-                hint="whoever adds it needs the permission to use models that run code",
+                f"it is not known to be data: {'; '.join(report.code[:10])}",
+                hint="adding it needs the permission to use models that run code",
             )
         digest = manifest.digest(blobs)
         with self.database.transaction() as session:

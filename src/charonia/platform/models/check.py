@@ -3,28 +3,30 @@
 They run in processes of their own, because a file that crashes its reader must not end the platform.
 """
 
-import contextlib
 import importlib.util
 import json
 import re
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
-from charonia.archives import open_zip
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
+from charonia.config.onnx_file import OnnxFile
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.artifacts.manifest import Manifest
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.models.child import CheckingPython, CheckOutput, charonia
 from charonia.platform.models.code import (
-    PROGRAM,
+    FOREST_START_BYTES,
     backend_of,
     code_in,
+    code_in_onnx,
     dependencies,
-    is_program,
+    forest_files,
+    is_forest_text,
     needed_package,
 )
 from charonia.platform.models.layout import CONFIG
@@ -36,6 +38,9 @@ TEXT_BYTES_MAX = 16 * 1024 * 1024
 """Longest file that is read as text: a configuration, requirements, a model in Python."""
 
 PROBLEM_CHARS_MAX = 4000
+
+LLAMA_PARAMETERS = "1/model.json"
+"""Parameters of llama.cpp beside its model; those of the configuration take precedence."""
 
 _ABSENT = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
@@ -70,7 +75,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionRepor
         config=to_json(config) if CONFIG in files else {},
         needs=needs,
         requirements=dependencies(read, files),
-        code=code_in(name, files, config) + _programs(files, store),
+        code=_code(name, files, config, store, read),
     )
 
 
@@ -147,16 +152,34 @@ def read_warnings(lines: Sequence[str]) -> list[str]:
     ]
 
 
-def _programs(files: Manifest, store: ArtifactStore) -> list[str]:
-    """Return the files that hold a program of PyTorch and whose names do not say so, a phrase each."""
-    found = []
-    for path in sorted(files):
-        if path.startswith("1/") and not path.lower().endswith(".pt2"):
-            here = store.fetch(files[path])
-            with contextlib.suppress(zipfile.BadZipFile, OSError), open_zip(here) as archive:
-                if is_program(archive.namelist()):
-                    found.append(f"{path}: {PROGRAM}")
-    return found
+def _code(
+    name: str, files: Manifest, config: ModelConfig, store: ArtifactStore, read: Callable[[str], str]
+) -> list[str]:
+    """Return why a model is not known to be data, from its configuration and from what its files hold."""
+    found: list[str] = []
+    weights: set[str] = set()
+    for path in sorted(path for path in files if path.lower().endswith(".onnx")):
+        try:
+            with store.fetch(files[path]).open("rb") as file:
+                named, operators = OnnxFile(file).examined()
+        except ValueError as error:
+            found.append(f"{path}: it cannot be examined ({error})")
+            continue
+        found += code_in_onnx(path, named, operators)
+        weights |= {str(PurePosixPath(path).parent / each) for each in named}
+    for path in forest_files(name, files, config):
+        with store.fetch(files[path]).open("rb") as file:
+            if not is_forest_text(file.read(FOREST_START_BYTES)):
+                found.append(f"{path}: not a forest in JSON or text")
+    if LLAMA_PARAMETERS in files and backend_of(name, files, config) == "llama_cpp":
+        try:
+            members = dict(json.loads(read(LLAMA_PARAMETERS)))
+        except (ValueError, TypeError) as error:
+            found.append(f"{LLAMA_PARAMETERS}: expected a JSON object: {error}")
+        else:
+            texts = {key: str(value) for key, value in members.items()}
+            config = replace(config, parameters={**texts, **config.parameters})
+    return code_in(name, files, config, weights) + found
 
 
 def _refusal(ran: CheckOutput, name: str, folder: str) -> ServingError:

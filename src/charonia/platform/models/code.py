@@ -1,56 +1,135 @@
-"""Which models run code of their own when they are loaded, and what they need. Pure."""
+"""Which models are known to be data, which may run code of their own, and what they need. Pure.
 
+An allow-list: a format, a parameter or a member of a configuration that is not in these tables makes a model code.
+"""
+
+import contextlib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any
 
 from charonia.config.complete import derive_backend
 from charonia.config.forms import SERVED
 from charonia.config.model import ModelConfig
-from charonia.config.platforms import ENSEMBLE
+from charonia.config.parameters import CUSTOM_BATCHING, LORA_ADAPTERS, PYTHON_STRATEGY, SERVER_PARAMETERS
+from charonia.config.platforms import ENSEMBLE, FORMATS
 from charonia.core.errors import ServingError
 
-PROGRAM = "a program of PyTorch, which may hold machine code"
-
-_SUFFIXES = {
-    ".py": "Python code",
-    ".pyc": "Python code",
-    ".pkl": "a pickle",
-    ".pickle": "a pickle",
-    ".joblib": "a pickle",
-    ".cloudpickle": "a pickle",
-    ".pt2": PROGRAM,
-    ".so": "machine code",
-    ".dll": "machine code",
-    ".dylib": "machine code",
+_CODE_SUFFIXES = {
+    **dict.fromkeys((".py", ".pyc"), "Python code"),
+    **dict.fromkeys((".pkl", ".pickle", ".joblib", ".cloudpickle"), "a pickle"),
+    **dict.fromkeys((".so", ".dll", ".dylib"), "machine code"),
+    **dict.fromkeys((".pt", ".pth", ".jit", ".torchscript"), "TorchScript, a program that can read and write files"),
+    **dict.fromkeys((".plan", ".engine", ".trt"), "a TensorRT plan, which holds machine code"),
+    **dict.fromkeys((".tl", ".model"), "a dump of memory, which its reader does not check"),
+    ".pt2": "a program of PyTorch, which may hold machine code",
+    ".pb": "a TensorFlow graph, a program that can read and write files",
+    ".keras": "a Keras model, which may hold Python code",
+    ".skops": "Python objects, which are created when it is loaded",
     ".whl": "a Python package",
 }
+"""Why files with these suffixes are not data."""
 
-_DATA_BACKENDS = frozenset(
-    {"fil", "identity", "image", "llama_cpp", "onnxruntime", "openvino", "tensorflow", "tensorrt", "tflite"}
-    | {"armnn_tflite", "pytorch", "sklearn"}
+_DATA_SUFFIXES = frozenset(
+    {".onnx", ".xml", ".bin", ".tflite", ".pdmodel", ".pdiparams", ".gguf", ".safetensors", ".ubj", ".txt", ".json"}
+    | {".data", ".weights", ".onnx_data", ".csv", ".tsv", ".md", ".rst", ".yaml", ".yml", ".toml", ".pbtxt", ".jinja"}
+    | {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".vocab", ".spm", ".bpe", ".labels", ".raw", ""}
 )
-"""Backends that read data; of the last two, what their parameters do not make to code."""
+"""Suffixes of files that may lie beside a model: nothing that serves data runs them."""
 
-_CODE_PARAMETERS = {
-    "ALLOW_UNPICKLING": "files are unpickled",
-    "BATCHING_STRATEGY": "it brings a batching strategy",
-    "CPU_EXTENSION_PATH": "it brings a library",
-    "EXECUTION_ENV_PATH": "it brings an environment of its own",
-    "TRITON_BATCH_STRATEGY_PATH": "it brings a batching strategy",
-    "TRUSTED": "its pickles are read",
-    "TRUSTED_TYPES": "types of its file are made",
-    "trt_extra_plugin_lib_paths": "it brings a library",
+_DATA_FOLDERS = ("warmup/", "initial_state/")
+"""Folders with plain tensors, which the server itself reads."""
+
+_DATA_FORMATS: Mapping[str, frozenset[str]] = {
+    "armnn_tflite": frozenset({".tflite"}),
+    "fil": frozenset({".json", ".ubj", ".txt"}),  # text, and JSON in either form: libraries parse and check them
+    "identity": frozenset(),  # these two read no file
+    "image": frozenset(),
+    "llama_cpp": frozenset({".gguf"}),  # tensors and metadata; its template is rendered without access to Python
+    "onnxruntime": frozenset({".onnx"}),  # standard operators only, none of which reaches a file or the network
+    "openvino": frozenset({".xml", ".onnx", ".tflite", ".pdmodel"}),  # likewise, without a library of operators
+    "tflite": frozenset({".tflite"}),  # likewise; operators of TensorFlow are not linked
+    ENSEMBLE: frozenset(),
+    "": frozenset(),  # no server loads it
 }
-"""Parameters of a model, or of an accelerator that it asks for."""
+"""Suffixes of the models that are data, by backend. The models of every other backend are programs."""
 
-_PROGRAM_ENTRIES = ("data/aotinductor/", "models/", "serialized_exported_program.json")
+_THREADS = ("cpu_nthread", "intra_op_thread_count", "inter_op_thread_count", "num_threads", "threads")
+_DATA_PARAMETERS = (
+    SERVER_PARAMETERS - {CUSTOM_BATCHING, LORA_ADAPTERS, PYTHON_STRATEGY}
+    | {*_THREADS, "num_of_threads", "num_streams", "device_type", "tflite_num_threads", "SIGNATURE"}
+    # onnxruntime, and its accelerators
+    | {"execution_mode", "enable_mem_arena", "enable_mem_pattern", "memory.enable_memory_arena_shrinkage"}
+    | {"arena_extend_strategy", "cudnn_conv_algo_search", "do_copy_in_default_stream", "gpu_mem_limit"}
+    | {"precision_mode", "max_workspace_size_bytes", "trt_fp16_enable", "trt_engine_cache_enable"}
+    | {f"session.{name}" for name in ("set_denormal_as_zero", "disable_prepacking", "intra_op.allow_spinning")}
+    | {f"session.{name}" for name in ("inter_op.allow_spinning", "dynamic_block_base", "use_env_allocators")}
+    | {f"session.{name}" for name in ("intra_op.spin_duration_us", "force_spinning_stop", "disable_quant_qdq")}
+    | {"optimization.enable_gelu_approximation", "optimization.enable_cast_chain_elimination"}
+    # openvino
+    | {"TARGET_DEVICE", "HINT_BF16", "SKIP_OV_DYNAMIC_BATCHSIZE", "ENABLE_BATCH_PADDING", "RESHAPE_IO_LAYERS"}
+    | {"INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS"}
+    | {"INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "COMPILATION_NUM_THREADS", "ENABLE_CPU_PINNING"}
+    | {"ENABLE_HYPER_THREADING", "SCHEDULING_CORE_TYPE", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE"}
+    # fil
+    | {"algo", "blocks_per_sm", "chunk_size", "is_classifier", "layout", "model_type", "output_class", "predict_proba"}
+    | {"predictor", "storage_type", "threads_per_tree", "threshold", "transfer_threshold"}
+    | {"use_experimental_optimizations", "xgboost_allow_unknown_field"}
+    # identity
+    | {"creation_delay_sec", "enable_custom_tracing", "execute_delay_ms", "instance_wise_delay_multiplier"}
+    | {"response_parameters"}
+    # image
+    | {"antialias", "background", "color", "crop", "exact", "exif_orientation", "filter", "max_bytes", "max_pixels"}
+    | {"mean", "padding_position", "padding_value", "resize", "scale", "scaled_decode", "size", "std"}
+    # llama_cpp
+    | {"cache_prompt", "cache_ram_mib", "cache_type_k", "cache_type_v", "check_tensors", "ctx_shift", "embd_normalize"}
+    | {"embedding", "fit_params", "flash_attn_type", "kv_unified", "load_mode", "main_gpu", "n_batch", "n_cache_reuse"}
+    | {"n_ctx", "n_gpu_layers", "n_parallel", "n_predict", "n_threads", "n_threads_batch", "n_ubatch", "no_kv_offload"}
+    | {"pooling_type", "reasoning_format", "rope_freq_base", "rope_freq_scale", "rope_scaling_type", "split_mode"}
+    | {"swa_full", "use_jinja", "verbosity", "warmup", "INITIALIZE_TIMEOUT_SECONDS"}
+)
+"""Parameters of a model, or of an accelerator that it asks for, that name no file, library or program."""
 
-_DECIDING = frozenset({"backend", "platform", "runtime", "default_model_filename", "model_operations"})
-"""Members of a configuration that decide what reads the files of a model."""
+_ENGINE = "EPContext"
+"""Operator that is an engine of an accelerator."""
+
+_NO_FILE_NAME = frozenset("*\\\0")
+"""Characters that no file of weights has: ONNX Runtime reads `*/_ORT_MEM_ADDR_/*` as an address in memory."""
+
+FOREST_START_BYTES = 4096
+
+_FOREST_TYPES = ("xgboost_json", "xgboost_ubj", "lightgbm")
+
+_PARAMETER_REASONS = {
+    "ALLOW_UNPICKLING": "files are unpickled",
+    "CACHE_DIR": "it names a folder to write",
+    "CPU_EXTENSION_PATH": "it names a library",
+    "EXECUTION_ENV_PATH": "it names an environment",
+    "TRUSTED": "its pickles are read",
+    "TRUSTED_TYPES": "Python objects are created",
+    "trt_extra_plugin_lib_paths": "it names a library",
+    **dict.fromkeys((CUSTOM_BATCHING, PYTHON_STRATEGY), "it names a batching strategy"),
+}
+_UNKNOWN_PARAMETER = "it is not one of those that are known to be harmless"
+
+_PLAIN_MEMBERS = frozenset(
+    {"name", "version_policy", "max_batch_size", "input", "output", "batch_input", "batch_output", "dynamic_batching"}
+    | {"sequence_batching", "ensemble_scheduling", "instance_group", "metric_tags", "model_warmup"}
+    | {"model_transaction_policy", "response_cache", "model_metrics"}
+)
+"""Members of a configuration that have no say in what reads the files of a model."""
+
+_EXAMINED_MEMBERS = frozenset(
+    {"platform", "backend", "runtime", "optimization", "default_model_filename", "parameters", "model_operations"}
+    | {"model_repository_agents"}
+)
+_PLAIN_OPTIMIZATION = frozenset(
+    {"graph", "priority", "cuda", "input_pinned_memory", "output_pinned_memory", "gather_kernel_buffer_threshold"}
+    | {"eager_batching"}
+)
 
 _DEPENDENCIES = re.compile(r"^# /// script\n((?:#(?: .*)?\n)*)# ///$", re.MULTILINE)
 
@@ -100,28 +179,34 @@ def backend_of(name: str, paths: Iterable[str], config: ModelConfig) -> str:
     return ENSEMBLE if found.platform == ENSEMBLE else found.backend
 
 
-def code_in(name: str, paths: Iterable[str], config: ModelConfig) -> list[str]:
-    """Return why loading a model runs code that it brings, a phrase each; none for a model that is data.
+def code_in(name: str, paths: Iterable[str], config: ModelConfig, weights: Container[str] = ()) -> list[str]:
+    """Return why a model is not known to be data, a phrase each: loading or running it may run code that it brings.
 
     Args:
         name: Its name.
         paths: Files of the model's folder.
-        config: Its configuration, as written or completed, or as a deployment changes it.
+        config: Its configuration, as written or completed.
+        weights: Files with weights, whose suffixes need not be known.
     """
-    listed = list(paths)
-    found = [
-        f"{path}: {_SUFFIXES[PurePosixPath(path).suffix.lower()]}"
-        for path in sorted(listed)
-        if PurePosixPath(path).suffix.lower() in _SUFFIXES
-    ]
+    listed = sorted(paths)
+    found = [f"{path}: {reason}" for path in listed if (reason := _reason_of_file(path, path in weights))]
     backend = backend_of(name, listed, config)
-    if backend not in _DATA_BACKENDS | {ENSEMBLE, ""} and not found:
-        found.append(f"backend {backend}: its models are code")
-    given = {key for parameters in _parameters(config) for key, text in parameters.items() if text}
-    found += [f"parameter {key}: {why}" for key, why in _CODE_PARAMETERS.items() if key in given]
-    if config.model_operations is not None and config.model_operations.op_library_filename:
-        found.append("model_operations: it brings a library")
-    return found
+    if backend not in _DATA_FORMATS:
+        if not found:
+            found.append(f"backend {backend}: its models are code")
+    else:
+        main = main_file(name, listed, config)
+        if main and not found and PurePosixPath(main).suffix.lower() not in _DATA_FORMATS[backend]:
+            found.append(f"{main}: not a file that the backend {backend} reads as data")
+    given = {key: text for parameters in _parameters(config) for key, text in parameters.items() if text}
+    found += [
+        f"parameter {key}: {_PARAMETER_REASONS.get(key, _UNKNOWN_PARAMETER)}"
+        for key, text in given.items()
+        if key not in _DATA_PARAMETERS and not (key == "mmproj" and f"1/{text}" in listed)
+    ]
+    if given.get("model_type", "") not in ("", *_FOREST_TYPES):
+        found.append(f"parameter model_type: {given['model_type']} is {_CODE_SUFFIXES['.tl']}")
+    return found + list(_members_with_code(config, backend))
 
 
 def may_make_code(changes: Mapping[str, Any]) -> bool:
@@ -130,18 +215,36 @@ def may_make_code(changes: Mapping[str, Any]) -> bool:
     Args:
         changes: Members of the JSON form that are replaced.
     """
-    return bool(_DECIDING & changes.keys() or _CODE_PARAMETERS.keys() & set(_members(changes)))
+    optimization, parameters = (changes.get(name) or {} for name in ("optimization", "parameters"))
+    return not (
+        changes.keys() <= _PLAIN_MEMBERS | {"optimization", "parameters"}
+        and isinstance(optimization, Mapping)
+        and optimization.keys() <= _PLAIN_OPTIMIZATION
+        and isinstance(parameters, Mapping)
+        and parameters.keys() <= _DATA_PARAMETERS - {"model_type"}
+    )
 
 
-def is_program(names: Sequence[str]) -> bool:
-    """Return whether an archive with these entries is a program that PyTorch loads, whatever the name of its file is.
+def main_file(name: str, paths: Iterable[str], config: ModelConfig) -> str:
+    """Return the file that the backend of a model reads first, "" where it has none or chooses among those it knows."""
+    names = {path.split("/")[1] for path in paths if path.startswith("1/")}
+    with contextlib.suppress(ServingError):
+        config, _ = derive_backend(config, name, names)
+    return f"1/{config.default_model_filename}" if config.default_model_filename else ""
 
-    It may hold machine code. TorchScript is none of them: it is read as data.
-    """
-    root = names[0].partition("/")[0] + "/" if names else ""
-    if all(name.startswith(root) for name in names):
-        names = [name.removeprefix(root) for name in names]
-    return "constants.pkl" not in names and any(name.startswith(_PROGRAM_ENTRIES) for name in names)
+
+def forest_files(name: str, paths: Iterable[str], config: ModelConfig) -> list[str]:
+    """Return the files that may be the forest of a model of the backend `fil`; none for other models."""
+    listed = set(paths)
+    if backend_of(name, listed, config) != "fil":
+        return []
+    names = [main_file(name, listed, config), *(f"1/{entry.filename}" for entry in FORMATS if entry.backend == "fil")]
+    return sorted(listed & set(names))
+
+
+def is_forest_text(start: bytes) -> bool:
+    """Return whether a file that begins like this is a forest in JSON, UBJSON or LightGBM's text."""
+    return start.lstrip()[:1] == b"{" or start.startswith((b"tree\n", b"tree\r"))
 
 
 def needed_package(backend: str) -> NeededPackage | None:
@@ -177,6 +280,31 @@ def dependencies(read: Callable[[str], str], paths: Iterable[str]) -> str:
     return "\n".join(map(str, listed_there)) if isinstance(listed_there, list) else ""
 
 
+def code_in_onnx(path: str, files: Iterable[str], operators: Container[str]) -> list[str]:
+    """Return why an ONNX file is not data, a phrase each.
+
+    Args:
+        path: The file.
+        files: Names of the files that its tensors lie in.
+        operators: Names of its operators.
+    """
+    found = [
+        f"{path}: its weights lie outside of the model's folder, in '{file}'"
+        for file in sorted(files)
+        if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts or set(file) & _NO_FILE_NAME
+    ]
+    return found + [f"{path}: {_ENGINE} holds machine code"] * (_ENGINE in operators)
+
+
+def _reason_of_file(path: str, is_weights: bool) -> str:
+    """Return why a file is not known to be data, "" where it is."""
+    suffix = PurePosixPath(path).suffix.lower()
+    is_tensor = is_weights or path.startswith(_DATA_FOLDERS)
+    if suffix in _DATA_SUFFIXES or (is_tensor and suffix not in _CODE_SUFFIXES):
+        return ""
+    return _CODE_SUFFIXES.get(suffix, "a file of an unknown kind")
+
+
 def _parameters(config: ModelConfig) -> Iterator[Mapping[str, str]]:
     """Yield the parameters of a model, and of the accelerators that it asks for."""
     yield config.parameters
@@ -186,9 +314,29 @@ def _parameters(config: ModelConfig) -> Iterator[Mapping[str, str]]:
             yield accelerator.parameters
 
 
-def _members(value: object) -> Iterator[str]:
-    """Yield the names of all members of a JSON value, at any depth."""
-    if isinstance(value, Mapping):
-        yield from value
-    for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from _members(each)
+def _members_with_code(config: ModelConfig, backend: str) -> Iterator[str]:
+    """Yield the other members of a configuration that may bring code."""
+    if config.model_operations is not None and config.model_operations.op_library_filename:
+        yield "model_operations: it names a library"
+    agents = config.model_repository_agents.agents if config.model_repository_agents is not None else ()
+    if any(agent.name != "checksum" for agent in agents):
+        yield "model_repository_agents: an agent other than checksum is a program"
+    if config.runtime not in ("", f"libtriton_{backend}.so"):
+        yield "runtime: it names a library"
+    unset = ModelConfig()
+    for field in fields(config):
+        if field.name not in _PLAIN_MEMBERS | _EXAMINED_MEMBERS and getattr(config, field.name) != getattr(
+            unset, field.name
+        ):
+            yield f"{field.name}: it is not one of the members that are known to be harmless"
+    if any(PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts for file in _named_files(config)):
+        yield "configuration: it names a file outside of the model's folder"
+
+
+def _named_files(config: ModelConfig) -> Iterator[str]:
+    """Yield the files that a configuration names."""
+    yield config.default_model_filename
+    yield from (output.label_filename for output in config.output)
+    yield from (each.input_data_file or "" for sample in config.model_warmup for each in sample.inputs.values())
+    states = config.sequence_batching.state if config.sequence_batching is not None else ()
+    yield from (value.data_file or "" for state in states for value in state.initial_state)

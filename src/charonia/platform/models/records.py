@@ -128,7 +128,7 @@ class VersionSummary:
         author: Who added it.
         size: Bytes of all files.
         backend: What loads it, "" if that is not known yet.
-        runs_code: Whether it holds Python code or pickles.
+        runs_code: Whether it is not known to be data, so that loading it may run code.
         problem: Why it was refused, "" if it was not.
     """
 
@@ -222,7 +222,7 @@ class VersionRecord:
         size: Bytes of all files.
         source: Where it came from.
         notes: What people have written about it.
-        runs_code: Whether it holds Python code or pickles, which run when it is loaded.
+        runs_code: Whether it is not known to be data, so that loading it may run code.
         author: Who added it.
         created: Seconds since the epoch.
         report: What the check found.
