@@ -7,6 +7,7 @@ something was found, and 2 if a part itself has failed.
 """
 
 import argparse
+import random
 import sys
 import tempfile
 import time
@@ -15,13 +16,26 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from tests.campaign import checker, fuzzed, role_matrix
+from tests.campaign import browser_requests, checker, fuzzed, role_matrix
 from tests.campaign.figures import Context, Figures, Part, table
+
+
+def _browsers(context: Context) -> Figures:
+    """Send requests as web pages of any origin do, to servers and a platform."""
+    figures = Figures()
+    results = browser_requests.run(context.folder, random.Random(context.seed), context.requests)
+    for name, (sent, wrong) in results.items():
+        figures.counts[f"requests to {name}"] += sent
+        for each in wrong:
+            figures.found(f"{name}: {each}")
+    return figures
+
 
 PARTS: Mapping[str, Part] = {
     **{f"checker, {mode}": partial(checker.run, mode=mode) for mode in checker.MODES},
     "volume": checker.run_volume,
     "roles": role_matrix.run,
+    "browsers": _browsers,
     **{f"fuzzed {name}": partial(fuzzed.run, name=name) for name in fuzzed.FUZZERS},
 }
 
