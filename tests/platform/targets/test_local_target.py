@@ -19,6 +19,8 @@ from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget
 from charonia.platform.targets.local_folder import DeploymentFolder, ServerFolder
 from charonia.platform.targets.local_reasons import MOVED
+from charonia.platform.targets.local_server import DeployedServer
+from charonia.platform.targets.rollout import LOST_STARTS_MAX
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
 PORTS = free_ports(40)
@@ -180,3 +182,19 @@ def test_a_server_that_ends_for_another_reason_has_failed(tmp_path: Path, monkey
 
     assert race.observe().phase is RevisionPhase.FAILED
     assert race.commands == []
+
+
+@pytest.mark.parametrize(("starts", "failure"), [(1, ""), (LOST_STARTS_MAX, "sh: cannot create pid")])
+def test_a_server_that_always_exits_before_its_process_is_known_has_failed(
+    tmp_path: Path, starts: int, failure: str
+) -> None:
+    server = DeploymentFolder(tmp_path / "default" / "reader").server(1)
+    server.path.mkdir(parents=True)
+    server.write("ports", ports=[22002, 22003])
+    server.write("starts", count=starts, time=0.0)
+    server.write("applying", revision=1, is_upgrade=False, made="one", log_from=0)
+    server.log.write_text("sh: cannot create pid\n")
+
+    state = DeployedServer(DeploymentFolder(tmp_path / "default" / "reader"), 1, {}).look()
+
+    assert (state.failure, state.starts) == (failure, starts)

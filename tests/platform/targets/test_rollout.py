@@ -116,6 +116,14 @@ def test_a_server_that_does_not_answer_is_replaced_when_that_lasts() -> None:
     assert next_acts(goal, [replace(unwell, unwell_s=UNWELL_S_MAX)], "rev 2") == [EndServer(1)]
 
 
+def test_a_first_server_that_exits_again_and_again_is_started_with_a_back_off() -> None:
+    goal = RolloutGoal(1, count=1)
+    gone = ServerState(1, starts=4, since_start_s=back_off_s(4) - 0.1)
+
+    assert next_acts(goal, [gone], "rev 1") == []
+    assert next_acts(goal, [replace(gone, since_start_s=back_off_s(4))], "rev 1") == [StartServer(1)]
+
+
 @dataclass
 class Machine:
     """Servers that do as they are told, some seconds later, and what happens to them."""

@@ -228,6 +228,16 @@ def test_a_connection_that_says_nothing_is_closed(play: Any) -> None:
     play(scenario, GrpcLimits(handshake_timeout_s=0.02))
 
 
+def test_one_connection_too_many_is_closed(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        _, first = raw_connection(bench)
+        _, second = raw_connection(bench)
+
+        assert (first.is_closed, second.is_closed) == (False, True)
+
+    play(scenario, GrpcLimits(connections_max=1))
+
+
 def test_a_silent_client_is_pinged_and_closed_when_it_does_not_answer(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         client = bench.client()

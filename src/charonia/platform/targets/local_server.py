@@ -30,7 +30,7 @@ from charonia.platform.targets.local_reasons import (
     why_ended,
     why_not_upgraded,
 )
-from charonia.platform.targets.rollout import ReplicaPhase, ServerState
+from charonia.platform.targets.rollout import LOST_STARTS_MAX, ReplicaPhase, ServerState
 from charonia.python_command import python_module
 
 HOST = "127.0.0.1"
@@ -220,7 +220,11 @@ class DeployedServer:
 
     def _ended(self, applying: Mapping[str, Any], state: ServerState) -> ServerState:
         """Return the state of a server that does not run."""
-        if not applying or applying["is_upgrade"] or self.folder.stopping_since() or not self.folder.pid():
+        if not applying or applying["is_upgrade"] or self.folder.stopping_since():
+            return state
+        if (
+            not self.folder.pid() and state.starts < LOST_STARTS_MAX
+        ):  # the platform may have been killed before its start
             return state
         reason = why_ended(self.folder.log_from(applying["log_from"]))
         return replace(state, applying=int(applying["revision"]), failure=reason)

@@ -18,6 +18,9 @@ BACK_OFF_S = 1.0
 
 BACK_OFF_S_MAX = 60.0
 
+LOST_STARTS_MAX = 5
+"""Starts after which a server has failed that has always exited before its process was known."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutGoal:
@@ -221,6 +224,8 @@ def _starts(goal: RolloutGoal, kept: Sequence[ServerState], servers: Sequence[Se
     up = [one.number for one in kept if one.phase in RUNNING]
     if not up:
         if goal.is_reached or any(one.phase is not ReplicaPhase.GONE for one in servers):
+            return []
+        if gone and gone[0].since_start_s < back_off_s(gone[0].starts):
             return []
         return [StartServer(gone[0].number if gone else free[0])]
     due = [one.number for one in gone if one.since_start_s >= back_off_s(one.starts)]

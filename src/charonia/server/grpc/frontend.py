@@ -131,10 +131,12 @@ class GrpcFrontend:
         return len(self._connections)
 
     def opened(self, connection: GrpcConnection) -> None:
-        """A connection has been accepted."""
+        """A connection has been accepted; one too many is closed."""
         self._connections.add(connection)
         self.accepted_count += 1
         self._is_empty.clear()
+        if len(self._connections) > self.limits.connections_max:
+            connection.abort()
 
     def closed(self, connection: GrpcConnection) -> None:
         """A connection is closed."""

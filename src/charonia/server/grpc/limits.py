@@ -53,6 +53,7 @@ class GrpcLimits:
         resets_per_s: Rate at which this allowance is refilled.
         offence_kept_s: Time for which the address of a connection that was closed for abuse is remembered.
         offender_wait_s: Time that a connection from such an address waits before it is read.
+        connections_max: Most connections; another one is closed.
         handshake_timeout_s: Time from the connection to its first bytes.
         keepalive_time_s: Silence after which the server sends a ping.
         keepalive_timeout_s: Time to wait for its answer before the connection is closed.
@@ -81,6 +82,7 @@ class GrpcLimits:
     resets_per_s: int = 512
     offence_kept_s: float = 10.0
     offender_wait_s: float = 1.0
+    connections_max: int = 16_384
     handshake_timeout_s: float = 20.0
     keepalive_time_s: float = 7200.0
     keepalive_timeout_s: float = 20.0
