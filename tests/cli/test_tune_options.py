@@ -39,8 +39,8 @@ def test_the_quick_start_line_is_understood() -> None:
 
     assert options.launch.repository == Path.cwd() / "R"
     assert [model.name for model in options.models.profile] == ["add_sub"]
-    assert options.output.repository == Path("OUT")
-    assert options.output.export == Path("RES")
+    assert options.output.repository == Path.cwd() / "OUT"
+    assert options.output.export == Path.cwd() / "RES"
     assert options.output.override
     assert (options.search.concurrency_max, options.search.batch_size_max, options.search.instances_max) == (2, 2, 2)
     assert options.search.mode is SearchMode.RACE

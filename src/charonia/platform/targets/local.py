@@ -285,7 +285,7 @@ class LocalTarget:
             with self._lock:
                 folder.write("address", ports=self._free_ports())
         self._start(folder, server, goal.revision, next((each.number for each in servers if each.phase in RUNNING), 0))
-        return server.look()
+        return replace(server.look(), failure="")  # whether it has lost again is for the next look
 
     def _step(self, folder: DeploymentFolder, looked: tuple[RolloutGoal, list[ServerState]] | None = None) -> None:
         """Do what comes next, by what a look has just found."""
