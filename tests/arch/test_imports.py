@@ -159,6 +159,7 @@ INTERNAL = {
     "platform.people": {"core", "wire.browsers"},
     "platform.tasks": {"core", "die_with_parent"},
     "platform.artifacts": {"archives", "core", "die_with_parent", "install_hint", "stores"},
+    "platform.isolation": {"core"},
     "platform.models": {"archives", "core", "config", "python_command", "stores", "platform.artifacts"},
     "platform.environments": {"core"},
     "platform.targets": {"core", "config", "export", "install_hint", "platform.artifacts"}
@@ -183,7 +184,18 @@ INTERNAL = {
 # What every room of the platform may know, but the database those below it only.
 SHARED = {
     f"platform.{name}"
-    for name in ("database", "people", "tasks", "names", "settings", "state", "data_folder", "values", "repeats")
+    for name in (
+        "database",
+        "people",
+        "tasks",
+        "isolation",
+        "names",
+        "settings",
+        "state",
+        "data_folder",
+        "values",
+        "repeats",
+    )
 }
 
 # Modules of `server/` itself that front ends may know.

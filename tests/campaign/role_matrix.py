@@ -197,7 +197,7 @@ def _send(
 @contextmanager
 def _platform(context: Context) -> Iterator[tuple[TestClient, dict[str, tuple[Least | None, str]]]]:
     """Yield a client of a platform that carries out nothing, and everybody's role and key by name."""
-    app = make_app(PlatformSettings(context.folder))
+    app = make_app(PlatformSettings(context.folder, isolation="available"))
     platform = app.state.platform
     with platform.database.transaction() as session:
         local.prepare(session, context.folder)

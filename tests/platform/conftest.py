@@ -19,7 +19,7 @@ from charonia.platform.state import Platform
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[FastAPI]:
-    app = make_app(PlatformSettings(tmp_path))
+    app = make_app(PlatformSettings(tmp_path, isolation="available"))
     yield app
     app.state.platform.database.close()
 

@@ -182,7 +182,7 @@ def test_a_call_while_another_program_keeps_the_database_locked_is_refused_and_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LOCK_WAIT_S", 0.2)
-    app = make_app(PlatformSettings(tmp_path))
+    app = make_app(PlatformSettings(tmp_path, isolation="available"))
     with app.state.platform.database.transaction() as session:
         local.prepare(session, tmp_path)
     headers = {"Authorization": f"Bearer {(tmp_path / 'owner.key').read_text().strip()}"}

@@ -28,7 +28,7 @@ CALLERS = 6
 @contextmanager
 def started(data: Path, url: str, target: FakeTarget) -> Iterator[TestClient]:
     """A platform with its reconciler and tasks at work, and a client with the owner's key."""
-    app = make_app(PlatformSettings(data, database=url))
+    app = make_app(PlatformSettings(data, isolation="available", database=url))
     platform = app.state.platform
     made = Deployments(platform.database, {"local": target}, platform.workloads)
     object.__setattr__(platform, "deployments", made)

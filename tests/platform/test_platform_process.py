@@ -84,7 +84,7 @@ def refusal(settings: PlatformSettings) -> ServingError:
 
 def test_a_folder_has_one_platform(tmp_path: Path) -> None:
     with claim(tmp_path):
-        error = refusal(PlatformSettings(tmp_path, port=0))
+        error = refusal(PlatformSettings(tmp_path, isolation="available", port=0))
 
     assert error.message == f"another platform uses the folder '{tmp_path}'"
 
@@ -92,14 +92,14 @@ def test_a_folder_has_one_platform(tmp_path: Path) -> None:
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        error = refusal(PlatformSettings(tmp_path, port=port))
+        error = refusal(PlatformSettings(tmp_path, isolation="available", port=port))
 
     assert error.message == f"port {port} of 127.0.0.1 cannot be used: Address already in use"
 
 
 def test_a_database_that_is_away_is_named(tmp_path: Path) -> None:
     url = "postgresql://somebody:secret@127.0.0.1:9/x"
-    error = refusal(PlatformSettings(tmp_path, port=0, database=url))
+    error = refusal(PlatformSettings(tmp_path, isolation="available", port=0, database=url))
 
     assert error.message.startswith("the database cannot be used")
     assert "secret" not in str(error)

@@ -124,7 +124,7 @@ def test_json_within_its_domain_is_taken_as_it_is() -> None:
 def on_each(tmp_path: Path, database: Database) -> Iterator[TestClient]:
     """The owner's client of a platform without background work, on each kind of database."""
     url = database.engine.url.render_as_string(hide_password=False)
-    app = make_app(PlatformSettings(tmp_path, database=url))
+    app = make_app(PlatformSettings(tmp_path, isolation="available", database=url))
     with app.state.platform.database.transaction() as session:
         secret = local.prepare(session, tmp_path)
     with app.state.platform.database.transaction() as session:

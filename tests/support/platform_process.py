@@ -30,7 +30,7 @@ class PlatformProcess:
     def __init__(self, data: Path, *arguments: str) -> None:
         self.data = data
         self.link = self.url = ""
-        self._arguments: Sequence[str] = ("platform", f"--data={data}", "--port=0", *arguments)
+        self._arguments: Sequence[str] = ("platform", f"--data={data}", "--port=0", "--isolation=available", *arguments)
         self._lines: list[str] = []
         self._changed = threading.Condition()
 

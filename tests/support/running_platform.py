@@ -46,7 +46,7 @@ class RunningPlatform:
 def running_platform(data: Path, **more: Any) -> Iterator[RunningPlatform]:
     """Start a platform with more settings; at the end, all of its deployments are removed."""
     first, last = free_ports(PORTS + 1)
-    settings = PlatformSettings(data, port=first, ports=(first + 1, last), **more)
+    settings = PlatformSettings(data, isolation="available", port=first, ports=(first + 1, last), **more)
     app = make_app(settings)
     server = uvicorn.Server(uvicorn.Config(app, host=settings.host, port=first, log_level="warning", ws="none"))
     thread = threading.Thread(target=server.run, name="platform")

@@ -69,7 +69,7 @@ def served_platform(data: Path) -> Iterator[ServedPlatform]:
         patch.object(reconciler, "STEADY_S", 0.02),
         patch.object(reconciler, "MOVING_S", 0.02),
     ):
-        made = app.make_app(PlatformSettings(data))
+        made = app.make_app(PlatformSettings(data, isolation="available"))
         with made.state.platform.database.transaction() as session:
             link = local.prepare(session, data)
         announce(data, url)

@@ -5,10 +5,13 @@ Exit status: 0 no problem was found, 1 a problem was found, 2 misuse.
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
+from charonia.server.doctor.report import Check, Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,23 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _look)
 
 
+def _isolation() -> Section:
+    """Return how far `charonia platform` could isolate models here: only its users need that."""
+    from charonia.platform.isolation.isolation import layers
+    from charonia.platform.isolation.rules import missing
+
+    found = layers()
+    said = missing(found.landlock, found.namespace, is_root=os.getuid() == 0, has_users=found.has_users)
+    return Section("Isolation of the platform's models", (Check("isolation", " ".join(said) or "complete"),))
+
+
 def _look(given: DoctorOptions) -> int:
     # Imported late, because they import the engine, which `--help` does not need.
     from charonia.server.doctor.machine import look
     from charonia.server.doctor.report import problem_count, to_json, to_text
     from charonia.server.doctor.repository import examine
 
-    sections = [] if given.models_only else look()
+    sections = [] if given.models_only else [*look(), *([_isolation()] if sys.platform == "linux" else [])]
     if given.repositories:
         sections += asyncio.run(examine(given.repositories))
     print(json.dumps(to_json(sections), indent=2) if given.json else to_text(sections))

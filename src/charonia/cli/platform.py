@@ -102,6 +102,14 @@ Keep models, environments and deployments, with pages, an API and the commands `
                 *("--store-hosts", "store_hosts", names, "HOSTS"),
                 "Servers that deployers may add models from, beside clouds, with commas between; * for all",
             ),
+            Option(
+                *("--isolation", "isolation", filled, "required|available|off"),
+                "Whether models must be isolated from the platform's files, or only as far as the kernel can",
+            ),
+            Option(
+                *("--readable", "readable", names, "PATHS"),
+                "Files and folders of this machine that models may read, besides their own, with commas between",
+            ),
         ),
         "Kubernetes": (
             Option(

@@ -1,7 +1,9 @@
 """The composition root: the platform as one ASGI application."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -16,6 +18,7 @@ from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.environments import catalog
 from charonia.platform.environments import routes as environments
+from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.jobs import jobs as measurements
 from charonia.platform.jobs import routes as jobs
 from charonia.platform.models import routes as models
@@ -37,6 +40,8 @@ from charonia.platform.targets.ray.opened import open_ray
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials.trials import Trials
+
+_log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 16 * 2**20
 """Largest body of a call. What is streamed, such as a piece of an upload, has a limit of its own at its route."""
@@ -94,7 +99,17 @@ def make_platform(settings: PlatformSettings) -> Platform:
     database.migrate()
     artifacts, uploads = open_artifacts(settings.artifacts, data), UploadFolder(data / "uploads")
     workloads = Workloads(data, artifacts)
-    local = LocalTarget(data / "deployments", settings.ports)
+    isolation = Isolation(
+        data,
+        mode=settings.isolation,
+        readable=[Path(path) for path in settings.readable],
+        hidden=[artifacts.local.folder],
+        reserved=settings.ports,
+        refused=settings.refused_ports,
+    )
+    for remark in isolation.check():
+        _log.warning("isolation: %s", remark)
+    local = LocalTarget(data / "deployments", settings.ports, isolation)
     targets: dict[str, DeploymentTarget] = {local.name: local}
     opens = (open_kubernetes, open_kserve) if settings.kubernetes.config else ()
     clusters = [each(settings.kubernetes, artifacts, data) for each in opens]
@@ -103,11 +118,13 @@ def make_platform(settings: PlatformSettings) -> Platform:
         ray = open_ray(settings.ray, artifacts, data)
         targets[ray.name] = ray
     handlers = {
-        catalog.KIND: catalog.handler(database, data / "environments"),
-        measurements.PERF: measurements.perf_handler(targets, database),
-        measurements.TUNE: measurements.tune_handler(workloads, database),
+        catalog.KIND: catalog.handler(database, data / "environments", isolation),
+        measurements.PERF: measurements.perf_handler(targets, database, isolation),
+        measurements.TUNE: measurements.tune_handler(workloads, database, isolation),
         **version_handlers(
-            VersionTasks(database, artifacts, uploads, data / "environments", AllowedHosts(settings.store_hosts))
+            VersionTasks(
+                database, artifacts, uploads, data / "environments", AllowedHosts(settings.store_hosts), isolation
+            )
         ),
     }
     return Platform(
@@ -118,7 +135,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
         uploads,
         workloads,
         Deployments(database, targets, workloads),
-        Trials(database, workloads, data / "trials"),
+        Trials(database, workloads, data / "trials", isolation),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
         clusters,
     )

@@ -13,6 +13,9 @@ PORT = 8080
 FIRST_PORT = 9000
 LAST_PORT = 9999
 
+ISOLATION = ("required", "available", "off")
+POSTGRESQL_PORT = 5432
+
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,54}[A-Za-z0-9])?")
 
 
@@ -107,6 +110,8 @@ class PlatformSettings:
         public_url: Where browsers reach it, "" for host and port.
         ports: First and last port for deployments on this machine; each takes two, and two for each of its servers.
         store_hosts: Servers that versions may be read from, beside clouds; "*" for all.
+        isolation: Whether processes of projects must be isolated: "required", "available" or "off".
+        readable: Files and folders of this machine that models may read, besides their own.
         oidc: Single sign-on.
         kubernetes: The cluster of the target `kubernetes`.
         ray: The cluster of the target `ray`.
@@ -120,6 +125,8 @@ class PlatformSettings:
     public_url: str = ""
     ports: tuple[int, int] = (FIRST_PORT, LAST_PORT)
     store_hosts: tuple[str, ...] = ()
+    isolation: str = "required"
+    readable: tuple[str, ...] = ()
     oidc: Oidc = Oidc()
     kubernetes: KubernetesSettings = KubernetesSettings()
     ray: RaySettings = RaySettings()
@@ -143,6 +150,8 @@ class PlatformSettings:
                 f"--host: others reach '{self.host}', so expected --public-url as well: the address of the HTTPS "
                 "proxy in front of it"
             )
+        if self.isolation not in ISOLATION:
+            problems.append(f"--isolation: expected one of {', '.join(ISOLATION)}, got '{self.isolation}'")
         if not 0 < self.ports[0] <= self.ports[1] < 2**16:
             problems.append(f"--ports: expected FIRST-LAST from 1 to 65535, got '{self.ports[0]}-{self.ports[1]}'")
         if self.oidc.issuer and not self.oidc.client_id:
@@ -163,6 +172,12 @@ class PlatformSettings:
     def local_url(self) -> str:
         """Where programs of this machine reach it; all addresses of a machine have its own among them."""
         return self._url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
+
+    @property
+    def refused_ports(self) -> tuple[int, ...]:
+        """Ports that models cannot connect to: the platform's, and its database's."""
+        database = urlsplit(self.database)
+        return (self.port, *([database.port or POSTGRESQL_PORT] if database.hostname else []))
 
     @property
     def is_https(self) -> bool:

@@ -25,7 +25,9 @@ def test_perf_understands_its_command(job: PerfJob, tmp_path: Path) -> None:
 
 
 def test_tune_understands_its_command(tmp_path: Path) -> None:
-    name, *arguments = TuneJob("m", 3, minutes=0.5, latency_budget_ms=20).command(str(tmp_path))
+    name, *arguments = TuneJob("m", 3, minutes=0.5, latency_budget_ms=20).command(
+        str(tmp_path / "repository"), str(tmp_path)
+    )
 
     assert name == "tune"
     assert "30s" in arguments

@@ -18,7 +18,7 @@ ABSENT = "load failed: ModuleNotFoundError: No module named 'own_tools.text'"
 
 
 def add_environment(platform: Platform, name: str, packages: Sequence[str], state: str = "ready") -> None:
-    python = platform.settings.data / "environments" / name / "bin" / "python"
+    python = platform.settings.data / "environments" / "1" / name / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
     with platform.database.transaction() as session:
@@ -33,7 +33,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Checks of code that only environments have the imports of; returns the environments that checked."""
     made: list[str] = []
 
-    def check(run: Any, name: str, files: Any, store: Any, python: CheckingPython) -> dict[str, Any]:
+    def check(run: Any, name: str, files: Any, store: Any, python: CheckingPython, isolation: Any) -> dict[str, Any]:
         made.append(python.name)
         if not python.name:
             raise invalid(ABSENT)

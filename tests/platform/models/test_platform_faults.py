@@ -28,9 +28,8 @@ SLOW_ONCE = PYTHON_IDENTITY.replace(
     def auto_complete_config(config):
         """Take long the first time."""
         import pathlib, time
-        seen = pathlib.Path("{seen}")
-        if not seen.exists():
-            seen.touch()
+        if not pathlib.Path("{again}").exists():
+            (pathlib.Path.home() / "seen").touch()
             time.sleep(600)
         return config
 
@@ -112,18 +111,20 @@ def test_an_upload_survives_a_cut_connection_and_a_killed_platform(tmp_path: Pat
 
 @pytest.mark.parametrize("moment", ["while it is checked", "while its files arrive"])
 def test_a_version_survives_a_killed_platform(tmp_path: Path, moment: str) -> None:
-    data, seen = tmp_path / "data", tmp_path / "seen"
-    code = SLOW_ONCE.replace("{seen}", str(seen)).encode()
+    data, again = tmp_path / "data", tmp_path / "readable" / "again"
+    again.parent.mkdir()
+    readable = f"--readable={again.parent}"
+    code = SLOW_ONCE.replace("{again}", str(again)).encode()
     files = {"own/config.pbtxt": PYTHON_CONFIG.encode(), "own/1/model.py": code, "own/1/weights": bytes(100_000_000)}
     if moment == "while it is checked":
         files["own/1/weights"] = b""
-    with PlatformProcess(data) as first, with_key(first) as client:
+    with PlatformProcess(data, readable) as first, with_key(first) as client:
         rows = begin(client, {path: len(content) for path, content in files.items()})
         for row in rows:
             client.put(f"{UPLOADS}/{row['key']}", content=files[row["path"]])
         add(client, "own", rows[0]["batch"])
         deadline = time.monotonic() + WAIT_S
-        while moment == "while it is checked" and not seen.exists():
+        while moment == "while it is checked" and not list(data.glob("rooms/*/seen")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         while moment == "while its files arrive" and client.get(f"{MODELS}/own/versions/1").json()["task"] == 0:
@@ -131,8 +132,8 @@ def test_a_version_survives_a_killed_platform(tmp_path: Path, moment: str) -> No
         first.kill()
     while moment == "while it is checked" and runs(str(data)):  # what the platform has started ends with it
         assert time.monotonic() < deadline
-    seen.touch()
-    with PlatformProcess(data) as second, with_key(second) as client:
+    again.touch()
+    with PlatformProcess(data, readable) as second, with_key(second) as client:
         version = settled(client, "own")
 
         task = client.get(f"/api/v1/tasks/{version['task']}").json()

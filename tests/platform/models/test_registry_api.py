@@ -54,7 +54,7 @@ def app(database: Database, tmp_path: Path) -> Iterator[FastAPI]:
     """The platform on SQLite, and on PostgreSQL."""
     is_file = database.engine.dialect.name == "sqlite"
     url = "" if is_file else database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    made = make_app(PlatformSettings(tmp_path, database=url))
+    made = make_app(PlatformSettings(tmp_path, isolation="available", database=url))
     yield made
     made.state.platform.tasks.close()
     made.state.platform.database.close()
@@ -308,7 +308,7 @@ def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) 
     allowed = add_files(admin, "greet", code, as_caller("deployer", may_run_code=True))
 
     assert (refused["state"], refused["runs_code"]) == ("refused", True)
-    assert refused["report"]["problem"] == "it is not known to be data: 1/model.py: Python code"
+    assert refused["report"]["problem"] == "the model is not known to be data: 1/model.py: Python code"
     assert (allowed["state"], allowed["runs_code"]) == ("ready", True)
 
 
@@ -321,7 +321,7 @@ def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) 
         ({"1/model.txt": b"\4\0\0\0\1\0\0\0"}, "1/model.txt: not a forest in JSON or text"),
         (
             {"1/model.gguf": b"GGUF", "1/model.json": b'{"mmproj": "../../../x.gguf"}'},
-            "parameter mmproj: it is not one of those that are known to be harmless",
+            "parameter mmproj: not on the list of harmless parameters",
         ),
         (
             {"config.pbtxt": b'parameters { key: "CACHE_DIR" value { string_value: "/tmp/x" } }', "1/model.xml": b""},
@@ -511,7 +511,7 @@ def test_a_version_whose_framework_is_nowhere_is_not_checked_until_it_is(
         "it needs torch, which neither the platform nor an environment has: it is not checked"
     ]
 
-    python = platform.settings.data / "environments" / "d1" / "bin" / "python"
+    python = platform.settings.data / "environments" / "1" / "d1" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
     with platform.database.transaction() as session:
@@ -524,7 +524,7 @@ def test_a_version_whose_framework_is_nowhere_is_not_checked_until_it_is(
     used: list[CheckingPython] = []
     monkeypatch.setattr(
         "charonia.platform.models.arrival.full_check",
-        lambda *args: used.append(args[-1]) or {"is_checked": True, "checked_with": args[-1].name},  # type: ignore[func-returns-value]
+        lambda *args: used.append(args[-2]) or {"is_checked": True, "checked_with": args[-2].name},  # type: ignore[func-returns-value]
     )
 
     assert admin.post(f"{MODELS}/a/versions/1/check").status_code == 202
@@ -566,3 +566,20 @@ def test_a_page_of_many_models_takes_few_statements(admin: TestClient, platform:
     assert (len(page.models), page.total, page.tags) == (200, 300, {"t": 300})
     assert {(each.version_count, each.latest.number) for each in page.models if each.latest} == {(3, 3)}
     assert 0 < len(statements) <= 6, json.dumps(statements, indent=1)
+
+
+def test_a_check_by_someone_without_the_permission_runs_nothing_that_was_once_taken_for_data(
+    admin: TestClient, platform: Platform, as_caller: Caller, quick_checks: None
+) -> None:
+    config = (
+        b'backend: "onnxruntime" parameters { key: "session.optimized_model_filepath" value { string_value: "x" } }'
+    )
+    add_files(admin, "a", {"config.pbtxt": config, "1/model.onnx": b""})
+    with platform.database.transaction() as session:
+        session.query(VersionRow).one().runs_code = False
+
+    assert admin.post(f"{MODELS}/a/versions/1/check", headers=as_caller("deployer")).status_code == 202
+
+    version = settled(admin, "a", 1)
+    assert (version["state"], version["runs_code"], version["report"]["is_checked"]) == ("ready", True, False)
+    assert "the caller may not run code" in version["report"]["warnings"][0]

@@ -179,7 +179,9 @@ def test_a_name_of_another_site_is_not_the_platform(anybody: TestClient) -> None
 
 def test_a_platform_behind_a_proxy_has_the_name_of_its_address(tmp_path: Path) -> None:
     def statuses(host: str, *hosts: str) -> list[int]:
-        app = make_app(PlatformSettings(tmp_path / host, host=host, public_url="https://models.example.org"))
+        app = make_app(
+            PlatformSettings(tmp_path / host, isolation="available", host=host, public_url="https://models.example.org")
+        )
         with TestClient(app, base_url="http://x") as client:
             return [client.get("/login", headers={"Host": host}).status_code for host in hosts]
 

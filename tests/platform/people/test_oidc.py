@@ -29,7 +29,9 @@ def provider() -> Iterator[OidcProvider]:
 @pytest.fixture
 def browser(tmp_path: Path, provider: OidcProvider) -> Iterator[TestClient]:
     sso = Oidc(provider.issuer, CLIENT, SECRET, admins=("Ada@example.org",))
-    with TestClient(make_app(PlatformSettings(tmp_path, oidc=sso)), base_url=HOME, follow_redirects=False) as client:
+    with TestClient(
+        make_app(PlatformSettings(tmp_path, isolation="available", oidc=sso)), base_url=HOME, follow_redirects=False
+    ) as client:
         yield client
 
 
@@ -256,7 +258,9 @@ def test_who_refuses_at_the_provider_is_told(browser: TestClient) -> None:
 
 def test_a_provider_that_is_away_is_named_so(tmp_path: Path) -> None:
     away = Oidc("http://127.0.0.1:9", CLIENT, SECRET)
-    with TestClient(make_app(PlatformSettings(tmp_path, oidc=away)), base_url=HOME, follow_redirects=False) as browser:
+    with TestClient(
+        make_app(PlatformSettings(tmp_path, isolation="available", oidc=away)), base_url=HOME, follow_redirects=False
+    ) as browser:
         assert browser.get("/login/sso").headers["location"] == "/login?problem=provider"
 
 

@@ -13,6 +13,7 @@ from tests.support.ports import free_ports
 from tests.support.process import eventually
 
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets import local_server
 from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, Workload
 from charonia.platform.targets.fit import MIB, LocalMachine
@@ -127,7 +128,7 @@ class Race:
         monkeypatch.setattr(ServerFolder, "start", start)
         revision = self.folder.revision(1)
         revision.path.mkdir(parents=True)
-        revision.write("serve", arguments=["serve"], made="one", needs={}, least=1)
+        revision.write("serve", arguments=["serve"], made="one", needs={}, least=1, project=0, python="")
         self.folder.platform_key.write_text("key")
         self.folder.write("address", ports=[22000, 22001])
         self.folder.write("goal", revision=1)
@@ -195,6 +196,7 @@ def test_a_server_that_always_exits_before_its_process_is_known_has_failed(
     server.write("applying", revision=1, is_upgrade=False, made="one", log_from=0)
     server.log.write_text("sh: cannot create pid\n")
 
-    state = DeployedServer(DeploymentFolder(tmp_path / "default" / "reader"), 1, {}).look()
+    folder, isolation = DeploymentFolder(tmp_path / "default" / "reader"), Isolation(tmp_path, mode="off")
+    state = DeployedServer(folder, 1, {}, isolation).look()
 
     assert (state.failure, state.starts) == (failure, starts)

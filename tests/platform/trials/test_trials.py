@@ -11,6 +11,7 @@ from tests.support.models import mlp
 from tests.support.platform_models import add_version
 
 from charonia.core.errors import ServingError
+from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
 from charonia.platform.state import Platform
 from charonia.platform.trials import trials
@@ -80,7 +81,7 @@ def test_a_version_answers_on_a_server_of_its_own_until_it_is_stopped(platform: 
 
 def test_it_ends_when_nobody_uses_it(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     add(platform, "digits", {"1/model.onnx": mlp((64, 32, 10))})
-    monkeypatch.setattr(trials, "TrialServer", lambda folder, workload: TrialServer(folder, workload, idle_s_max=0.2))
+    monkeypatch.setattr(trials, "TrialServer", lambda *given: TrialServer(*given, idle_s_max=0.2))
 
     platform.trials.start(DEPLOYER, "default", "digits", 1)
 
@@ -106,7 +107,7 @@ def test_a_version_that_never_becomes_ready_is_given_up(
     platform: Platform, made: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python(platform, "sleeper", SLEEPS)
-    monkeypatch.setattr(trials, "TrialServer", lambda folder, workload: TrialServer(folder, workload, start_s_max=3.0))
+    monkeypatch.setattr(trials, "TrialServer", lambda *given: TrialServer(*given, start_s_max=3.0))
 
     made.start(ADMIN, "default", "sleeper", 1)
 
@@ -156,6 +157,6 @@ def test_what_a_killed_platform_has_left_is_removed(platform: Platform) -> None:
     left = platform.settings.data / "trials" / "left"
     left.mkdir(parents=True)
 
-    Trials(platform.database, platform.workloads, left.parent)
+    Trials(platform.database, platform.workloads, left.parent, Isolation(platform.settings.data))
 
     assert not left.exists()

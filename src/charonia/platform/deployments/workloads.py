@@ -22,6 +22,7 @@ from charonia.platform.database.tables import (
 )
 from charonia.platform.deployments.configuration import configured
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.environments.builder import folder_of, python_of
 from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.models.code import may_make_code
 from charonia.platform.targets.api import PlacedModel, Workload
@@ -43,6 +44,7 @@ class Named:
         keys: Lines of the file of API keys.
         runs_code: Whether a version is not known to be data, or the configuration may make it code.
         packages: What its environment asks for, as pip takes it.
+        project_id: Number of its project.
     """
 
     spec: DeploymentSpec
@@ -51,6 +53,7 @@ class Named:
     keys: tuple[str, ...]
     runs_code: bool
     packages: tuple[str, ...] = ()
+    project_id: int = 0
 
 
 class Workloads:
@@ -83,9 +86,11 @@ class Workloads:
             for model, versions in models
         )
         keys = self.key_lines(session, project_id, spec.name) if spec.keys else ()
-        python = self._data / "environments" / environment.digest / "bin" / "python" if environment else None
+        python = (
+            python_of(folder_of(self._data / "environments", project_id, environment.digest)) if environment else None
+        )
         packages = read_requirements(environment.requirements).lines if environment else ()
-        return Named(spec, tuple(models), python, keys, runs_code, packages)
+        return Named(spec, tuple(models), python, keys, runs_code, packages, project_id)
 
     def key_lines(self, session: Session, project_id: int, name: str) -> tuple[str, ...]:
         """Return the lines of the file of API keys of a deployment's servers."""
@@ -112,6 +117,7 @@ class Workloads:
             python=named.python,
             keys=named.keys,
             packages=named.packages,
+            project_id=named.project_id,
         )
 
     def place(self, named: Named) -> None:

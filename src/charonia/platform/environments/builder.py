@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from charonia.core.errors import invalid
 from charonia.platform.environments.requirements import OWN, Requirements
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach, base_file, note_base
 from charonia.platform.tasks.runner import TaskRun
 
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -20,7 +21,6 @@ PYTHONS = ("3.11", "3.12", "3.13")
 
 BUILD_S_MAX = 1800.0
 IMPORT_S_MAX = 300.0
-READY = "ready.json"
 
 _TRIAL = Path(__file__).parent / "import_trial.py"
 
@@ -42,6 +42,11 @@ def own_requirement(extras: Sequence[str] = ()) -> str:
     return f"{named}=={installed.version}"
 
 
+def folder_of(environments: Path, project_id: int, digest: str) -> Path:
+    """Return the folder of an environment. Projects share none: packages of one could change it for the others."""
+    return environments / str(project_id) / digest
+
+
 def python_of(folder: Path) -> Path:
     """Return the interpreter of an environment."""
     return folder / "bin" / "python"
@@ -49,51 +54,96 @@ def python_of(folder: Path) -> Path:
 
 def is_built(folder: Path) -> bool:
     """Whether there is an environment that was tested."""
-    return (folder / READY).exists() and python_of(folder).exists()
+    return _record(folder).exists() and python_of(folder).exists()
 
 
-def build(run: TaskRun, folder: Path, python: str, wanted: Requirements, imports: Sequence[str]) -> Mapping[str, Any]:
+def remove(folder: Path) -> None:
+    """Remove an environment, and what was written down about it."""
+    for path in (_record(folder), base_file(folder)):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def build(
+    run: TaskRun, folder: Path, python: str, wanted: Requirements, imports: Sequence[str], isolation: Isolation
+) -> Mapping[str, Any]:
     """Make an environment, unless it is there, and return its packages and its size.
+
+    Packages run code when they are installed and imported, so that happens confined. Nothing that they can write is
+    written or trusted afterwards: what is known of an environment lies beside its folder.
 
     Raises:
         ServingError: INVALID_ARG with the reason when it cannot be made, or what it has cannot be imported.
     """
     with _alone(folder):
         if not is_built(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
             try:
-                _make(run, folder, python, wanted, imports)
+                with isolation.room(run.project_id) as room:
+                    _make(run, folder, python, wanted, imports, isolation, room)
             except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
                 raise
-        return dict(json.loads((folder / READY).read_text(encoding="utf-8")))
+        return dict(json.loads(_record(folder).read_text(encoding="utf-8")))
 
 
-def _make(run: TaskRun, folder: Path, python: str, wanted: Requirements, imports: Sequence[str]) -> None:
+def _make(
+    run: TaskRun,
+    folder: Path,
+    python: str,
+    wanted: Requirements,
+    imports: Sequence[str],
+    isolation: Isolation,
+    room: PrivateFolders,
+) -> None:
     uv = _uv()
     run.progress(0.05, f"Python {python}")
     which = sys.executable if python == pythons()[0] else python  # uv looks only in PATH and where it installs them
     if run.run([uv, "venv", "--python", which, "--quiet", str(folder)], timeout_s=BUILD_S_MAX):
         raise invalid(f"Python {python} was not found", hint="the log has the reason")
-    file = folder / "requirements.txt"
+    note_base(folder, python_of(folder))
+    isolation.give_all(folder, run.project_id)
+    reach = Reach(
+        read=[Path(uv), Path(uv).resolve(), _TRIAL, *_own_origin()],
+        write=[folder],
+        python=python_of(folder),
+        project=run.project_id,
+    )
+    inside: dict[str, Any] = {"environment": isolation.environment(room), "folder": room.home}
+
+    def confined(*command: str) -> list[str]:
+        return isolation.command(command, room, reach)
+
+    file = room.home / "requirements.txt"
     file.write_text("\n".join([*wanted.lines, own_requirement(wanted.extras)]) + "\n", encoding="utf-8")
     run.progress(0.1, "packages are installed")
     interpreter = str(python_of(folder))
     command = [uv, "pip", "install", "--refresh-package", OWN, "--python", interpreter, "-r", str(file)]
-    if run.run(command, timeout_s=BUILD_S_MAX):
+    if run.run(confined(*command), timeout_s=BUILD_S_MAX, **inside):
         raise invalid("the packages cannot be installed", hint="the log has the reason")
     run.progress(0.8, "what was installed is imported")
     trial = json.dumps({"packages": wanted.names, "modules": [*imports, OWN]})
-    if run.run([interpreter, "-I", str(_TRIAL), trial], timeout_s=IMPORT_S_MAX):
+    if run.run(confined(interpreter, "-I", str(_TRIAL), trial), timeout_s=IMPORT_S_MAX, **inside):
         raise invalid("a package cannot be imported", hint="the log has the reason")
     run.progress(0.95, "its packages are listed")
     lines = list[str]()
-    run.run([uv, "pip", "list", "--python", interpreter, "--format", "freeze"], timeout_s=60, on_line=lines.append)
+    listing = confined(uv, "pip", "list", "--python", interpreter, "--format", "freeze")
+    run.run(listing, timeout_s=60, on_line=lines.append, **inside)
     content = {
         "packages": [line.split("==", 1) for line in lines if "==" in line],
         "size": sum(path.lstat().st_size for path in folder.rglob("*")),
     }
-    (folder / READY).write_text(json.dumps(content), encoding="utf-8")
+    _record(folder).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _record(folder: Path) -> Path:
+    return folder.with_suffix(".json")
+
+
+def _own_origin() -> list[Path]:
+    """Return the files that this release was installed from, where that was not an index."""
+    found = own_requirement().partition(" @ ")[2]
+    return [Path(unquote(urlsplit(found).path))] if found else []
 
 
 def _uv() -> str:

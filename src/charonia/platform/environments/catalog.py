@@ -1,6 +1,5 @@
 """The environments of a project: added, built, listed, removed."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.environments import builder
 from charonia.platform.environments.requirements import Requirements, check_python, read_requirements
+from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.names import check_name
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
@@ -141,7 +141,7 @@ def python(session: Session, folder: Path, project: ProjectRow, name: str) -> Pa
         ServingError: NOT_FOUND if there is none of that name; UNAVAILABLE if it is not ready.
     """
     row = get(session, project, name)
-    path = folder / row.digest
+    path = builder.folder_of(folder, row.project_id, row.digest)
     if row.state != "ready" or not builder.is_built(path):
         reason = f": {row.reason}" if row.reason else ""
         raise unavailable(f"environment '{name}' is {row.state}{reason}", hint="build it first")
@@ -150,14 +150,21 @@ def python(session: Session, folder: Path, project: ProjectRow, name: str) -> Pa
 
 def sweep(session: Session, folder: Path) -> None:
     """Remove the folders that no environment has."""
-    kept = set(session.scalars(select(EnvironmentRow.digest)))
-    for path in folder.iterdir() if folder.exists() else ():
-        if path.is_dir() and path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+    rows = session.execute(select(EnvironmentRow.project_id, EnvironmentRow.digest))
+    kept = {builder.folder_of(folder, project_id, digest) for project_id, digest in rows}
+    for path in folder.glob("*/*"):
+        if path.is_dir() and path not in kept:
+            builder.remove(path)
 
 
-def handler(database: Database, folder: Path) -> Handler:
-    """Return what does the tasks that build environments."""
+def handler(database: Database, folder: Path, isolation: Isolation) -> Handler:
+    """Return what does the tasks that build environments.
+
+    Args:
+        database: Where they are written down.
+        folder: For their folders.
+        isolation: Confines what their packages run.
+    """
 
     def change(environment_id: int, **values: Any) -> None:
         with database.transaction() as session:
@@ -174,7 +181,8 @@ def handler(database: Database, folder: Path) -> Handler:
         change(number, state="building", reason="")
         wanted = read_requirements(row.requirements)
         try:
-            made = builder.build(run, folder / row.digest, row.python, wanted, row.imports)
+            path = builder.folder_of(folder, row.project_id, row.digest)
+            made = builder.build(run, path, row.python, wanted, row.imports, isolation)
         except BaseException as error:
             change(number, state="failed", reason=str(error) or "it was cancelled")
             raise

@@ -124,10 +124,10 @@ class TuneJob:
         if problems:
             raise invalid("\n".join(problems))
 
-    def command(self, folder: str) -> list[str]:
-        """Return the arguments of `charonia`; the model lies in `repository` of a folder, and results go there."""
+    def command(self, repository: str, folder: str) -> list[str]:
+        """Return the arguments of `charonia` for the model of a repository; results go to a folder."""
         return [
-            *("tune", "-m", f"{folder}/repository", "--profile-models", self.model),
+            *("tune", "-m", repository, "--profile-models", self.model),
             *("--time-budget", f"{self.minutes * 60:.0f}s", "-v"),
             *(["--latency-budget", f"{self.latency_budget_ms:g}"] if self.latency_budget_ms else []),
             *("-e", f"{folder}/tables", "-s", f"{folder}/checkpoints"),

@@ -1,6 +1,5 @@
 """Starts measurements as tasks, and does them."""
 
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -15,8 +14,10 @@ from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach, collect
 from charonia.platform.jobs.commands import (
     CSV_FILE,
+    REPORT_FILE,
     TUNE_FILE,
     PerfJob,
     TuneJob,
@@ -90,7 +91,7 @@ def found(session: Session, project_id: int, model: str, version: int = 0) -> Ta
     return session.scalar(query.order_by(TaskRow.id.desc()).limit(1))
 
 
-def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database) -> Handler:
+def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database, isolation: Isolation) -> Handler:
     """Return what does the tasks that measure a deployment."""
 
     def handle(run: TaskRun) -> Mapping[str, Any]:
@@ -112,9 +113,17 @@ def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database) ->
                 run.progress(0.05 + 0.9 * begun / job.level_count, text)
                 begun += 1
 
-        command = python_module("charonia", *job.command(address, str(run.folder)))
-        environment = os.environ | {"CHARONIA_API_KEY": seen.key}  # other users see a command line
-        status = run.run(command, timeout_s=PERF_S_MAX, environment=environment, on_line=report)
+        with isolation.room(run.project_id) as room:
+            command = python_module("charonia", *job.command(address, str(room.home)))
+            variables = isolation.environment(room, installs=False)
+            status = run.run(
+                isolation.command(command, room, Reach(project=run.project_id)),
+                timeout_s=PERF_S_MAX,
+                environment={**variables, "CHARONIA_API_KEY": seen.key},  # other users see a command line
+                folder=room.home,
+                on_line=report,
+            )
+            _collect(room, run, CSV_FILE, REPORT_FILE)
         table = run.folder / CSV_FILE
         if status not in _MEASURED or not table.exists():
             raise internal(f"it could not be measured: charonia perf ended with status {status}", hint=_LOG)
@@ -123,7 +132,7 @@ def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database) ->
     return handle
 
 
-def tune_handler(workloads: Workloads, database: Database) -> Handler:
+def tune_handler(workloads: Workloads, database: Database, isolation: Isolation) -> Handler:
     """Return what does the tasks that search configurations."""
 
     def handle(run: TaskRun) -> Mapping[str, Any]:
@@ -142,16 +151,31 @@ def tune_handler(workloads: Workloads, database: Database) -> Handler:
             if left is not None:
                 run.progress(max(0.05, min(0.95, 1 - left / (job.minutes * 60))), f"{left:.0f} s left at most")
 
-        command = python_module("charonia", *job.command(str(run.folder)), python=workload.python or sys.executable)
-        limit_s = job.minutes * 60 + SPARE_S
-        status = run.run(command, timeout_s=limit_s, on_line=report)
-        for name in ("repository", "variants", "checkpoints", "tables"):
-            shutil.rmtree(run.folder / name, ignore_errors=True)
+        repository = run.folder / "repository"
+        with isolation.room(run.project_id) as room:
+            reach = Reach(read=[repository], python=workload.python, project=run.project_id)
+            arguments = job.command(str(repository), str(room.home))
+            command = python_module("charonia", *arguments, python=workload.python or sys.executable)
+            status = run.run(
+                isolation.command(command, room, reach),
+                timeout_s=job.minutes * 60 + SPARE_S,
+                environment=isolation.environment(room),
+                folder=room.home,
+                on_line=report,
+            )
+            _collect(room, run, TUNE_FILE, REPORT_FILE)
+        shutil.rmtree(repository, ignore_errors=True)
         if status not in _FOUND:
             raise internal(f"nothing was found: charonia tune ended with status {status}", hint=_LOG)
         return recommendation((run.folder / TUNE_FILE).read_text(encoding="utf-8"), job.model)
 
     return handle
+
+
+def _collect(room: PrivateFolders, run: TaskRun, *names: str) -> None:
+    """Take over what a measurement has left."""
+    for name in names:
+        collect(room.home / name, run.folder / name)
 
 
 _LOG = "the log has the reason"

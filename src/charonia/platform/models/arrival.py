@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
+from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
 from charonia.platform.models.check import absent_module, first_look, full_check
@@ -34,7 +35,7 @@ from charonia.platform.models.registry import ModelDetails, collect_later, creat
 from charonia.platform.models.sources import VersionSource, open_source
 from charonia.platform.names import check_name
 from charonia.platform.people import audit, projects
-from charonia.platform.people.access import NotPermittedError, Principal, ProjectRole
+from charonia.platform.people.access import Principal, ProjectRole, permits
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import CancelledTaskError, Handler, TaskRun
 
@@ -92,8 +93,8 @@ def add(
     arguments = {
         "version": row.id,
         "source": source.to_json(),
-        "may_run_code": _may(who.demand_code, project),
-        "may_read_folders": _may(who.demand, ProjectRole.ADMIN),
+        "may_run_code": permits(who.demand_code, project),
+        "may_read_folders": permits(who.demand, ProjectRole.ADMIN),
     }
     task = queue.add(session, ADD, found.id, subject, arguments, who.name)
     audit.note(session, who, "version.add", f"{project}/{subject}", source.to_json(), project_id=found.id)
@@ -108,8 +109,9 @@ class VersionTasks:
         database: The tables.
         store: The files of versions.
         uploads: Files that are being sent.
-        environments: Folder of the environments, a folder by digest each.
+        environments: Folder of the environments, a folder by project and digest each.
         hosts: Servers that versions may be read from. Administrators of all projects may name any.
+        isolation: Confines checks.
     """
 
     database: Database
@@ -117,6 +119,7 @@ class VersionTasks:
     uploads: UploadFolder
     environments: Path
     hosts: AllowedHosts
+    isolation: Isolation
 
     def add(self, run: TaskRun) -> Mapping[str, Any]:
         """Bring the files of a version, and check it. It may run again after the platform ended in the middle.
@@ -192,8 +195,8 @@ class VersionTasks:
         if report.code and not may_run_code:
             self._change(version_id, report=report.to_json(), runs_code=True)
             raise invalid(
-                f"it is not known to be data: {'; '.join(report.code[:10])}",
-                hint="adding it needs the permission to use models that run code",
+                f"the model is not known to be data: {'; '.join(report.code[:10])}",
+                hint="you need the permission to use models that run code",
             )
         digest = manifest.digest(blobs)
         with self.database.transaction() as session:
@@ -217,7 +220,10 @@ class VersionTasks:
         earlier = VersionReport.from_json(version.report)
         report = replace(first_look(name, files, self.store), left_out=earlier.left_out)
         python = self._python(run, report)
-        if python is None:
+        if report.code and not run.arguments.get("may_run_code"):
+            warning = "not checked: the model is not known to be data, and the caller may not run code"
+            report = replace(report, warnings=[warning])
+        elif python is None:
             missing = ", ".join(need.name for need in report.needs)
             warning = f"it needs {missing}, which neither the platform nor an environment has: it is not checked"
             report = replace(report, warnings=[warning])
@@ -238,7 +244,7 @@ class VersionTasks:
         failure: ServingError | None = None
         found: Mapping[str, Any] = {}
         try:
-            found = full_check(run, name, files, self.store, python)
+            found = full_check(run, name, files, self.store, python, self.isolation)
             message = "\n".join(found.get("warnings", ()))
         except ServingError as error:
             failure, message = error, error.message
@@ -246,7 +252,7 @@ class VersionTasks:
         other = self._having(run, {module}) if module else None
         if other is not None:
             run.log(f"environment '{other.name}' has {module}")
-            return full_check(run, name, files, self.store, other)
+            return full_check(run, name, files, self.store, other, self.isolation)
         if failure is not None:
             raise failure
         return found
@@ -265,7 +271,7 @@ class VersionTasks:
             )
             rows = session.scalars(query.order_by(EnvironmentRow.id.desc())).all()
         for row in rows:
-            python = self.environments / row.digest / "bin" / "python"
+            python = self.environments / str(row.project_id) / row.digest / "bin" / "python"
             if wanted <= {str(package[0]).lower().replace("_", "-") for package in row.packages} and python.exists():
                 return CheckingPython(row.name, python)
         return None
@@ -377,11 +383,3 @@ def _arranged(files: ArrivingFiles, paths: list[str], take: int) -> Arrangement:
         if not isinstance(flavours, dict):
             raise invalid(f"{mlmodel}: expected flavors, there are none")
     return arrange(paths, lambda path: files.read(path, START_BYTES), take=take, flavours=flavours)
-
-
-def _may(demand: Callable[..., None], *arguments: object) -> bool:
-    try:
-        demand(*arguments)
-    except NotPermittedError:
-        return False
-    return True

@@ -18,7 +18,8 @@ from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.artifacts.manifest import Manifest
 from charonia.platform.artifacts.store import ArtifactStore
-from charonia.platform.models.child import CheckingPython, CheckOutput, charonia
+from charonia.platform.isolation.isolation import Isolation
+from charonia.platform.models.child import CheckingPython, CheckOutput, CheckRun, charonia
 from charonia.platform.models.code import (
     FOREST_START_BYTES,
     backend_of,
@@ -80,7 +81,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionRepor
 
 
 def full_check(
-    run: TaskRun, name: str, files: Manifest, store: ArtifactStore, python: CheckingPython
+    run: TaskRun, name: str, files: Manifest, store: ArtifactStore, python: CheckingPython, isolation: Isolation
 ) -> dict[str, Any]:
     """Return the fields of a `VersionReport` that a check finds.
 
@@ -88,15 +89,17 @@ def full_check(
         CancelledTaskError: If somebody has cancelled the task.
         ServingError: INVALID_ARG with all problems of the configuration, or why the model cannot be read.
     """
-    with store.scratch() as repository:
+    with store.scratch() as repository, isolation.room(run.project_id) as room:
+        check = CheckRun(run, python, isolation, room, repository)
+        isolation.show(repository)
         store.materialise(files, repository / name, check=run.check)
-        lines = charonia(run, python, ["config", "--json", str(repository / name)])
+        lines = charonia(check, ["config", "--json", str(repository / name)])
         config, notes = read_config(lines.output, str(repository / name))
         if config is None:
             raise _refusal(lines, name, str(repository / name))
-        doctor = charonia(run, python, ["doctor", "--json", "--models-only", "--model-repository", str(repository)])
+        doctor = charonia(check, ["doctor", "--json", "--models-only", "--model-repository", str(repository)])
         warnings = read_warnings(doctor.output)
-        load = try_to_load(run, python, repository, config)
+        load = try_to_load(check, config)
     if load.problem:
         warnings.append(load.problem)
     return {

@@ -1,11 +1,11 @@
-"""Runs Charonia's own commands for a check: in processes that see nothing of what the platform alone is told."""
+"""Runs Charonia's own commands for a check, confined."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
 from charonia.platform.tasks.runner import TaskRun
 from charonia.python_command import python_module
 
@@ -14,9 +14,6 @@ CHECK_S_MAX = 600.0
 
 OUTPUT_LINES_MAX = 100_000
 """Lines of a command's output that are looked at."""
-
-_PASSED_ON = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "UV_CACHE_DIR"})
-"""Environment variables of the platform that a model may see. The others may hold credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +30,25 @@ class CheckingPython:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckRun:
+    """What the commands of a check have in common.
+
+    Attributes:
+        run: The task, whose log has what they write.
+        python: The interpreter.
+        isolation: Confines them.
+        room: Their private folders.
+        repository: The repository with the model, which they only read.
+    """
+
+    run: TaskRun
+    python: CheckingPython
+    isolation: Isolation
+    room: PrivateFolders
+    repository: Path
+
+
+@dataclass(frozen=True, slots=True)
 class CheckOutput:
     """What a command has done.
 
@@ -46,8 +62,7 @@ class CheckOutput:
 
 
 def charonia(
-    run: TaskRun,
-    python: CheckingPython,
+    check: CheckRun,
     arguments: Sequence[str],
     *,
     timeout_s: float = CHECK_S_MAX,
@@ -57,8 +72,7 @@ def charonia(
     """Run a command of Charonia.
 
     Args:
-        run: The task, whose log has what it writes.
-        python: The interpreter.
+        check: The check.
         arguments: Its name and arguments.
         timeout_s: After this it is ended.
         memory_bytes: Memory that each of its processes may take, 0 for no limit.
@@ -74,10 +88,17 @@ def charonia(
         if len(output) < OUTPUT_LINES_MAX:
             output.append(line.replace("\0", "\ufffd"))  # which PostgreSQL does not take
 
-    environment = {key: value for key, value in os.environ.items() if key in _PASSED_ON}
-    command = python_module("charonia", *arguments, python=python.path)
+    command = python_module("charonia", *arguments, python=check.python.path)
     if memory_bytes:
         command = ["/bin/sh", "-c", 'ulimit -d "$0" && exec "$@"', str(memory_bytes >> 10), *command]
-    run.log(f"$ charonia {' '.join(arguments)}")
-    status = run.run(command, timeout_s=timeout_s, environment=environment, on_line=keep, enough=enough)
+    check.run.log(f"$ charonia {' '.join(arguments)}")
+    reach = Reach(read=[check.repository], python=check.python.path, project=check.run.project_id)
+    status = check.run.run(
+        check.isolation.command(command, check.room, reach),
+        timeout_s=timeout_s,
+        environment=check.isolation.environment(check.room),
+        folder=check.room.home,
+        on_line=keep,
+        enough=enough,
+    )
     return CheckOutput(status, output)

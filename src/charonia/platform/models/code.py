@@ -1,4 +1,4 @@
-"""Which models are known to be data, which may run code of their own, and what they need. Pure.
+"""Decides which models are data and which are code, and finds the packages that they need. Pure.
 
 An allow-list: a format, a parameter or a member of a configuration that is not in these tables makes a model code.
 """
@@ -38,7 +38,7 @@ _DATA_SUFFIXES = frozenset(
     | {".data", ".weights", ".onnx_data", ".csv", ".tsv", ".md", ".rst", ".yaml", ".yml", ".toml", ".pbtxt", ".jinja"}
     | {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".vocab", ".spm", ".bpe", ".labels", ".raw", ""}
 )
-"""Suffixes of files that may lie beside a model: nothing that serves data runs them."""
+"""Suffixes of harmless files beside a model: no backend for data runs them."""
 
 _DATA_FOLDERS = ("warmup/", "initial_state/")
 """Folders with plain tensors, which the server itself reads."""
@@ -113,7 +113,7 @@ _PARAMETER_REASONS = {
     "trt_extra_plugin_lib_paths": "it names a library",
     **dict.fromkeys((CUSTOM_BATCHING, PYTHON_STRATEGY), "it names a batching strategy"),
 }
-_UNKNOWN_PARAMETER = "it is not one of those that are known to be harmless"
+_UNKNOWN_PARAMETER = "not on the list of harmless parameters"
 
 _PLAIN_MEMBERS = frozenset(
     {"name", "version_policy", "max_batch_size", "input", "output", "batch_input", "batch_output", "dynamic_batching"}
@@ -180,7 +180,7 @@ def backend_of(name: str, paths: Iterable[str], config: ModelConfig) -> str:
 
 
 def code_in(name: str, paths: Iterable[str], config: ModelConfig, weights: Container[str] = ()) -> list[str]:
-    """Return why a model is not known to be data, a phrase each: loading or running it may run code that it brings.
+    """Return the reasons why a model is code rather than data, a phrase each.
 
     Args:
         name: Its name.
@@ -210,7 +210,7 @@ def code_in(name: str, paths: Iterable[str], config: ModelConfig, weights: Conta
 
 
 def may_make_code(changes: Mapping[str, Any]) -> bool:
-    """Return whether a change of a configuration may make code of what was data.
+    """Return whether a change of a configuration can turn data into code.
 
     Args:
         changes: Members of the JSON form that are replaced.
@@ -285,11 +285,11 @@ def code_in_onnx(path: str, files: Iterable[str], operators: Container[str]) -> 
 
     Args:
         path: The file.
-        files: Names of the files that its tensors lie in.
+        files: Names of the files with its tensors.
         operators: Names of its operators.
     """
     found = [
-        f"{path}: its weights lie outside of the model's folder, in '{file}'"
+        f"{path}: weights outside of the model's folder: '{file}'"
         for file in sorted(files)
         if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts or set(file) & _NO_FILE_NAME
     ]
@@ -320,7 +320,7 @@ def _members_with_code(config: ModelConfig, backend: str) -> Iterator[str]:
         yield "model_operations: it names a library"
     agents = config.model_repository_agents.agents if config.model_repository_agents is not None else ()
     if any(agent.name != "checksum" for agent in agents):
-        yield "model_repository_agents: an agent other than checksum is a program"
+        yield "model_repository_agents: agents other than checksum are programs"
     if config.runtime not in ("", f"libtriton_{backend}.so"):
         yield "runtime: it names a library"
     unset = ModelConfig()
@@ -328,9 +328,9 @@ def _members_with_code(config: ModelConfig, backend: str) -> Iterator[str]:
         if field.name not in _PLAIN_MEMBERS | _EXAMINED_MEMBERS and getattr(config, field.name) != getattr(
             unset, field.name
         ):
-            yield f"{field.name}: it is not one of the members that are known to be harmless"
+            yield f"{field.name}: not on the list of harmless members"
     if any(PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts for file in _named_files(config)):
-        yield "configuration: it names a file outside of the model's folder"
+        yield "configuration: a file outside of the model's folder"
 
 
 def _named_files(config: ModelConfig) -> Iterator[str]:

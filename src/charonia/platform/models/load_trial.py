@@ -5,12 +5,10 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from charonia.core.errors import Code, ServingError
-from charonia.platform.models.child import CheckingPython, charonia
-from charonia.platform.tasks.runner import TaskRun
+from charonia.platform.models.child import CheckRun, charonia
 
 LOAD_S_MAX = 120.0
 """Time that a version may take to load."""
@@ -40,13 +38,11 @@ class LoadTrial:
     problem: str = ""
 
 
-def try_to_load(run: TaskRun, python: CheckingPython, repository: Path, config: Mapping[str, Any]) -> LoadTrial:
+def try_to_load(check: CheckRun, config: Mapping[str, Any]) -> LoadTrial:
     """Load the model of a repository, without a GPU.
 
     Args:
-        run: The task.
-        python: The interpreter that loads it.
-        repository: The repository, which has just this model.
+        check: The check, whose repository has just this model.
         config: Its completed configuration.
 
     Raises:
@@ -56,13 +52,11 @@ def try_to_load(run: TaskRun, python: CheckingPython, repository: Path, config: 
     if reason:
         return LoadTrial(f"not tried: {reason}")
     memory = int(MEMORY_SHARE_MAX * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    arguments = ["serve", f"--model-repository={repository}", "--host=127.0.0.1", "--port=0"]
+    arguments = ["serve", f"--model-repository={check.repository}", "--host=127.0.0.1", "--port=0"]
     arguments += ["--allow-grpc=false", "--allow-metrics=false"]
     started = time.monotonic()
     try:
-        ran = charonia(
-            run, python, arguments, timeout_s=LOAD_S_MAX, memory_bytes=memory, enough=lambda line: _READY in line
-        )
+        ran = charonia(check, arguments, timeout_s=LOAD_S_MAX, memory_bytes=memory, enough=lambda line: _READY in line)
     except ServingError as error:
         if error.code is not Code.INTERNAL:
             raise
@@ -70,7 +64,7 @@ def try_to_load(run: TaskRun, python: CheckingPython, repository: Path, config: 
     else:
         if ran.status == 0:
             return LoadTrial(f"yes, in {time.monotonic() - started:.1f} s")
-        problem = why_not_loaded(ran.output, ran.status).replace(f"{repository}/", "")
+        problem = why_not_loaded(ran.output, ran.status).replace(f"{check.repository}/", "")
     limits = f"{LOAD_S_MAX:.0f} s, {memory >> 20} MiB"
     return LoadTrial("no", f"it does not load on this machine (limits: {limits}): {problem[:PROBLEM_CHARS_MAX]}")
 

@@ -31,7 +31,7 @@ from charonia.platform.models.records import (
 from charonia.platform.models.tags import check_details, tag_counts, tag_text
 from charonia.platform.names import check_name
 from charonia.platform.people import audit, projects
-from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.people.access import Principal, ProjectRole, permits
 from charonia.platform.tasks import queue
 
 VERSIONS_LISTED_MAX = 200
@@ -292,7 +292,8 @@ def check_again(session: Session, who: Principal, project: str, name: str, numbe
     if not row.digest:
         raise invalid(f"version {number} of '{name}' has no files: they have not arrived", hint="add it again")
     row.state, row.reason = CHECKING, ""
-    added = queue.add(session, CHECK, found.id, f"{name}/{number}", {"version": row.id}, who.name)
+    arguments = {"version": row.id, "may_run_code": permits(who.demand_code, project)}
+    added = queue.add(session, CHECK, found.id, f"{name}/{number}", arguments, who.name)
     audit.note(session, who, "version.check", f"{project}/{name}/{number}", project_id=found.id)
     return AddedVersion(name, number, added.id)
 

@@ -1,6 +1,6 @@
 """Who calls, and what they may do. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Self
@@ -127,3 +127,12 @@ class Principal:
             raise NotPermittedError(
                 RefusalKind.FORBIDDEN, f"{self.name}: may not use models that run code in '{project}'"
             )
+
+
+def permits(demand: Callable[..., None], *arguments: object) -> bool:
+    """Return whether a caller may do what a method of theirs demands."""
+    try:
+        demand(*arguments)
+    except NotPermittedError:
+        return False
+    return True

@@ -48,6 +48,7 @@ class Workload:
         python: The interpreter of its environment, None for the platform's own.
         keys: Lines of the file of API keys of its servers for clients; see `key_files`.
         packages: What its environment asks for, as pip takes it, where that is built elsewhere.
+        project_id: Number of its project.
     """
 
     deployment: str
@@ -57,6 +58,7 @@ class Workload:
     python: Path | None = None
     keys: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    project_id: int = 0
 
 
 KEYS_FILE = "keys.txt"

@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from charonia.core.errors import Code, ServingError, unavailable
+from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets.api import Observed, RevisionPhase, Workload, key_file, key_files
 from charonia.platform.targets.fit import LocalMachine, Needs, misfits, needs_of, obstacle
 from charonia.platform.targets.live_traffic import without_traffic
@@ -58,16 +59,23 @@ class LocalTarget:
     Args:
         folder: Where they are kept.
         ports: First and last port.
+        isolation: Confines servers; by default, as `charonia platform` does.
         machine: Returns what the machine has.
     """
 
     name = "local"
 
     def __init__(
-        self, folder: Path, ports: tuple[int, int], *, machine: Callable[[], LocalMachine] = this_machine
+        self,
+        folder: Path,
+        ports: tuple[int, int],
+        isolation: Isolation | None = None,
+        *,
+        machine: Callable[[], LocalMachine] = this_machine,
     ) -> None:
         self._root = folder
         self._ports = FreePorts(ports, PORTS)
+        self._isolation = isolation or Isolation(folder.parent, reserved=ports)
         self._machine = machine
         self._lock = threading.Lock()
         self._locks: dict[str, threading.RLock] = {}
@@ -168,6 +176,8 @@ class LocalTarget:
             folder = self._folder(deployment)
             if any(folder.server(number).is_running() for number in folder.servers()):
                 raise unavailable(f"the servers of '{deployment}' still run")
+            for number in folder.servers():
+                self._server(folder, number).remove()
             shutil.rmtree(folder.path, ignore_errors=True)
             with contextlib.suppress(OSError):
                 folder.path.parent.rmdir()
@@ -175,8 +185,8 @@ class LocalTarget:
     def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
         """Let these be the API keys. See `DeploymentTarget`."""
         folder = self._folder(deployment)
-        if folder.path.exists():
-            _write_keys(folder, keys)
+        if folder.served.exists():
+            self._write_keys(folder, keys, _read_project(folder))
 
     def deployments(self) -> Sequence[str]:
         """Return the names of all deployments. See `DeploymentTarget`."""
@@ -195,7 +205,7 @@ class LocalTarget:
         return DeploymentFolder(self._root / deployment)
 
     def _server(self, folder: DeploymentFolder, number: int) -> DeployedServer:
-        return DeployedServer(folder, number, self._unwell)
+        return DeployedServer(folder, number, self._unwell, self._isolation)
 
     @contextmanager
     def _held(self, deployment: str) -> Iterator[None]:
@@ -238,10 +248,10 @@ class LocalTarget:
 
     def _prepare(self, folder: DeploymentFolder, workload: Workload) -> None:
         """Write all that the revision needs."""
-        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.served.mkdir(parents=True, exist_ok=True)
         if not folder.read("address"):
             folder.write("address", ports=self._free_ports())
-        _write_keys(folder, workload.keys)
+        self._write_keys(folder, workload.keys, workload.project_id)
         target = folder.revision(workload.revision)
         shutil.rmtree(target.path, ignore_errors=True)
         target.path.mkdir()
@@ -250,7 +260,14 @@ class LocalTarget:
         (target.path / "repository").mkdir(exist_ok=True)
         write_whole(target.path / "python", _launcher(workload), 0o755)
         arguments, needs = _arguments(folder, workload), asdict(needs_of(workload))
-        target.write("serve", arguments=arguments, made=_made(workload), needs=needs, least=workload.spec.replicas_min)
+        how = {"arguments": arguments, "made": _made(workload), "needs": needs, "least": workload.spec.replicas_min}
+        target.write("serve", **how, project=workload.project_id, python=str(workload.python or ""))
+
+    def _write_keys(self, folder: DeploymentFolder, keys: Sequence[str], project: int) -> None:
+        if not folder.platform_key.exists():
+            write_whole(folder.platform_key, secrets.token_urlsafe(_KEY_BYTES), PRIVATE_MODE)
+        for name, text in key_files(folder.platform_key.read_text(), keys).items():
+            write_whole(folder.served / name, text, PRIVATE_MODE, lambda path: self._isolation.give(path, project))
 
     def _free_ports(self) -> list[int]:
         found = self._ports.find_many(self._taken(), 1)
@@ -375,7 +392,7 @@ def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
         arguments.append(f"--cpu-cores={spec.cpu_cores}")
     if spec.memory_mib:
         arguments.append(f"--memory-limit-mib={spec.memory_mib}")
-    return [*arguments, f"--api-keys={folder.path / key_file(spec)}"]
+    return [*arguments, f"--api-keys={folder.served / key_file(spec)}"]
 
 
 def _launcher(workload: Workload) -> str:
@@ -389,11 +406,9 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _write_keys(folder: DeploymentFolder, keys: Sequence[str]) -> None:
-    if not folder.platform_key.exists():
-        write_whole(folder.platform_key, secrets.token_urlsafe(_KEY_BYTES), PRIVATE_MODE)
-    for name, text in key_files(folder.platform_key.read_text(), keys).items():
-        write_whole(folder.path / name, text, PRIVATE_MODE)
+def _read_project(folder: DeploymentFolder) -> int:
+    """Return the number of the project of a deployment."""
+    return int(folder.revision(_read_goal(folder).revision).read("serve").get("project", 0))
 
 
 def _made(workload: Workload) -> str:

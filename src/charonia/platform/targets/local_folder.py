@@ -25,7 +25,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -91,11 +91,12 @@ class DeploymentFolder(NotesFolder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.served = path / "served"  # the servers see this, and nothing else
         self.platform_key = path / "platform.key"
 
     def revision(self, number: int) -> NotesFolder:
         """Return the folder of a revision."""
-        return NotesFolder(self.path / f"rev-{number}")
+        return NotesFolder(self.served / f"rev-{number}")
 
     def server(self, number: int) -> "ServerFolder":
         """Return the folder of a server."""
@@ -103,17 +104,13 @@ class DeploymentFolder(NotesFolder):
 
     def servers(self) -> list[int]:
         """Return the numbers of all servers that there is anything of."""
-        return sorted(number for number, _ in self._numbered("server"))
+        return sorted(number for number, _ in _numbered(self.path, "server"))
 
     def tidy(self, kept: Container[int]) -> None:
         """Remove the folders of all revisions but these."""
-        for number, path in self._numbered("rev"):
+        for number, path in _numbered(self.served, "rev"):
             if number not in kept:
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _numbered(self, kind: str) -> list[tuple[int, Path]]:
-        found = [(path.name.removeprefix(f"{kind}-"), path) for path in self.path.glob(f"{kind}-*")]
-        return [(int(number), path) for number, path in found if number.isdecimal()]
 
 
 class ServerFolder(NotesFolder):
@@ -223,12 +220,19 @@ class Steps:
         return 1 if is_over else None
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file in one step, so that nobody sees a part of it."""
+def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
+    found = [(path.name.removeprefix(f"{kind}-"), path) for path in folder.glob(f"{kind}-*")]
+    return [(int(number), path) for number, path in found if number.isdecimal()]
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644, finish: Callable[[Path], None] | None = None) -> None:
+    """Write a file in one step, so that nobody sees a part of it; `finish` is called before it has its name."""
     new = path.with_name(f".{path.name}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+    if finish is not None:
+        finish(new)
     new.replace(path)
 
 

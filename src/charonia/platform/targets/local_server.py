@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from charonia.platform.isolation.isolation import Isolation, Reach
 from charonia.platform.targets.api import Replica
 from charonia.platform.targets.live_traffic import change_traffic, forget_changes, traffic_of
 from charonia.platform.targets.local_folder import (
@@ -40,8 +41,9 @@ HEALTH_S_MAX = 2.0
 KILL_S = 90.0
 """Time that a server has to end after SIGTERM."""
 
-_OWN = "CHARONIA_"
-_SHARED = ("CHARONIA_CACHE",)
+SOCKETS = "charonia-sockets-"
+"""Beginning of the name of the abstract socket at which a server shares its listening sockets; its process follows."""
+
 _taking_over = threading.Lock()
 
 _DOING = {
@@ -57,12 +59,16 @@ class DeployedServer:
         deployment: The folder of the deployment.
         number: Its number.
         unwell: Since when servers do not answer, by their folder, in seconds of the monotonic clock.
+        isolation: Confines it.
     """
 
-    def __init__(self, deployment: DeploymentFolder, number: int, unwell: dict[str, float]) -> None:
+    def __init__(
+        self, deployment: DeploymentFolder, number: int, unwell: dict[str, float], isolation: Isolation
+    ) -> None:
         self.number = number
         self._deployment = deployment
         self._unwell = unwell
+        self._isolation = isolation
         self.folder: ServerFolder = deployment.server(number)
 
     @property
@@ -142,7 +148,18 @@ class DeployedServer:
         )
         extra = [f"--beside={beside.folder.pid()}"] if beside is not None else []
         command = python_module("charonia", "serve", *self._arguments(revision), *extra, python=self._python(revision))
-        self.folder.start(command, environment())
+        self._leave_room()
+        room = self._isolation.furnish(self.folder.path / "home", how["project"])
+        self.folder.write("room", temporary=str(room.temporary))
+        reach = Reach(
+            read=[self._deployment.served],
+            python=Path(how["python"]) if how["python"] else None,
+            ports=[*self._deployment.read("address")["ports"], *self._ports],
+            beside=f"{SOCKETS}{beside.folder.pid()}" if beside is not None else "",
+            project=how["project"],
+            ends_with_platform=False,
+        )
+        self.folder.start(self._isolation.command(command, room, reach), self._isolation.environment(room))
 
     def upgrade(self, revision: int) -> None:
         """Let a revision take the place of the one that it has."""
@@ -151,7 +168,7 @@ class DeployedServer:
         self.folder.write("applying", revision=revision, is_upgrade=True, made=self._how(revision)["made"])
         command = python_module("charonia", "upgrade", str(self.folder.pid()))
         command += ["--python", self._python(revision), "--", *self._arguments(revision)]
-        steps.start(command, environment())
+        steps.start(command, os.environ)
 
     def retune(self, revision: int) -> None:
         """Split traffic as a revision says, now and whenever it is started again.
@@ -193,12 +210,19 @@ class DeployedServer:
     def remove(self) -> None:
         """Remove what is left of it."""
         self._unwell.pop(str(self.folder.path), None)
+        self._leave_room()
         shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def revisions(self) -> set[int]:
         """Return the revisions whose folders it needs."""
         serving, applying = self.folder.read("serving"), self.folder.read("applying")
         return {int(note[name]) for note in (serving, applying) for name in ("revision", "base") if name in note}
+
+    def _leave_room(self) -> None:
+        """Remove the temporary files of a process that has ended."""
+        temporary = self.folder.read("room").get("temporary")
+        if temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
 
     @property
     def _ports(self) -> list[int]:
@@ -281,8 +305,3 @@ def is_healthy(port: int) -> bool:
             return connection.getresponse().status == http.client.OK
         except (OSError, http.client.HTTPException):
             return False
-
-
-def environment() -> dict[str, str]:
-    """Return the environment of servers: without what the platform alone is told, such as passwords."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN) or name in _SHARED}

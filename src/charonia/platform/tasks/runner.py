@@ -103,6 +103,7 @@ class TaskRun:
         *,
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
         on_line: Callable[[str], None] | None = None,
         enough: Callable[[str], bool] | None = None,
     ) -> int:
@@ -112,6 +113,7 @@ class TaskRun:
             command: Program and arguments.
             timeout_s: After this it is ended.
             environment: Its environment variables; those of the platform by default.
+            folder: Its working folder; that of the platform by default.
             on_line: Called with each line of its output.
             enough: Called with each line of its output; after one for which it is true, the command is ended, and its
                 exit status is 0.
@@ -135,6 +137,7 @@ class TaskRun:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=None if environment is None else dict(environment),
+            cwd=folder,
             start_new_session=True,
             text=True,
             errors="replace",

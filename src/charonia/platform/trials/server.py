@@ -3,7 +3,6 @@
 import hashlib
 import http.client
 import logging
-import os
 import re
 import secrets
 import signal
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from charonia.core.errors import ServingError
 from charonia.die_with_parent import with_parent_death_signal
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.local_reasons import last_said, why_ended
 from charonia.platform.targets.model_folder import make_model_folder
@@ -78,6 +78,7 @@ class TrialServer:
     Args:
         folder: For its files, which are removed when it ends.
         workload: Brings the version's files to this machine, and says what runs; called in a thread of its own.
+        isolation: Confines the server.
         start_s_max: Time that it has to become ready.
         idle_s_max: It ends when it was not used for so long.
     """
@@ -86,6 +87,7 @@ class TrialServer:
         self,
         folder: Path,
         workload: Callable[[], Workload],
+        isolation: Isolation,
         *,
         start_s_max: float = START_S_MAX,
         idle_s_max: float = IDLE_S_MAX,
@@ -94,6 +96,7 @@ class TrialServer:
         self.key = secrets.token_urlsafe(_KEY_BYTES)
         self._folder = folder
         self._workload = workload
+        self._isolation = isolation
         self._start_s_max, self._idle_s_max = start_s_max, idle_s_max
         self._phase, self._reason, self._doing = TrialPhase.STARTING, "", "the files of the version are fetched"
         self._hidden = ""
@@ -138,29 +141,33 @@ class TrialServer:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
-                self._serve(self._command(Path(folder)))
+                workload = self._workload()
+                with self._isolation.room(workload.project_id) as room:
+                    self._serve(self._command(Path(folder), workload, room), room)
         except (ServingError, OSError) as error:
             self._fail(str(error))
         except Exception as error:
             _log.exception("a trial has failed")
             self._fail(f"{type(error).__name__}: {error}")
 
-    def _command(self, folder: Path) -> Sequence[str]:
+    def _command(self, folder: Path, workload: Workload, room: PrivateFolders) -> Sequence[str]:
         """Write what the server needs, and return how it is started."""
         self._hidden = f"{folder / 'repository'}/"
-        workload = self._workload()
         for model in workload.models:
             make_model_folder(folder / "repository", model)
         keys = folder / "keys"
         keys.touch(0o600)
         keys.write_text(f"platform admin sha256:{hashlib.sha256(self.key.encode()).hexdigest()}\n", encoding="utf-8")
-        return python_module(
+        self._isolation.give(keys, workload.project_id)
+        command = python_module(
             *("charonia", "serve", f"--model-repository={folder / 'repository'}", f"--host={_HOST}", "--port=0"),
             *("--allow-grpc=false", "--allow-metrics=false", f"--api-keys={keys}"),
             python=workload.python or sys.executable,
         )
+        reach = Reach(read=[folder / "repository", keys], python=workload.python, project=workload.project_id)
+        return self._isolation.command(command, room, reach)
 
-    def _serve(self, command: Sequence[str]) -> None:
+    def _serve(self, command: Sequence[str], room: PrivateFolders) -> None:
         """Run the server until it ends, nobody uses it, or somebody ends it."""
         self._doing = "the server starts"
         with subprocess.Popen(
@@ -168,8 +175,8 @@ class TrialServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_environment(),
-            cwd=self._folder,
+            env={**self._isolation.environment(room), "CUDA_VISIBLE_DEVICES": ""},
+            cwd=room.home,
             start_new_session=True,
             text=True,
             errors="replace",
@@ -222,9 +229,3 @@ def _is_ready(address: str) -> bool:
             return connection.getresponse().status == http.client.OK
         except (OSError, http.client.HTTPException):
             return False
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of the server: as a deployment has it that asks for no GPU."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("CHARONIA_")}
-    return {**kept, "CUDA_VISIBLE_DEVICES": ""}

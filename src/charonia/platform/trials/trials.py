@@ -8,6 +8,7 @@ from charonia.core.errors import unavailable
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import Workload
@@ -29,12 +30,14 @@ class Trials:
         database: Where versions are written down.
         workloads: Makes workloads.
         folder: For the files of their servers.
+        isolation: Confines their servers.
     """
 
-    def __init__(self, database: Database, workloads: Workloads, folder: Path) -> None:
+    def __init__(self, database: Database, workloads: Workloads, folder: Path, isolation: Isolation) -> None:
         self._database = database
         self._workloads = workloads
         self._folder = folder
+        self._isolation = isolation
         self._lock = threading.Lock()
         self._servers: dict[_Key, TrialServer] = {}
         shutil.rmtree(folder, ignore_errors=True)  # of a platform that was killed; its servers ended with it
@@ -72,7 +75,7 @@ class Trials:
                 )
             for old in [at for at, server in self._servers.items() if not server.is_open][:-KEPT_MAX]:
                 del self._servers[old]
-            self._servers[key] = server = TrialServer(self._folder, workload)
+            self._servers[key] = server = TrialServer(self._folder, workload, self._isolation)
             server.start()
         with self._database.transaction() as session:
             audit.note(session, who, "version.try", f"{project}/{model}/{number}", project_id=found.id)

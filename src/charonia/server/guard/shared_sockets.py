@@ -17,6 +17,9 @@ from charonia.server.guard.control import user_of
 
 PREFIX = "charonia-sockets-"
 
+CONNECTED = "CHARONIA_BESIDE_SOCKET"
+"""Environment variable with a descriptor that is connected to the other server, for a process that cannot connect."""
+
 SOCKETS_MAX = 253
 """Most descriptors that the system passes in one message (SCM_MAX_FD)."""
 
@@ -75,10 +78,12 @@ def sockets_beside(pid: int) -> list[dict[str, list[socket.socket]]]:
         ServingError: NOT_FOUND where no such server gives sockets; UNAVAILABLE where it belongs to another user, or
             does not answer.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+    connected = int(os.environ[CONNECTED]) if CONNECTED in os.environ else None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=connected) as asking:
         asking.settimeout(ANSWER_S_MAX)
         try:
-            asking.connect(f"\0{PREFIX}{pid}")
+            if CONNECTED not in os.environ:
+                asking.connect(f"\0{PREFIX}{pid}")
         except OSError as error:
             raise not_found(
                 f"--beside: process {pid} is no server that shares its listening sockets",

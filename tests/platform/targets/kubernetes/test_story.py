@@ -42,7 +42,7 @@ def make_platform(stage: ClusterStage, s3: S3, tmp_path: Path) -> Callable[[], T
 
 def platform_of(stage: ClusterStage, s3: S3, data: Path, helm: str) -> TestClient:
     config = KubernetesSettings(str(stage.config), helm=helm, proxy=stage.api.url, store_secret="store")
-    app = make_app(PlatformSettings(data, artifacts=s3.uri, kubernetes=config))
+    app = make_app(PlatformSettings(data, isolation="available", artifacts=s3.uri, kubernetes=config))
     with app.state.platform.database.transaction() as session:
         local.prepare(session, data)
     key = (data / "owner.key").read_text().strip()

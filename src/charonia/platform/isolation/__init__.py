@@ -1,0 +1,1 @@
+"""What processes of projects can reach: files, ports, other processes, variables."""

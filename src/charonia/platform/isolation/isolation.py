@@ -1,0 +1,322 @@
+"""Runs processes of projects so that the platform's own files, other projects and their servers are out of reach.
+
+`confine.py` confines each process with all that the kernel offers: Landlock; a mount namespace, in which folders of
+users are empty; and, where the platform runs as root, a user for each project. See `docs/threat_model.md`.
+"""
+
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from charonia.core.errors import invalid, unsupported
+from charonia.platform.isolation import confine
+from charonia.platform.isolation.rules import (
+    DEVICES,
+    FILE_VARIABLES,
+    HIDDEN,
+    NVIDIA_DEVICES,
+    REQUIRED_ABI,
+    SYSTEM,
+    Rules,
+    bind_ranges,
+    environment,
+    missing,
+)
+
+_log = logging.getLogger(__name__)
+
+MODES = ("required", "available", "off")
+
+FIRST_USER = 1_900_000_000
+"""User id of the first project; by convention, no system uses this range."""
+
+TEMPORARY_PREFIX = "charonia-run-"
+
+PROBE_S_MAX = 30.0
+
+COLLECTED_BYTES_MAX = 64 * 2**20
+"""Largest file that is taken over from a confined process."""
+
+_BASE = ".base"
+_LAUNCHER = Path(confine.__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateFolders:
+    """Private folders of a process.
+
+    Attributes:
+        home: Its home and working folder, with its caches.
+        temporary: Its temporary folder; its path is short, since paths of sockets are limited.
+    """
+
+    home: Path
+    temporary: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Files, ports and sockets that a process needs besides its interpreter and its room.
+
+    Attributes:
+        read: Files and folders to read.
+        write: Folders to change.
+        python: The interpreter, None for the platform's; those of the project's environments are always in reach.
+        ports: Ports of deployments that it listens on.
+        beside: Abstract socket of another server that it needs at its start.
+        project: Number of its project.
+        ends_with_platform: Whether the kernel ends it together with the platform.
+    """
+
+    read: Sequence[Path] = ()
+    write: Sequence[Path] = ()
+    python: Path | None = None
+    ports: Sequence[int] = ()
+    beside: str = ""
+    project: int = 0
+    ends_with_platform: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What confines processes on this machine.
+
+    Attributes:
+        landlock: Version of Landlock, 0 for none.
+        namespace: As in `Rules`.
+        has_users: Whether each project has a user.
+    """
+
+    landlock: int = 0
+    namespace: str = ""
+    has_users: bool = False
+
+
+class Isolation:
+    """Confines processes.
+
+    Args:
+        data: The data folder of the platform, which no process sees.
+        mode: One of `MODES`: whether the platform refuses to run processes that it cannot confine.
+        readable: Additional files and folders that processes can read.
+        hidden: Additional folders that look empty, except for the readable files in them.
+        reserved: First and last port of deployments.
+        refused: Ports of the platform and its database.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        mode: str = "required",
+        readable: Sequence[Path] = (),
+        hidden: Sequence[Path] = (),
+        reserved: tuple[int, int] = (1, 0),
+        refused: Sequence[int] = (),
+    ) -> None:
+        self._data = data.absolute()
+        self._mode = mode
+        self._readable = tuple(path.absolute() for path in readable)
+        self._hidden = (*HIDDEN, str(Path.home()), *(str(path.absolute()) for path in (data, *hidden)))
+        self._reserved, self._refused = reserved, tuple(refused)
+        self.layers = Layers() if mode == "off" else layers()
+
+    def check(self) -> list[str]:
+        """Return the gaps of the isolation, a sentence each.
+
+        Raises:
+            ServingError: UNSUPPORTED if the mode is "required" and the kernel does not protect the platform's files,
+                ports and processes; INVALID_ARG if the data folder lies where models must read.
+        """
+        if self._mode == "off":
+            return ["Isolation is off: models can read and change all files of the platform's user."]
+        for path in self._always_read():
+            if self._data.resolve().is_relative_to(Path(path).resolve()) and path not in ("/proc", "/sys"):
+                raise invalid(f"--data: the data folder '{self._data}' is inside '{path}', which models can read")
+        found = missing(
+            self.layers.landlock, self.layers.namespace, is_root=os.getuid() == 0, has_users=self.layers.has_users
+        )
+        if self._mode == "required" and self.layers.landlock < REQUIRED_ABI:
+            raise unsupported(
+                f"models cannot be isolated on this machine: {' '.join(found)}",
+                hint="use a newer kernel, or accept less with --isolation=available",
+            )
+        return found
+
+    @contextmanager
+    def room(self, project: int = 0) -> Iterator[PrivateFolders]:
+        """Yield a room that is removed at the end."""
+        folder = self._data / "rooms"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as home:
+            room = self.furnish(Path(home), project)
+            try:
+                yield room
+            finally:
+                shutil.rmtree(room.temporary, ignore_errors=True)
+
+    def furnish(self, home: Path, project: int = 0) -> PrivateFolders:
+        """Return a room with this home and a new temporary folder."""
+        temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+        (home / "cache").mkdir(parents=True, exist_ok=True)
+        for path in (home, home / "cache", temporary):
+            self.give(path, project)
+        return PrivateFolders(home, temporary)
+
+    def give(self, path: Path, project: int) -> None:
+        """Let the user of a project own a file or folder."""
+        if self.layers.has_users:
+            os.chown(path, _user(project), _user(project), follow_symlinks=False)
+
+    def give_all(self, folder: Path, project: int) -> None:
+        """Let the user of a project own a folder and its content."""
+        for path in (folder, *folder.rglob("*")) if self.layers.has_users else ():
+            self.give(path, project)
+
+    def show(self, folder: Path) -> None:
+        """Let the users of projects enter a folder that only its owner can enter."""
+        if self.layers.has_users:
+            folder.chmod(0o755)
+
+    def environment(self, room: PrivateFolders, *, installs: bool = True) -> dict[str, str]:
+        """Return the variables of a process."""
+        return environment(os.environ, str(room.home), str(room.temporary), installs=installs)
+
+    def command(self, command: Sequence[str], room: PrivateFolders, reach: Reach) -> list[str]:
+        """Return a command that runs `command` confined, in the room as its working folder."""
+        if self._mode == "off":
+            return list(command)
+        read = [*self._always_read(), *map(str, reach.read)]
+        read += [str(reach.python)] if reach.python is not None else []
+        read += self._environments(reach.project)
+        write = [*_devices(), str(room.home), str(room.temporary), *map(str, reach.write)]
+        rules = Rules(
+            read=tuple(dict.fromkeys(read)),
+            write=tuple(dict.fromkeys(write)),
+            hidden=self._hidden,
+            folder=str(room.home),
+            bind=bind_ranges(self._reserved, self._refused, reach.ports),
+            connect=self._refused,
+            beside=reach.beside,
+            parent=os.getpid() if reach.ends_with_platform else 0,
+            user=_user(reach.project) if self.layers.has_users else 0,
+            namespace=self.layers.namespace,
+            landlock=self.layers.landlock,
+        )
+        return _launch(rules, command)
+
+    def _environments(self, project: int) -> list[str]:
+        """Return the files of the environments of a project: a server can be upgraded to any of them.
+
+        Links in environments do not count: packages may have made them.
+        """
+        folder = self._data / "environments"
+        of_project = folder / str(project)
+        of_project.mkdir(parents=True, exist_ok=True)
+        return [str(of_project), *(path.read_text(encoding="utf-8") for path in folder.glob(f"*/*{_BASE}"))]
+
+    def _always_read(self) -> list[str]:
+        named = [os.environ[name] for name in FILE_VARIABLES if os.environ.get(name)]
+        libraries = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
+        return [*SYSTEM, *_own_paths(), *map(str, self._readable), *named, *libraries]
+
+
+def collect(source: Path, target: Path) -> bool:
+    """Copy a file that a confined process has left, unless it is a link, a pipe or too large.
+
+    Returns:
+        Whether it was copied.
+    """
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb") as file:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1 or state.st_size > COLLECTED_BYTES_MAX:
+            return False
+        with target.open("wb") as copy:
+            shutil.copyfileobj(file, copy)
+    return True
+
+
+@cache
+def layers() -> Layers:
+    """Return the layers of this machine. It tries each layer in a process; root gets users if it can hide folders."""
+    if sys.platform != "linux":
+        return Layers()
+    landlock, is_root = confine.landlock_abi(), os.getuid() == 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        for namespace in ("mount", "user") if is_root else ("user",):
+            if _works(Layers(landlock, namespace, is_root and namespace == "mount"), folder):
+                return Layers(landlock, namespace, is_root and namespace == "mount")
+            if is_root and _works(Layers(landlock, namespace), folder):
+                return Layers(landlock, namespace)
+    return Layers(landlock)
+
+
+def _works(tried: Layers, folder: str) -> bool:
+    rules = Rules(
+        read=(*SYSTEM, *_own_paths()),
+        write=(*_devices(), folder),
+        hidden=(*HIDDEN, str(Path.home())),
+        folder=folder,
+        user=FIRST_USER if tried.has_users else 0,
+        namespace=tried.namespace,
+        landlock=tried.landlock,
+    )
+    code = f"import ctypes, ssl, charonia; open('{folder}/{tried.namespace}{tried.has_users}', 'w')"
+    command = _launch(rules, [sys.executable, "-P", "-c", code])
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S_MAX, text=True)
+    except subprocess.TimeoutExpired:
+        return False
+    if done.returncode:
+        _log.info("isolation: %s is not available: %s", tried, done.stderr.strip())
+    return done.returncode == 0
+
+
+def _launch(rules: Rules, command: Sequence[str]) -> list[str]:
+    return [sys.executable, "-I", "-S", str(_LAUNCHER), rules.to_json(), *command]
+
+
+def _user(project: int) -> int:
+    return FIRST_USER + project
+
+
+@cache
+def _own_paths() -> tuple[str, ...]:
+    """Return the prefixes of the platform's interpreter and the folders of its packages."""
+    started_in = (Path.cwd(), Path(sys.argv[0]).absolute().parent)
+    packages = [path for path in sys.path if path and Path(path) not in started_in and Path(path).is_dir()]
+    own = Path(__file__).parents[3]
+    prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
+    return tuple(dict.fromkeys([*prefixes, str(own), *packages, str(Path(sys.executable).resolve())]))
+
+
+def _devices() -> list[str]:
+    return [*DEVICES, *(str(path) for path in Path("/dev").glob(NVIDIA_DEVICES))]
+
+
+def base_file(environment_folder: Path) -> Path:
+    """Return the file that says where the interpreter of an environment lies: outside of what its packages change."""
+    return environment_folder.with_suffix(_BASE)
+
+
+def note_base(environment_folder: Path, python: Path) -> None:
+    """Write down where the interpreter lies that a new environment is based on, before packages are installed."""
+    base_file(environment_folder).write_text(str(python.resolve().parents[1]), encoding="utf-8")
+
+
+Variables = Mapping[str, str]
