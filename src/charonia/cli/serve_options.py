@@ -229,8 +229,7 @@ SERVER = (
     Option("--api-keys", "api_keys", filled, "PATH", "File of API keys and their scopes; reloaded when it changes"),
     Option(
         *("--fairness-header", "fairness_header", filled, "HEADER"),
-        "Header by whose value clients share busy models fairly",
-        default="the API key, otherwise the client's address",
+        "Header that tells clients apart when they share a busy model; default: their API key, otherwise their address",
     ),
     Option(
         "--allow-client-shm", "client_shm", boolean, _BOOL, "Allow clients to register shared memory of this machine"
