@@ -14,7 +14,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import SEQUENCE_START, InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.wire.v2_generate import decode_generate, encode_generated, infer_shape
+from charonia.wire.v2_generate import StreamedText, decode_generate, encode_generated, infer_shape
 
 CONFIG = ModelConfig(
     name="m",
@@ -223,3 +223,36 @@ def test_numbers_that_are_not_finite_are_written_as_literals(array: "np.ndarray"
 def test_an_output_that_json_cannot_carry_is_refused() -> None:
     with pytest.raises(ServingError, match="output 'x' holds bytes that are not UTF-8"):
         encode_generated(InferResponse("m", "1", "", [Tensor("x", DataType.BYTES, np.array([b"\xff"], object))]))
+
+
+def streamed(*texts: bytes) -> tuple[str, str]:
+    """Return what a client reads of a stream, and what is wrong at its end."""
+    text = StreamedText()
+    read = ""
+    for piece in texts:
+        tensor = Tensor("text", DataType.BYTES, np.array([piece], object))
+        read += json.loads(text.encode(InferResponse("m", "1", "", [tensor])))["text"]
+    problem = text.end()
+    return read, problem.message if problem is not None else ""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_a_stream_of_text_may_be_cut_anywhere(size: int) -> None:
+    raw = "Ünïcödé 😀 text".encode()
+
+    assert streamed(*(raw[at : at + size] for at in range(0, len(raw), size))) == (raw.decode(), "")
+
+
+def test_a_model_that_repeats_its_text_is_not_continued() -> None:
+    raw = "aé".encode()
+
+    assert streamed(raw[:2], raw) == ("aaé", "")
+
+
+def test_text_that_ends_within_a_character_is_told() -> None:
+    assert streamed("é".encode()[:1]) == ("", "output 'text' ends within a UTF-8 character")
+
+
+def test_bytes_that_are_not_text_stay_an_error_in_a_stream() -> None:
+    with pytest.raises(ServingError, match="not UTF-8"):
+        streamed(b"ok", b"a\xff")

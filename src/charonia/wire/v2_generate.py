@@ -8,6 +8,7 @@ A shape follows from the number of elements and the configuration: the last vari
 others are 1. Source: Triton's generate extension.
 """
 
+import codecs
 import difflib
 import json
 from collections.abc import Mapping
@@ -130,6 +131,60 @@ def encode_generated(response: InferResponse) -> bytes:
             literals = literals or (data.dtype.kind == "f" and not np.isfinite(data).all())
         document[tensor.name] = data if len(data) != 1 else data[0]
     return dump(document, literals=literals)
+
+
+class StreamedText:
+    """Encodes the responses of one request, whose strings may end within a UTF-8 character.
+
+    The bytes of such a character wait for the next response that continues it. A string that starts anew does not
+    continue it: its model repeats the text so far.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], bytes] = {}
+
+    def encode(self, response: InferResponse) -> bytes:
+        """Return a response as a JSON object.
+
+        Raises:
+            ServingError: INVALID_ARG when JSON cannot carry an output.
+        """
+        if not self._held:
+            try:
+                return encode_generated(response)
+            except ServingError:
+                pass  # a string may end within a character
+        outputs = [self._continued(each) if each.datatype is DataType.BYTES else each for each in response.outputs]
+        names = (response.model_name, response.model_version, response.id)
+        return encode_generated(InferResponse(*names, outputs, response.parameters))
+
+    def end(self) -> ServingError | None:
+        """Return what is wrong if the last response ended within a character, None otherwise."""
+        if not self._held:
+            return None
+        name = next(iter(self._held))[0]
+        return invalid(f"output '{name}' ends within a UTF-8 character", hint="send the rest of its bytes")
+
+    def _continued(self, tensor: Tensor) -> Tensor:
+        elements = [self._whole((tensor.name, place), text) for place, text in enumerate(tensor.array.ravel().tolist())]
+        array = np.empty(len(elements), object)
+        array[:] = elements
+        return Tensor(tensor.name, tensor.datatype, array.reshape(tensor.array.shape))
+
+    def _whole(self, key: tuple[str, int], text: bytes) -> bytes:
+        """Return the whole characters of a string, and hold back the bytes of one that is incomplete."""
+        if not text:
+            return text
+        text = self._held.pop(key, b"") * (text[0] & 0xC0 == 0x80) + text
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            decoder.decode(text)
+        except UnicodeDecodeError:
+            return text  # it is not text at all, which is an error of its own
+        held = decoder.getstate()[0]
+        if held:
+            self._held[key] = held
+        return text[: len(text) - len(held)]
 
 
 def _check_keys(config: ModelConfig, tensors: Mapping[str, Tensor], parameters: Object) -> None:

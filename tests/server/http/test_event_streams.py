@@ -385,3 +385,17 @@ def test_an_open_stream_ends_when_its_key_goes_and_other_requests_are_answered()
     assert events(gone.body) == [generated(1), {"error": "The API key is not known to this server"}]
     assert not_begun.status == 401
     assert plain.status == 200
+
+
+def test_a_character_that_is_cut_between_two_responses_arrives_whole() -> None:
+    def text(piece: bytes) -> InferResponse:
+        return InferResponse("m", "1", "", [Tensor("Y", DataType.BYTES, np.array([piece], object))])
+
+    raw = "é".encode()
+    whole = ask(engine((text(raw[:1]), False), (text(raw[1:]), False), (None, True)), STREAM, {"X": 1})
+    cut = ask(engine((text(raw[:1]), False), (None, True)), STREAM, {"X": 1})
+
+    assert [event["Y"] for event in events(whole.body)] == ["", "é"]
+    assert events(cut.body)[-1] == {
+        "error": "output 'Y' ends within a UTF-8 character (hint: send the rest of its bytes)"
+    }

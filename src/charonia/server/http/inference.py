@@ -34,7 +34,7 @@ from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compre
 from charonia.wire.example_request import body_hint
 from charonia.wire.http_status import STATUS
 from charonia.wire.json_text import encode_error
-from charonia.wire.v2_generate import decode_generate, encode_generated
+from charonia.wire.v2_generate import StreamedText, decode_generate, encode_generated
 from charonia.wire.v2_request import HttpInferCall, InferDecoder, raw_call, raw_tensor
 from charonia.wire.v2_response import encode_response
 
@@ -63,6 +63,13 @@ _NOT_ONE_GENERATED = unsupported(
 
 Encode = Callable[[InferResponse], bytes]
 """Returns the JSON text of a response, or raises a ServingError."""
+
+End = Callable[[], ServingError | None]
+"""Returns what is missing at the end of a stream, None for nothing."""
+
+
+def _nothing_missing() -> None:
+    return None
 
 
 class InferenceHandlers:
@@ -175,7 +182,8 @@ class InferenceHandlers:
         self._submit(exchange, self._generate_request(exchange, target), partial(self._reply, exchange, None))
 
     def _generate_stream(self, exchange: Exchange, target: RouteTarget) -> None:
-        self._stream(exchange, self._generate_request(exchange, target), encode_generated)
+        text = StreamedText()
+        self._stream(exchange, self._generate_request(exchange, target), text.encode, text.end)
 
     def _generate_request(self, exchange: Exchange, target: RouteTarget) -> InferRequest:
         exchange.model, exchange.version = target
@@ -185,8 +193,8 @@ class InferenceHandlers:
         config = self._engine.model_config(target.model, target.version)
         return decode_generate(config, target.version, exchange.request.body, self._limits.body_bytes_max)
 
-    def _stream(self, exchange: Exchange, request: InferRequest, encode: Encode) -> None:
-        stream = exchange.stream = _EventStream(exchange, encode, self._limits.stream_unsent_bytes_max)
+    def _stream(self, exchange: Exchange, request: InferRequest, encode: Encode, end: End = _nothing_missing) -> None:
+        stream = exchange.stream = _EventStream(exchange, encode, end, self._limits.stream_unsent_bytes_max)
         self._submit(exchange, request, stream.reply)
         stream.is_asked = True
 
@@ -239,11 +247,12 @@ class InferenceHandlers:
 class _EventStream:
     """Sends the outcomes of one request as events."""
 
-    __slots__ = ("_encode", "_exchange", "_unsent_bytes_max", "is_asked")
+    __slots__ = ("_encode", "_end", "_exchange", "_unsent_bytes_max", "is_asked")
 
-    def __init__(self, exchange: Exchange, encode: Encode, unsent_bytes_max: int) -> None:
+    def __init__(self, exchange: Exchange, encode: Encode, end: End, unsent_bytes_max: int) -> None:
         self._exchange = exchange
         self._encode = encode
+        self._end = end
         self._unsent_bytes_max = unsent_bytes_max
         self.is_asked = False  # whether the engine has accepted the request
 
@@ -260,6 +269,9 @@ class _EventStream:
         elif not exchange.has_begun:
             exchange.begin(200, _EVENT_TYPE)
         if final:
+            missing = self._end() if not isinstance(outcome, ServingError) else None
+            if missing is not None:
+                self._send(missing)
             exchange.end()
         elif exchange.unsent_bytes > self._unsent_bytes_max:
             self.stop(
