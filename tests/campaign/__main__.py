@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from tests.campaign import browser_requests, checker, fuzzed, role_matrix
+from tests.campaign import archive_bombs, browser_requests, checker, fuzzed, role_matrix
 from tests.campaign.figures import Context, Figures, Part, table
 
 
@@ -31,11 +31,29 @@ def _browsers(context: Context) -> Figures:
     return figures
 
 
+ARCHIVE_MIB_MAX = 1024
+"""Most memory that unpacking an archive may take, of all processes together."""
+
+
+def _archives(context: Context) -> Figures:
+    """Unpack hostile archives: more requests make larger ones, of 2 GiB at the default."""
+    figures = Figures()
+    for each in archive_bombs.unpacked(context.folder, max(1, min(1024, context.requests // 10))):
+        figures.counts["archives refused" if each.answer else "archives unpacked within the limits"] += 1
+        if each.is_fault:
+            figures.found(f"{each.archive.name} is not refused")
+    figures.counts["MiB in the largest process"] = archive_bombs.peak_mib()
+    if archive_bombs.peak_mib() > ARCHIVE_MIB_MAX:
+        figures.found(f"a process that unpacks takes {archive_bombs.peak_mib()} MiB")
+    return figures
+
+
 PARTS: Mapping[str, Part] = {
     **{f"checker, {mode}": partial(checker.run, mode=mode) for mode in checker.MODES},
     "volume": checker.run_volume,
     "roles": role_matrix.run,
     "browsers": _browsers,
+    "archives": _archives,
     **{f"fuzzed {name}": partial(fuzzed.run, name=name) for name in fuzzed.FUZZERS},
 }
 

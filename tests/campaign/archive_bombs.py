@@ -10,6 +10,7 @@ import gzip
 import io
 import lzma
 import resource
+import shutil
 import struct
 import sys
 import tarfile
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from charonia.archives import UNPACKED_BYTES_FREE
 from charonia.core.errors import ServingError
-from charonia.platform.artifacts.archives import unpack
+from charonia.platform.artifacts.archives import ENTRIES_MAX, unpack
 
 MIB = 1024 * 1024
 BLOCK = 512
@@ -151,11 +152,12 @@ def many_headers(count: int) -> Iterator[HostileArchive]:
     stream.add(END)
     yield HostileArchive("pax-global-many.tar.bz2", stream.end())
     entries = b"".join(header(tarfile.REGTYPE, 0, f"f{number}") for number in range(count))
-    yield HostileArchive("entries.tar.gz", gzip.compress(entries + END))
+    is_refused = count > ENTRIES_MAX
+    yield HostileArchive("entries.tar.gz", gzip.compress(entries + END), is_refused)
     folders = b"".join(header(tarfile.DIRTYPE, 0, f"d{number}") for number in range(count))
-    yield HostileArchive("folders.tar.gz", gzip.compress(folders + END))
+    yield HostileArchive("folders.tar.gz", gzip.compress(folders + END), is_refused)
     hidden = b"".join(header(tarfile.REGTYPE, 0, f".h{number}") for number in range(count))
-    yield HostileArchive("hidden.tar.gz", gzip.compress(hidden + END))
+    yield HostileArchive("hidden.tar.gz", gzip.compress(hidden + END), is_refused)
 
 
 def sparse_files(blocks: int) -> Iterator[HostileArchive]:
@@ -397,28 +399,58 @@ FAMILIES: dict[str, Callable[[int], Iterator[HostileArchive]]] = {
 """All of them, by family. The argument is a scale: 1 for archives made in a moment, 1024 for 2 GiB each."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What became of an archive.
+
+    Attributes:
+        archive: The archive.
+        answer: The error, "" if it was unpacked.
+        elapsed_s: How long that took.
+    """
+
+    archive: HostileArchive
+    answer: str
+    elapsed_s: float
+
+    @property
+    def is_fault(self) -> bool:
+        return self.archive.is_refused and not self.answer
+
+
+def unpacked(folder: Path, scale: int) -> Iterator[Unpacked]:
+    """Unpack each archive as the platform does."""
+    for number, each in enumerate(chain.from_iterable(make(scale) for make in FAMILIES.values())):
+        place = folder / str(number)
+        (place / "out").mkdir(parents=True)
+        path = place / each.name
+        path.write_bytes(each.content)
+        started, answer = time.monotonic(), ""
+        try:
+            unpack(path, each.name, place / "out", lambda: None)
+        except ServingError as error:
+            answer = error.message
+        yield Unpacked(each, answer, time.monotonic() - started)
+        shutil.rmtree(place)
+
+
+def peak_mib() -> int:
+    """Return the memory of the largest process that has unpacked."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+
+
 def main() -> None:
     """Unpack all of them and print what became of each."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--scale", type=int, default=1024, help="1024 for headers and contents of 2 GiB")
     options = parser.parse_args()
     faults = 0
-    for each in chain.from_iterable(make(options.scale) for make in FAMILIES.values()):
-        with tempfile.TemporaryDirectory() as place:
-            path, folder = Path(place, each.name), Path(place, "out")
-            path.write_bytes(each.content)
-            folder.mkdir()
-            started, answer = time.monotonic(), "unpacked"
-            try:
-                unpack(path, each.name, folder, lambda: None)
-            except ServingError as error:
-                answer = error.message
-            peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-            is_fault = each.is_refused and answer == "unpacked"
-            faults += is_fault
+    with tempfile.TemporaryDirectory() as folder:
+        for each in unpacked(Path(folder), options.scale):
+            faults += each.is_fault
             print(
-                f"{'FAULT ' if is_fault else ''}{each.name}: {len(each.content)} bytes, "
-                f"{time.monotonic() - started:.1f} s, largest process so far {peak_mib} MiB: {answer[:120]}",
+                f"{'FAULT ' if each.is_fault else ''}{each.archive.name}: {len(each.archive.content)} bytes, "
+                f"{each.elapsed_s:.1f} s, largest process so far {peak_mib()} MiB: {each.answer[:120] or 'unpacked'}",
                 flush=True,
             )
     sys.exit(1 if faults else 0)
