@@ -8,6 +8,7 @@ something was found, and 2 if a part itself has failed.
 
 import argparse
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 from tests.campaign import archive_bombs, browser_requests, checker, fuzzed, role_matrix
 from tests.campaign.figures import Context, Figures, Part, table
@@ -48,12 +50,41 @@ def _archives(context: Context) -> Figures:
     return figures
 
 
+HOSTILE_TESTS = Path(__file__).parents[1] / "platform" / "isolation" / "test_hostile_models.py"
+
+
+def _hostile_models(context: Context) -> Figures:
+    """Check, serve and ask models of each backend that go for what is not theirs. Each needs a platform: a test."""
+    report = context.folder / "report.xml"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        str(HOSTILE_TESTS),
+    ]
+    subprocess.run(command, cwd=HOSTILE_TESTS.parents[3], stdout=subprocess.DEVNULL, check=False)
+    figures = Figures()
+    for case in ET.parse(report).iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            figures.found(str(case.get("name")))
+        elif case.find("skipped") is not None:
+            figures.counts["models whose library is not installed"] += 1
+        else:
+            figures.counts["models refused as data, and harmless where they are served"] += 1
+    return figures
+
+
 PARTS: Mapping[str, Part] = {
     **{f"checker, {mode}": partial(checker.run, mode=mode) for mode in checker.MODES},
     "volume": checker.run_volume,
     "roles": role_matrix.run,
     "browsers": _browsers,
     "archives": _archives,
+    "hostile models": _hostile_models,
     **{f"fuzzed {name}": partial(fuzzed.run, name=name) for name in fuzzed.FUZZERS},
 }
 
