@@ -386,7 +386,7 @@ def test_models_that_need_the_same_resource_do_not_run_at_the_same_time(
     assert len(a) == len(b) == len(models.executions("free")) == 6
     assert not any(overlap(one, other) for one in a for other in b)
     assert any(overlap(one, other) for one in b for other in b if one != other)
-    assert 'charonia_rate_limit_executions_total{model="a",version="1",model_instance="a_0_0"} 6' in metrics
+    assert 'charonia_rate_limit_executions_total{model="a",model_instance="a_0_0",version="1"} 6' in metrics
     assert 'charonia_rate_limit_in_use{resource="R",device="0"} 0' in metrics
 
 

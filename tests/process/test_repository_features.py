@@ -115,7 +115,7 @@ def test_models_of_one_name_live_in_several_repositories(tmp_path: Path) -> None
         names = [(entry["name"], entry["state"]) for entry in h.get_model_repository_index()]
         assert sorted(names) == sorted((n, "READY") for n in ("alone", "ensemble_one", "ensemble_two", "step", "step"))
         page = metrics(server)
-        assert f'nv_inference_request_success{{model="step",version="1",namespace="{one}"}} 2' in page
+        assert f'nv_inference_request_success{{model="step",namespace="{one}",version="1"}} 2' in page
         steps = h.get_model_config("ensemble_one")["ensemble_scheduling"]["step"]
         assert [step["model_namespace"] for step in steps] == [str(one)]
 

@@ -310,7 +310,7 @@ def test_ctrl_c_reports_what_was_measured_and_leaves_no_server_behind(tmp_path: 
     out, _ = process.communicate(timeout=SECONDS_MAX)
 
     assert process.returncode == 130
-    assert "m_config_default" in out
+    assert "config_default" in out
     assert children
     assert [child for child in children if child.is_running()] == []
 
@@ -398,7 +398,7 @@ def test_a_report_is_made_again_from_the_result(tuned: Tuned) -> None:
     wrong = run_command(*report, "m_config_defalt")
 
     assert done.returncode == 0, done.stderr
-    assert "m_config_default" in done.stdout
+    assert " config_default" in done.stdout
     assert wrong.returncode == 99
     assert "did you mean m_config_default?" in wrong.stderr
 
@@ -406,7 +406,7 @@ def test_a_report_is_made_again_from_the_result(tuned: Tuned) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-m", "nowhere"), "expected a folder, got 'nowhere'"),
+        (("-m", "nowhere"), f"expected a folder, got '{Path.cwd() / 'nowhere'}'"),
         (("-m", "{models}", "--profile-models", "n"), "no model 'n'; its models are: m"),
         (("-m", "{models}", "--triton-server-path", "no-such-program"), "expected a program, got 'no-such-program'"),
         (("-m", "{models}", "-e", "/proc/nowhere"), "cannot be written"),

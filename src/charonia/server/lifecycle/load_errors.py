@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import TypeVar
 
 from charonia.core.errors import Code, ServingError, internal
+from charonia.server.log_file import LINES
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +50,11 @@ def reason_of(error: BaseException) -> str:
 
 
 def logged(error: _Error) -> _Error:
-    """Write the error of a load into the log as one line, and return it."""
-    first, *others = (line.strip() for line in reason_of(error).splitlines() if line.strip())
-    _log.error("%s", f"{first}{'' if first.endswith(':') else ':'} {'; '.join(others)}" if others else first)
+    """Write the error of a load into the log as one line, and return it. What follows an empty line is to be copied."""
+    reason, gap, block = reason_of(error).partition("\n\n")
+    first, *others = (line.strip() for line in reason.splitlines() if line.strip())
+    line = f"{first}{'' if first.endswith(':') else ':'} {'; '.join(others)}" if others else first
+    _log.error("%s", f"{line}{gap}{block}", extra={LINES: True} if block else None)
     return error
 
 
