@@ -89,7 +89,11 @@ def test_the_memory_of_each_instance_is_shown(server: ServeProcess) -> None:
     with http.InferenceServerClient(server.http) as client:
         [statistics] = client.get_inference_statistics("automatic")["model_stats"]
 
-    shown = [line for line in page.splitlines() if line.startswith('charonia_model_memory_bytes{') and 'model="automatic"' in line]
+    shown = [
+        line
+        for line in page.splitlines()
+        if line.startswith("charonia_model_memory_bytes{") and 'model="automatic"' in line
+    ]
     size = 4 * (16 * 32 + 32 + 32 * 4 + 4)
     assert len(shown) == 2
     assert [float(line.split()[-1]) for line in shown] == [size, size]
