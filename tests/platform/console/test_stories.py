@@ -53,8 +53,14 @@ def store(monkeypatch_module: pytest.MonkeyPatch) -> Iterator[S3]:
 
 
 @pytest.fixture(scope="module")
-def running(store: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
-    with running_platform(tmp_path_factory.mktemp("platform")) as started:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages that environments may be built from."""
+    return tmp_path_factory.mktemp("wheels")
+
+
+@pytest.fixture(scope="module")
+def running(store: S3, wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
+    with running_platform(tmp_path_factory.mktemp("platform"), readable=(str(wheels),)) as started:
         yield started
 
 
@@ -323,11 +329,11 @@ def test_a_build_that_hangs_is_cancelled(page: Page, running: RunningPlatform, m
 
 
 def test_code_with_a_package_runs_in_an_environment_that_has_it(
-    page: Page, running: RunningPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Page, running: RunningPlatform, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = wheel(tmp_path, "charonia", {"charonia_of_the_tests.pth": f"{SITE_PACKAGES}\n{SOURCE}\n"})
+    own = wheel(wheels, "charonia", {"charonia_of_the_tests.pth": f"{SITE_PACKAGES}\n{SOURCE}\n"})
     monkeypatch.setattr(builder, "own_requirement", lambda extras=(): f"charonia @ {own.as_uri()}")
-    tiny = wheel(tmp_path, "tiny", {"tiny.py": "WORD = 'tiny'\n"})
+    tiny = wheel(wheels, "tiny", {"tiny.py": "WORD = 'tiny'\n"})
     model = tmp_path / "words"
     (model / "1").mkdir(parents=True)
     (model / "1" / "model.py").write_text(MODEL_WITH_A_PACKAGE)
