@@ -2,6 +2,7 @@
 
 import re
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,9 +54,11 @@ def store(monkeypatch_module: pytest.MonkeyPatch) -> Iterator[S3]:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages that environments may be built from."""
-    return tmp_path_factory.mktemp("wheels")
+def wheels() -> Iterator[Path]:
+    """A folder of packages that environments may be built from, which the users of projects can read."""
+    with tempfile.TemporaryDirectory(prefix="charonia-wheels-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
