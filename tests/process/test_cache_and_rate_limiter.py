@@ -387,7 +387,7 @@ def test_models_that_need_the_same_resource_do_not_run_at_the_same_time(
     assert not any(overlap(one, other) for one in a for other in b)
     assert any(overlap(one, other) for one in b for other in b if one != other)
     assert 'charonia_rate_limit_executions_total{model="a",model_instance="a_0_0",version="1"} 6' in metrics
-    assert 'charonia_rate_limit_in_use{resource="R",device="0"} 0' in metrics
+    assert 'charonia_rate_limit_in_use{device="0",resource="R"} 0' in metrics
 
 
 def test_resources_come_back_when_a_worker_dies_and_when_a_model_is_unloaded(models: Models) -> None:

@@ -90,7 +90,7 @@ def leave_at_work(server: ServeProcess, repository: Path, ask: Callable[[], Call
 
 def cancelled(server: ServeProcess) -> int:
     with urlopen(f"http://{server.metrics}/metrics") as page:
-        name = 'nv_inference_request_failure{model="held",version="1",reason="CANCELED"} '
+        name = 'nv_inference_request_failure{model="held",reason="CANCELED",version="1"} '
         return int(float(page.read().decode().split(name)[1].split(None, 1)[0]))
 
 
