@@ -58,7 +58,6 @@ alone. A file is YAML or JSON, with `---` between several deployments.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _apply)
 
 

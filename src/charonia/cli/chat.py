@@ -69,7 +69,6 @@ Talk to a language model. With a pipe, the text from it is the only message: ech
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _chat)
 
 
@@ -98,7 +97,6 @@ class Style:
         return f"\033[2m{text}\033[0m" if self._has_colours else text
 
     def bad(self, text: str) -> str:
-        """Return the text of an error."""
         return f"\033[31m{text}\033[0m" if self._has_colours else text
 
     def prompt(self, text: str) -> str:

@@ -156,7 +156,6 @@ class Given:
     unread: list[str] = field(default_factory=list)
 
     def add(self, option: Option, text: str) -> None:
-        """Add a text of an option."""
         self.values.setdefault(option.name, []).append(text)
 
     def check(self) -> None:

@@ -62,7 +62,6 @@ Print the complete configuration of a model to stdout and what was inferred to s
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _print)
 
 

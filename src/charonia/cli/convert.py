@@ -125,7 +125,6 @@ a model, also one of ONNX, to a TensorRT plan.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _convert)
 
 

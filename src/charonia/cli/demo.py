@@ -47,7 +47,6 @@ Serve models from installed packages, send real inputs over HTTP and gRPC, print
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _run)
 
 

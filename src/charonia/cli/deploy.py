@@ -112,7 +112,6 @@ the version is loaded beside the others, and --traffic gives it requests.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _deploy)
 
 

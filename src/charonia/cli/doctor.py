@@ -46,7 +46,6 @@ Show what this machine offers to models, and what the models of a repository nee
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _look)
 
 

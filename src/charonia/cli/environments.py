@@ -116,7 +116,6 @@ REMOVE = CommandLine(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     purpose = "Keep Python environments that deployments run in, on a platform."
     return run_subcommand("charonia environments", purpose, SUBCOMMANDS, arguments)
 

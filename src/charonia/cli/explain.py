@@ -56,7 +56,6 @@ Show what the scheduler did for a model in the last minute, what limits it, and 
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _explain)
 
 

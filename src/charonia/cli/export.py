@@ -115,7 +115,6 @@ _USAGE = f"usage: charonia export {{{','.join(TARGETS)}}} [OPTIONS] PATH"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     match arguments:
         case ["kserve", *rest]:
             return carry_out(KSERVE, rest, _kserve)

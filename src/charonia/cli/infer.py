@@ -98,7 +98,6 @@ Send one request to a model and print the answer. Inputs that are not given are 
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _infer)
 
 

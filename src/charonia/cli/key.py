@@ -45,7 +45,6 @@ Make an API key for `charonia serve --api-keys`. The key is printed once and not
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _make)
 
 

@@ -125,7 +125,6 @@ s3://bucket/path; or models:/NAME/VERSION of MLflow. The platform checks it, as 
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return run_subcommand("charonia models", "Keep models with versions, on a platform.", SUBCOMMANDS, arguments)
 
 

@@ -171,7 +171,6 @@ AUDIT = _line(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return run_subcommand("charonia people", "Keys, users and roles of a platform.", SUBCOMMANDS, arguments)
 
 

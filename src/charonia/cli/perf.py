@@ -62,7 +62,6 @@ class Parsed:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     if arguments[:1] == ["compare"]:
         status: int = import_module("charonia.cli.perf_compare").run(arguments[1:])
         return status

@@ -63,7 +63,6 @@ Compare two runs level by level: significant changes, and noise.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _compare, failed=2)
 
 

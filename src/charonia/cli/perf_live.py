@@ -71,7 +71,6 @@ class LiveRun:
         self._loaded_s = -math.inf
 
     def __call__(self, event: Event) -> None:
-        """Follow an event."""
         with self._changed:
             self._course(event)
             match event:

@@ -28,7 +28,6 @@ class Course:
         self._levels_s: list[float] = []
 
     def __call__(self, event: Event) -> None:
-        """Follow an event."""
         match event:
             case LevelBegun():
                 self.number, self.count, self._elapsed_s = event.number, event.count, 0.0

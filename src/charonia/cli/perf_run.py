@@ -177,7 +177,6 @@ class Printer:
         self._told_duration = False
 
     def __call__(self, event: Event) -> None:
-        """Print the text of an event."""
         self._course(event)
         match event:
             case LevelTick() if not self._told_duration and (left_s := self._course.left_s(event)) is not None:
@@ -194,7 +193,6 @@ class Printer:
                 self._print(level_text(event.result, self._view))
 
     def end(self, run: PerfRun) -> None:
-        """Print the summary."""
         self._print(summary_text(run))
 
     def _print(self, text: str) -> None:

@@ -223,7 +223,6 @@ Keep models, environments and deployments, with pages, an API and the commands `
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _serve)
 
 

@@ -97,7 +97,6 @@ REMOVE = _line("remove", "End a deployment and remove it.")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     purpose = "Follow, undo and end the changes of deployments, on a platform."
     return run_subcommand("charonia rollout", purpose, SUBCOMMANDS, arguments)
 

@@ -104,7 +104,6 @@ class RunningServer(Protocol):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     if not HELP_NAMES.isdisjoint(arguments):
         print(LINE.help())
         return 0

@@ -105,7 +105,6 @@ ACTION is one of {", ".join(ACTIONS)}.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     return carry_out(LINE, arguments, _run)
 
 

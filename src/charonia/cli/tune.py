@@ -15,7 +15,6 @@ MISUSE = 99
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     if not arguments or HELP_NAMES & set(arguments):
         line = REPORT if Subcommand.REPORT in arguments[:1] else PROFILE
         print(line.help(), file=sys.stdout if arguments else sys.stderr)

@@ -67,7 +67,6 @@ class TunePrinter:
         self._reasons: dict[str, int] = {}
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
         if self._quiet:
             return
         match event:
@@ -126,7 +125,6 @@ class LiveTable:
         self._measured_s: list[float] = []
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
         match event:
             case TrialBegun():
                 self._begun(event)

@@ -78,7 +78,6 @@ ARGUMENTS are those of `charonia serve` from now on, by default the same as befo
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status."""
     own, serve = list(arguments), None
     if "--" in own:
         at = own.index("--")

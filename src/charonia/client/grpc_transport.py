@@ -163,7 +163,6 @@ class GrpcClientConnection(asyncio.Protocol):
         return True
 
     def forget(self, call: GrpcCall) -> None:
-        """Drop a call."""
         if self._calls.pop(call.stream_id, None) is not None:
             self._http2.reset(call.stream_id)
             self._schedule_flush()
@@ -278,7 +277,6 @@ class GrpcTransport:
         self._is_closed = False
 
     def prepare(self, request: InferRequest, form: RequestForm = DEFAULT_FORM) -> PreparedGrpc:
-        """Encode a request."""
         return self.encoder.infer(request, form)
 
     def send(
@@ -313,7 +311,6 @@ class GrpcTransport:
     # Called by connections and calls.
 
     def send_again(self, call: GrpcCall) -> None:
-        """Resend a call that the server has not processed."""
         call.tries += 1
         if call.tries >= TRIES_MAX:
             call.fail(Failure.REFUSED, f"{self.endpoint} refused the call {TRIES_MAX} times")

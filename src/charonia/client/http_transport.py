@@ -113,7 +113,6 @@ class HttpClientConnection(asyncio.Protocol):
         self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # so that `pause_writing` reports all unsent bytes
         self._owner.dialer.opened(self, transport)
@@ -295,7 +294,6 @@ class HttpTransport:
         self._is_closed = False
 
     def prepare(self, request: InferRequest, form: RequestForm = DEFAULT_FORM) -> PreparedHttp:
-        """Encode a request."""
         return self.encoder.infer(request, form)
 
     def send(

@@ -125,7 +125,6 @@ class Servers:
             raise
 
     async def close(self) -> None:
-        """Close all connections; requests in flight fail."""
         if self._all is not None:
             await self._all.close()
         if self._one is not None:

@@ -103,7 +103,6 @@ class AnsweringApp(FastAPI):
     """An application whose limit of bodies answers as everything else does, where the framework sends plain text."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a call."""
         is_replaced = False
 
         async def sending(message: Message) -> None:

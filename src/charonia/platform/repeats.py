@@ -79,7 +79,6 @@ class RepeatedCalls:
         self._unknown: OrderedDict[str, FirstAnswer] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a call."""
         key = Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" else ""
         if not key or scope["method"] not in _CHANGES:
             await self._app(scope, receive, send)

@@ -181,7 +181,6 @@ class PlatformSettings:
 
     @property
     def is_https(self) -> bool:
-        """Whether browsers reach it with HTTPS."""
         return self.public_url.startswith("https://")
 
     def _url_of(self, host: str) -> str:

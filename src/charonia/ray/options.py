@@ -84,7 +84,6 @@ class AppOptions(BaseModel):
 
     @property
     def repositories(self) -> list[str]:
-        """All repositories."""
         return [self.repository] if isinstance(self.repository, str) else self.repository
 
     def server_options(self) -> ServerOptions:

@@ -43,7 +43,6 @@ class GrpcMessage:
         self._data = data
 
     def SerializeToString(self) -> bytes:  # noqa: N802  # the name that Ray calls
-        """Return the bytes."""
         return self._data
 
 

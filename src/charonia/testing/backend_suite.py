@@ -7,7 +7,6 @@ A backend's tests derive a class and provide the case:
         def backend_case(self, tmp_path: Path) -> BackendCase:
             return BackendCase(make=MyBackend, files=..., config=..., request=..., needs_files=True)
 """
-# ruff: noqa: D102 the names of the tests are sentences
 
 import asyncio
 import time

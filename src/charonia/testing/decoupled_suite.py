@@ -3,7 +3,6 @@
 It complements `charonia.testing.backend_suite` and works in the same way: derive `DecoupledSuite` and provide the case
 in a fixture `decoupled_case`.
 """
-# ruff: noqa: D102 the names of the tests are sentences
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence

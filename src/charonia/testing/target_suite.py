@@ -7,7 +7,6 @@ A target's tests derive a class and provide the case:
         def target_case(self) -> TargetCase:
             return TargetCase(make=MyTarget, workload=..., broken=..., slow=..., wait=...)
 """
-# ruff: noqa: D102 the names of the tests are sentences
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -162,7 +162,6 @@ class BalancedTransport:
         return call
 
     async def close(self) -> None:
-        """Close all connections."""
         self._is_closed = True
         if self._look_up is not None:
             self._look_up.cancel()
@@ -176,11 +175,9 @@ class BalancedTransport:
     # Called by calls.
 
     def transport_of(self, server: PoolServer) -> Transport:
-        """Return the transport to a server."""
         return self._transports[server]
 
     def hedge_after_s(self, model: str) -> float | None:
-        """Return the time after which a request to a model is hedged, None for never."""
         balancing = self.balancing
         after = balancing.hedge_after_s
         if after is None or not (model in balancing.idempotent_models or "*" in balancing.idempotent_models):
@@ -191,12 +188,10 @@ class BalancedTransport:
         return p95_ns / 1e9 if p95_ns is not None else None
 
     def answered(self, model: str, latency_ns: int) -> None:
-        """A request with a single response has it."""
         if self.balancing.hedge_after_s == "p95":
             self._latencies.add(model, latency_ns)
 
     def ended(self, server: PoolServer, end: RequestEnd, now_ns: int, latency_ns: int) -> None:
-        """A request has ended at a server."""
         self.pool.end(server, end, now_ns, latency_ns)
         if server.is_gone and not server.outstanding:
             self._retire(server)
@@ -206,7 +201,6 @@ class BalancedTransport:
             self._wake.set()
 
     def watch(self) -> None:
-        """Requests are in flight: see to it that they get on."""
         if not self._is_ticking:
             self._is_ticking = True
             self.loop.call_later(TICK_S, self._tick)

@@ -44,11 +44,9 @@ class BlobFolder:
             self._incoming.mkdir(exist_ok=True)
 
     def path(self, sha256: str) -> Path:
-        """Return where a blob is, or would be."""
         return self._blobs / sha256[:2] / sha256
 
     def has(self, sha256: str) -> bool:
-        """Return whether a blob is here."""
         return self.path(sha256).is_file()
 
     def add(self, pieces: Iterable[bytes], *, what: str) -> Blob:

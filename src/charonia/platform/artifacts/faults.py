@@ -15,7 +15,6 @@ class StorageFullError(ServingError):
 
 
 def storage_full(message: str) -> StorageFullError:
-    """Return the error for a full disk."""
     return StorageFullError(Code.UNAVAILABLE, message, hint="delete versions that nobody uses, or add room")
 
 

@@ -30,12 +30,10 @@ Manifest = Mapping[str, Blob]
 
 
 def to_json(files: Manifest) -> dict[str, Any]:
-    """Return the form that the database keeps."""
     return {path: {"sha256": blob.sha256, "size": blob.size} for path, blob in sorted(files.items())}
 
 
 def from_json(files: Mapping[str, Any]) -> dict[str, Blob]:
-    """Return the files that the database has."""
     return {path: Blob(entry["sha256"], entry["size"]) for path, entry in files.items()}
 
 

@@ -39,7 +39,6 @@ class UploadFolder:
             folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, key: str) -> Path:
-        """Return where a file is."""
         return self.folder / key
 
     def begin(self, sizes: dict[str, int]) -> None:

@@ -69,7 +69,6 @@ def asset(name: str) -> Asset:
 
 
 def address(name: str) -> str:
-    """Return where a page finds an asset."""
     return f"{PREFIX}/{asset(name).digest}/{name}"
 
 

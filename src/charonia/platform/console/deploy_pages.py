@@ -51,7 +51,6 @@ def show_new(visit: OnPage, model: Text = "") -> Response:
 
 @router.post("/new")
 def create(visit: OnPage, sent: Sent) -> Response:
-    """Create a deployment."""
     return _save(visit, sent, "")
 
 

@@ -40,7 +40,6 @@ def ms_text(value: float | None) -> str:
 
 
 def error_share(figures: Figures) -> float:
-    """Return the share of requests that failed."""
     return figures.errors_per_s / figures.requests_per_s if figures.requests_per_s else 0.0
 
 
@@ -150,7 +149,6 @@ def charts(points: Sequence[FiguresPoint]) -> dict[str, Any]:
 
 
 def has_gpu(point: FiguresPoint | None) -> bool:
-    """Whether the machine of a deployment has a GPU."""
     return point is not None and point.gpu_utilization is not None
 
 

@@ -44,7 +44,6 @@ def show_all(visit: OnPage, offset: Number = 0) -> Response:
 
 @router.get("/{name}")
 def show(visit: OnPage, name: Text) -> Response:
-    """Show one deployment with its figures."""
     return _overview(visit, name)
 
 
@@ -175,7 +174,6 @@ def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **
 
 
 def page(visit: Visit, view: DeploymentView, template: str, tab: str, values: dict[str, Any], **more: Any) -> Response:
-    """Return one of the pages of a deployment."""
     return visit.show(template, {"it": view, "tab": tab, "waits": shown.waits(view), **values}, **more)
 
 

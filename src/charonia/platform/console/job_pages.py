@@ -46,7 +46,6 @@ def show_all(visit: OnPage, offset: Number = 0) -> Response:
 
 @router.get("/{number}")
 def show(visit: OnPage, number: Number) -> Response:
-    """Show a task with its log."""
     return _page(visit, number)
 
 

@@ -91,13 +91,11 @@ def add(visit: OnPage, sent: Sent) -> Response:
 
 @router.get("/{name}")
 def show_newest(visit: OnPage, name: Text) -> Response:
-    """Show a model with its newest version."""
     return _show(visit, name)
 
 
 @router.get("/{name}/versions/{number}")
 def show_version(visit: OnPage, name: Text, number: Number) -> Response:
-    """Show a model with one of its versions."""
     return _show(visit, name, number)
 
 

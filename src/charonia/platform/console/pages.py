@@ -60,12 +60,10 @@ class Visit:
 
     @property
     def is_deployer(self) -> bool:
-        """Whether they may change things here."""
         return (self.who.role(self.project) or 0) >= ProjectRole.DEPLOYER
 
     @property
     def is_admin(self) -> bool:
-        """Whether they may say who may."""
         return self.who.role(self.project) is ProjectRole.ADMIN
 
     def demand_deployer(self) -> None:
@@ -77,11 +75,9 @@ class Visit:
         self.who.demand(ProjectRole.DEPLOYER, self.project)
 
     def path(self, *parts: object) -> str:
-        """Return the path of a page of the project."""
         return "/".join(["/p", *(quote(str(part), safe="") for part in (self.project, *parts))])
 
     def task(self, session: Session, number: int) -> TaskRow | None:
-        """Return a task, None if there is none of that number."""
         return session.get(TaskRow, number)
 
     def task_log(self, number: int) -> str:

@@ -29,7 +29,6 @@ RoleOrNone = Annotated[Literal["none", "viewer", "deployer", "admin"], Form()]
 
 @router.get("")
 def show(visit: OnPage) -> Response:
-    """Show who may do what."""
     return _page(visit)
 
 

@@ -35,7 +35,6 @@ Model = Annotated[Text, Form()]
 
 @router.get("")
 def show(visit: OnPage, name: Text, model: Text = "") -> Response:
-    """Show how requests are split."""
     return _page(visit, name, model)
 
 

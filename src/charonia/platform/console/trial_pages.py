@@ -21,7 +21,6 @@ ENVIRONMENTS_MAX = 200
 
 @router.get("")
 def show(visit: OnPage, name: Text, number: Number) -> Response:
-    """Show the form to try a version, or how far its server is."""
     return _page(visit, name, number)
 
 

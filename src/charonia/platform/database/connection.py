@@ -167,7 +167,6 @@ class Database:
         return True
 
     def close(self) -> None:
-        """Close all connections."""
         self.engine.dispose()
 
 

@@ -43,7 +43,6 @@ class KeyedCall:
         return self._content.hexdigest()
 
     def read(self, body: bytes) -> None:
-        """Take in a part of the body."""
         self._content.update(body)
 
     def name(self, caller: str) -> None:

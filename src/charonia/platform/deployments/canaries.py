@@ -46,7 +46,6 @@ class Canaries:
         self._thread = threading.Thread(target=self._run, name="canaries", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:

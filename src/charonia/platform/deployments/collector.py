@@ -66,7 +66,6 @@ class Collector:
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="figures")
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:

@@ -86,7 +86,6 @@ class Reconciler:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="reconciler")
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:
@@ -98,7 +97,6 @@ class Reconciler:
         self._pool.shutdown(cancel_futures=True)
 
     def wake(self) -> None:
-        """Say that somebody has changed something."""
         self._wake.set()
 
     def step(self, now_s: float) -> float:

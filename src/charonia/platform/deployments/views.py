@@ -168,7 +168,6 @@ def deployment_view(
 
 
 def revision_view(row: RevisionRow, before: RevisionRow | None) -> RevisionView:
-    """Return a revision as it is shown."""
     return RevisionView(
         number=row.number,
         spec=row.spec,

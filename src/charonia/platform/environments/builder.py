@@ -48,7 +48,6 @@ def folder_of(environments: Path, project_id: int, digest: str) -> Path:
 
 
 def python_of(folder: Path) -> Path:
-    """Return the interpreter of an environment."""
     return folder / "bin" / "python"
 
 

@@ -79,7 +79,6 @@ def rebuild(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
 
 
 def find(session: Session, project: ProjectRow, name: str) -> EnvironmentRow | None:
-    """Return an environment, None if there is none of that name."""
     return session.scalar(
         select(EnvironmentRow).where(EnvironmentRow.project_id == project.id, EnvironmentRow.name == name)
     )

@@ -64,7 +64,6 @@ class EnvironmentBody(BaseModel):
 
     @classmethod
     def of(cls, row: EnvironmentRow, task: TaskRow | None = None) -> "EnvironmentBody":
-        """Return a row as it is shown."""
         values: dict[str, Any] = {name: getattr(row, name) for name in cls.model_fields if name != "task"}
         return cls(task=task.id if task else 0, **values)
 

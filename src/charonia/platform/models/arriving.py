@@ -70,22 +70,18 @@ class OwnFiles:
         self._files = files
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the sizes. See `ArrivingFiles`."""
         return {path: os.path.getsize(file) for path, file in self._files.items()}
 
     def read(self, path: str, limit: int) -> bytes:
-        """Return the first bytes of a file. See `ArrivingFiles`."""
         with disk_faults("upload", self._files[path]), self._files[path].open("rb") as file:
             return file.read(limit)
 
     def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
-        """Put a file into the store. See `ArrivingFiles`."""
         blob = store.adopt(self._files[path], what=f"file '{path}'")
         seen(blob.size)
         return blob
 
     def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
-        """Return where a file is. See `ArrivingFiles`."""
         return self._files[path]
 
 
@@ -110,17 +106,14 @@ class FolderFiles:
             return {path: self._file(path).stat().st_size for path in _below(self._folder)}
 
     def read(self, path: str, limit: int) -> bytes:
-        """Return the first bytes of a file. See `ArrivingFiles`."""
         with disk_faults("import", self._folder / path), self._file(path).open("rb") as file:
             return file.read(limit)
 
     def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
-        """Put a file into the store. See `ArrivingFiles`."""
         with disk_faults("import", self._folder / path), self._file(path).open("rb") as file:
             return store.add(_counted(iter(lambda: file.read(PIECE_BYTES), b""), seen), what=f"file '{path}'")
 
     def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
-        """Return where a file is. See `ArrivingFiles`."""
         return self._file(path)
 
     def _file(self, path: str) -> Path:
@@ -144,7 +137,6 @@ class RemoteFiles:
         self._files: dict[str, RemoteFile] = {}
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the sizes. See `ArrivingFiles`."""
         self._files = {}
         for file in self._store.files() if self._only is None else (self._only,):
             if file.path.endswith("/") or not file.path:  # stands for a folder
@@ -159,13 +151,11 @@ class RemoteFiles:
         return {path: file.size for path, file in self._files.items()}
 
     def read(self, path: str, limit: int) -> bytes:
-        """Return the first bytes of a file. See `ArrivingFiles`."""
         file = self._files[path]
         end = min(limit, file.size)
         return b"".join(map(bytes, self._store.read(file, 0, end))) if end else b""
 
     def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
-        """Put a file into the store. See `ArrivingFiles`."""
         return store.add(self._pieces(path, seen), what=f"file '{path}'")
 
     def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:

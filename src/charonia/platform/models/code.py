@@ -248,7 +248,6 @@ def is_forest_text(start: bytes) -> bool:
 
 
 def needed_package(backend: str) -> NeededPackage | None:
-    """Return the package that a backend needs, None for none."""
     return _NEEDS.get(backend)
 
 

@@ -88,7 +88,6 @@ class VersionReport:
     hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that the database keeps."""
         return asdict(self)
 
     @classmethod

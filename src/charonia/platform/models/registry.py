@@ -344,7 +344,6 @@ def ready_versions(session: Session, project: ProjectRow, name: str, numbers: Se
 
 
 def newest_task(session: Session, owner: ModelRow, number: int) -> TaskRow | None:
-    """Return the newest task about a version, None for none."""
     return session.scalar(_tasks(owner, str(number)).order_by(TaskRow.id.desc()).limit(1))
 
 

@@ -43,7 +43,6 @@ class DetailsBody(RequestBody):
     links: dict[Text, Text] | None = Field(None, description="ServiceAddresses by label.")
 
     def details(self) -> registry.ModelDetails:
-        """Return it as a record."""
         return registry.ModelDetails(self.owner, self.description, self.tags, self.links)
 
 

@@ -35,7 +35,6 @@ class VersionSource:
     server: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that a task keeps."""
         return asdict(self)
 
     def check(self) -> None:

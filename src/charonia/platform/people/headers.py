@@ -51,8 +51,6 @@ class SecurityHeaders:
         self._headers = HEADERS | ({"Strict-Transport-Security": TRANSPORT_POLICY} if is_https else {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a call."""
-
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
@@ -79,7 +77,6 @@ class OwnPages:
         self._host = (urlsplit(settings.url).hostname or "") if listens_locally(settings.host) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a call."""
         problem = self._problem(scope) if scope["type"] == "http" else ""
         if problem:
             hint = f"the platform is at {self._origin.decode()}; --public-url sets another address"

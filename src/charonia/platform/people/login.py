@@ -86,7 +86,6 @@ def sign_out(request: Request, platform: Here, who: Caller) -> Response:
 
 
 def link(settings: PlatformSettings, secret: str) -> str:
-    """Return the address that signs somebody in."""
     return f"{settings.url}{LINK_PATH}?token={secret}"
 
 

@@ -24,12 +24,10 @@ class RoleBody(RequestBody):
     may_run_code: bool = Field(False, description="Whether a deployer may use models that hold code.")
 
     def grant(self) -> Grant:
-        """Return it as a record."""
         return Grant(ProjectRole[self.role.upper()], self.project, self.may_run_code)
 
     @classmethod
     def of(cls, grant: Grant) -> "RoleBody":
-        """Return a record as it is shown."""
         return cls.model_validate(
             {"role": grant.role.name.lower(), "project": grant.project, "may_run_code": grant.may_run_code}
         )
@@ -60,7 +58,6 @@ class KeyBody(BaseModel):
 
     @classmethod
     def of(cls, key: KeyRow, who: Principal) -> "KeyBody":
-        """Return a row as it is shown to somebody."""
         roles = [RoleBody.of(grant) for grant in who.seen(kept(key.grants))]
         return cls(name=key.name, roles=roles, created=key.created, expires=key.expires, used=key.used)
 
@@ -90,7 +87,6 @@ class UserBody(BaseModel):
 
     @classmethod
     def of(cls, user: UserRow, who: Principal) -> "UserBody":
-        """Return a row as it is shown to somebody."""
         roles = [RoleBody.of(grant) for grant in who.seen(kept(user.grants))]
         return cls(id=user.id, name=user.name, email=user.email, issuer=user.issuer, roles=roles, created=user.created)
 
@@ -130,7 +126,6 @@ class AuditBody(BaseModel):
 
     @classmethod
     def of(cls, row: AuditRow) -> "AuditBody":
-        """Return a row as it is shown."""
         return cls(
             id=row.id,
             time=row.created,

@@ -7,7 +7,6 @@ SECRET_BYTES = 32
 
 
 def new_secret(prefix: str = "") -> str:
-    """Return a secret for an address, a header or a cookie, which nobody guesses."""
     return prefix + secrets.token_urlsafe(SECRET_BYTES)
 
 

@@ -62,5 +62,4 @@ def visitor(session: Session, cookie: str, address: str) -> Visitor | None:
 
 
 def end(session: Session, cookie: str) -> None:
-    """End a session."""
     session.execute(delete(SessionRow).where(SessionRow.digest == digest_of(cookie)))

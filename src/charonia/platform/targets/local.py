@@ -82,7 +82,6 @@ class LocalTarget:
         self._unwell: dict[str, float] = {}
 
     def problems(self, workload: Workload) -> Sequence[str]:
-        """Return why a workload does not fit. See `DeploymentTarget`."""
         folder = self._folder(workload.deployment)
         running = len(folder.servers())
         found = list(misfits(workload, self._machine(), self._promised(workload.deployment), running))
@@ -94,7 +93,6 @@ class LocalTarget:
         return found
 
     def apply(self, workload: Workload) -> None:
-        """Begin to bring a workload about. See `DeploymentTarget`."""
         name, number, spec = workload.deployment, workload.revision, workload.spec
         with self._held(name):
             folder = self._folder(name)
@@ -137,7 +135,6 @@ class LocalTarget:
             return ""
 
     def abandon(self, deployment: str) -> None:
-        """Give up what is being brought about. See `DeploymentTarget`."""
         with self._held(deployment):
             folder = self._folder(deployment)
             goal, _ = self._look(folder)
@@ -148,7 +145,6 @@ class LocalTarget:
             self._step(folder)
 
     def observe(self, deployment: str) -> Observed:
-        """Return what is there now. See `DeploymentTarget`."""
         with self._held(deployment):
             folder = self._folder(deployment)
             goal, servers = self._look(folder)
@@ -162,7 +158,6 @@ class LocalTarget:
             return self._seen(folder, goal, servers)
 
     def stop(self, deployment: str) -> None:
-        """Begin to end a deployment. See `DeploymentTarget`."""
         with self._held(deployment):
             folder = self._folder(deployment)
             folder.note_stopping()
@@ -171,7 +166,6 @@ class LocalTarget:
                 self._server(folder, number).end()
 
     def remove(self, deployment: str) -> None:
-        """Remove what is left of a deployment. See `DeploymentTarget`."""
         with self._held(deployment):
             folder = self._folder(deployment)
             if any(folder.server(number).is_running() for number in folder.servers()):
@@ -183,17 +177,14 @@ class LocalTarget:
                 folder.path.parent.rmdir()
 
     def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
-        """Let these be the API keys. See `DeploymentTarget`."""
         folder = self._folder(deployment)
         if folder.served.exists():
             self._write_keys(folder, keys, _read_project(folder))
 
     def deployments(self) -> Sequence[str]:
-        """Return the names of all deployments. See `DeploymentTarget`."""
         return [f"{path.parent.name}/{path.name}" for path in self._root.glob("*/*") if path.is_dir()]
 
     def log(self, deployment: str, lines: int) -> str:
-        """Return the last lines of the logs. See `DeploymentTarget`."""
         folder = self._folder(deployment)
         logs = {number: tail(folder.server(number).log, lines) for number in folder.servers()}
         if len(logs) == 1:

@@ -95,11 +95,9 @@ class DeploymentFolder(NotesFolder):
         self.platform_key = path / "platform.key"
 
     def revision(self, number: int) -> NotesFolder:
-        """Return the folder of a revision."""
         return NotesFolder(self.served / f"rev-{number}")
 
     def server(self, number: int) -> "ServerFolder":
-        """Return the folder of a server."""
         return ServerFolder(self.path / f"server-{number}")
 
     def servers(self) -> list[int]:
@@ -122,7 +120,6 @@ class ServerFolder(NotesFolder):
         self._pid = path / "pid"
 
     def is_running(self) -> bool:
-        """Return whether the server lives."""
         return is_locked(self.path / "lock")
 
     def pid(self) -> int:
@@ -153,7 +150,6 @@ class ServerFolder(NotesFolder):
             _start(command, self.path, log, environment, pass_fds=[lock.fileno()])
 
     def forget_pid(self) -> None:
-        """Forget the process that ran before."""
         self._pid.unlink(missing_ok=True)
 
     def log_size(self) -> int:

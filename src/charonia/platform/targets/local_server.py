@@ -78,7 +78,6 @@ class DeployedServer:
 
     @property
     def metrics(self) -> str:
-        """Address of its metrics."""
         return f"http://{HOST}:{self._ports[1]}/metrics"
 
     def look(self) -> ServerState:
@@ -105,7 +104,6 @@ class DeployedServer:
         return replace(state, phase=ReplicaPhase.UP if revision else ReplicaPhase.STARTING)
 
     def has_lost_port(self) -> bool:
-        """Whether it has ended because another program had taken one of its ports."""
         return has_lost_port(self.folder.log_from(int(self.folder.read("applying").get("log_from", 0))))
 
     def shown(self, state: ServerState) -> Replica:

@@ -44,7 +44,6 @@ def ask(
 
 
 def model_path(model: str, what: str) -> str:
-    """Return the path of a call about a model."""
     return f"/v2/models/{quote(model, safe='')}/{what}"
 
 

@@ -49,7 +49,6 @@ class TaskBody(BaseModel):
 
     @classmethod
     def of(cls, row: TaskRow, files: list[str] | None = None) -> "TaskBody":
-        """Return a row as it is shown."""
         named = {name: getattr(row, name) for name in cls.model_fields if name not in ("project", "files")}
         return cls(project=row.project.name, files=files or [], **named)
 

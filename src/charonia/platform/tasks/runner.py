@@ -211,7 +211,6 @@ class TaskRunner:
             self._wake.notify()
 
     def folder(self, task_id: int) -> Path:
-        """Return where a task leaves its log and its reports."""
         return self._folder / str(task_id)
 
     def _work(self) -> None:

@@ -107,19 +107,15 @@ class TrialServer:
         self._thread = threading.Thread(target=self._run, name="trial", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def end(self) -> None:
-        """Begin to end it."""
         self._ending.set()
 
     def join(self) -> None:
-        """Wait until it has ended."""
         self._thread.join()
 
     def use(self) -> None:
-        """Say that somebody uses it."""
         self._used = time.monotonic()
 
     @property
@@ -129,7 +125,6 @@ class TrialServer:
 
     @property
     def log(self) -> str:
-        """The last lines that it has said."""
         return "".join(tuple(self._lines))
 
     def view(self) -> TrialView:

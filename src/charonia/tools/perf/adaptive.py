@@ -101,5 +101,4 @@ class AdaptiveStop:
         return min(at_ns + max(step_ns, int((at_ns - self._begin_ns) * _GROWTH)), self._end_ns)
 
     def out_of_time(self, now_ns: int) -> bool:
-        """Whether the time limit has passed."""
         return now_ns >= self._end_ns

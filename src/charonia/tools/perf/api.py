@@ -346,5 +346,4 @@ class StopRequest:
         self.requested = False
 
     def request(self) -> None:
-        """Request a stop."""
         self.requested = True

@@ -26,7 +26,6 @@ _BEYOND_MIN = 5
 
 
 def no_interval(value: float) -> Estimate:
-    """Return a value without an interval."""
     return Estimate(value, value, value, 0.0)
 
 

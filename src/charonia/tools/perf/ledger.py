@@ -95,7 +95,6 @@ class Ledger:
 
     @property
     def process_count(self) -> int:
-        """Number of workers."""
         return len(self._until)
 
     @property
@@ -105,7 +104,6 @@ class Ledger:
 
     @property
     def in_flight(self) -> int:
-        """Requests in flight."""
         return sum(self._in_flight)
 
     @property
@@ -234,7 +232,6 @@ class Recent:
         self._parts: list[Rows] = []
 
     def add(self, rows: Rows) -> None:
-        """Add rows."""
         self._parts.append(rows)
 
     def take(self) -> tuple[int, int, int]:

@@ -92,7 +92,6 @@ class LoopTimer:
         self._handle = self._loop.call_at(at_ns / _SECOND_NS, self._ring)
 
     def close(self) -> None:
-        """Never ring again."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -201,13 +200,11 @@ class ClosedLoopLoad:
             self._next(place)
 
     def stop(self) -> None:
-        """Stop sending, except for the ends of open sequences."""
         self._is_stopped = True
         self._finishing.finish_all()
 
     @property
     def is_finished(self) -> bool:
-        """Whether all requests have been sent and have ended."""
         return (self._is_stopped or not self._left) and not self._sender.in_flight
 
     def _next(self, place: _Place) -> None:
@@ -270,7 +267,6 @@ class OpenLoop:
         self._alarm.set(self._next_ns)
 
     def stop(self) -> None:
-        """Stop sending, except for the ends of open sequences."""
         if not self._is_stopped:
             self._is_stopped = True
             self._alarm.close()
@@ -280,7 +276,6 @@ class OpenLoop:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all requests have been sent and have ended."""
         waiting = any(place.waiting for place in self._places)
         return (self._is_stopped or not self._left) and not self._sender.in_flight and not waiting
 
@@ -343,16 +338,13 @@ class PeriodicLoop:
         self._behind = 0
 
     def start(self) -> None:
-        """Send the first requests."""
         self._add(self._first)
 
     def stop(self) -> None:
-        """Stop sending."""
         self._left = 0
 
     @property
     def is_finished(self) -> bool:
-        """Whether all requests have been sent and have ended."""
         return not self._left and not self._sender.in_flight
 
     def _add(self, count: int) -> None:

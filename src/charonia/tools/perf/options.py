@@ -268,7 +268,6 @@ def run_settings(
 
 
 def is_sequence(config: Mapping[str, Any]) -> bool:
-    """Whether a model uses sequence batching."""
     return "sequence_batching" in config
 
 

@@ -205,7 +205,6 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
 
 
 def level_backlog(ledger: Ledger, begin_ns: int, end_ns: int) -> Backlog:
-    """Return the backlog of a level."""
     return backlog(ledger.sent[:, 0], ledger.rows[:, DONE], begin_ns, end_ns)
 
 

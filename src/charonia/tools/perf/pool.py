@@ -45,7 +45,6 @@ class WorkerPool:
 
     @property
     def count(self) -> int:
-        """Number of workers."""
         return len(self._processes)
 
     def prepare(self, begin: Begin) -> None:

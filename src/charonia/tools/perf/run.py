@@ -244,7 +244,6 @@ def _model_info(target: MeasuredTarget, subject: Subject) -> ModelInfo:
 
 
 def machine() -> Machine:
-    """Return a description of this machine."""
     return Machine(
         host=platform.node(),
         system=f"{platform.system()} {platform.release()}",

@@ -36,7 +36,6 @@ def sequence_mark(sequence_id: int, end: bool) -> int:
 
 
 def no_rows() -> Rows:
-    """Return an empty array of rows."""
     return np.empty((0, WIDTH), np.int64)
 
 

@@ -13,7 +13,6 @@ Levels = Generator[float, bool, float | None]
 
 
 def levels(plan: LoadPlan) -> Levels:
-    """Return the levels of a plan."""
     return _binary(plan) if plan.binary_search else _linear(plan)
 
 

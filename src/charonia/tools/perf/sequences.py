@@ -100,7 +100,6 @@ class SequenceSlot:
 
     @property
     def delay_s(self) -> float:
-        """Time to wait before the next request, in seconds."""
         return 0.0
 
     @property

@@ -264,7 +264,6 @@ class MessageWriter:
         self._thread.start()
 
     def tell(self, message: object) -> None:
-        """Queue a message."""
         self._messages.put(message)
 
     def close(self) -> None:

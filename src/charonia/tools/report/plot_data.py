@@ -120,7 +120,6 @@ def _begins(run: PerfRun) -> list[int]:
 
 
 def is_language(run: PerfRun) -> bool:
-    """Whether a run measured a language model."""
     return any(result.language is not None for result in run.levels)
 
 

@@ -20,7 +20,6 @@ _COUNTED = (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
 
 
 def no_inputs(stream: int, step: int) -> str:
-    """Return no inputs."""
     return "{}"
 
 

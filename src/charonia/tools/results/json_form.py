@@ -14,7 +14,6 @@ from charonia.tools.results.records import FORMAT, VERSION, PerfRun
 
 
 def to_json(run: PerfRun) -> str:
-    """Return a run as JSON text."""
     return json.dumps({"format": FORMAT, "version": VERSION, **plain(run)}, allow_nan=False)
 
 

@@ -303,7 +303,6 @@ class LevelResult:
 
     @property
     def error_count(self) -> int:
-        """Number of failed requests."""
         return sum(error.count for error in self.errors)
 
     @property
@@ -319,7 +318,6 @@ class LevelResult:
 
     @property
     def sequence_rate(self) -> float:
-        """Sequences per second."""
         return self._rate(self.sequence_count)
 
     def _rate(self, count: int) -> float:

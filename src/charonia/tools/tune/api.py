@@ -39,7 +39,6 @@ class Metric(StrEnum):
 
     @property
     def larger_is_better(self) -> bool:
-        """Whether more of it is better."""
         return self in _MORE_IS_BETTER
 
 

@@ -63,7 +63,6 @@ class Deployment:
 
     @property
     def client(self) -> Client:
-        """The client of the server."""
         return self._server.client
 
     def check_explicit(self) -> None:

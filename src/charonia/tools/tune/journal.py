@@ -49,7 +49,6 @@ class Entry:
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of the trial."""
         return self.measured or self.failed or Failed("nothing is known of it")
 
 
@@ -93,7 +92,6 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it."""
         self._close()
 
     def find(self, scope: str, key: str) -> Entry | None:

@@ -86,7 +86,6 @@ def problem_of(
 
 
 def goal_of(options: TuneOptions, requests: Sequence[ModelRequest]) -> Goal:
-    """Return the goal of the profiled models of a group."""
     return Goal(tuple(model_goal(request, options.goal) for request in requests))
 
 

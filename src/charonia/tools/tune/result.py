@@ -98,7 +98,6 @@ class TrialRecord:
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome."""
         return self.measured or self.failed or Failed("nothing is known of it")
 
 
@@ -160,7 +159,6 @@ class GroupRecord:
         )
 
     def variant(self, variant: Variant) -> VariantRecord | None:
-        """Return the record of a variant, None where it was not tried."""
         return next((each for each in self.variants if each.variant.key == variant.key), None)
 
 
@@ -205,7 +203,6 @@ class TuneRun:
 
 
 def to_json(run: TuneRun) -> str:
-    """Return a run as JSON text."""
     return json.dumps({"format": FORMAT, "version": VERSION, **plain(run)}, allow_nan=False)
 
 

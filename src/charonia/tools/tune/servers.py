@@ -109,7 +109,6 @@ class LocalServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop it."""
         self.client.close()
         self._end()
 
@@ -122,7 +121,6 @@ class LocalServer:
         return f"the server {how}"
 
     def url(self, protocol: WireProtocol) -> str:
-        """Return where requests are sent."""
         return f"grpc://{self._grpc}" if protocol is WireProtocol.GRPC else self.control_url
 
     def restart(self) -> None:
@@ -279,7 +277,6 @@ class RemoteServer:
         return f"the server at {self.control_url} no longer answers"
 
     def url(self, protocol: WireProtocol) -> str:
-        """Return where requests are sent."""
         options = self._options
         endpoint = options.grpc_endpoint if protocol is WireProtocol.GRPC else options.http_endpoint
         return _with_scheme(endpoint, protocol)

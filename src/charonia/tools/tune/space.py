@@ -167,7 +167,6 @@ class Grid:
 
     @property
     def is_small(self) -> bool:
-        """Whether the space is small."""
         return math.prod(self.shape) <= SMALL_SPACE
 
     def coordinates(self) -> Iterator[Coordinate]:

@@ -118,12 +118,10 @@ def object_name(deployment: str) -> str:
 
 
 def record_name(name: str, revision: int) -> str:
-    """Return the name of the record of a revision."""
     return f"{name}-rev-{revision}"
 
 
 def keys_name(name: str) -> str:
-    """Return the name of the Secret with the API keys of a deployment."""
     return f"{name}-keys"
 
 
@@ -160,12 +158,10 @@ def is_ended_by_stop(kind: ObjectKind) -> bool:
 
 
 def labels(found: Plain) -> Plain:
-    """Return the labels of an object."""
     return found["metadata"].get("labels") or {}
 
 
 def annotations(found: Plain) -> Plain:
-    """Return the annotations of an object."""
     return found["metadata"].get("annotations") or {}
 
 

@@ -192,7 +192,6 @@ def _said(found: Plain) -> str:
 
 
 def restarts(pod: Plain) -> int:
-    """Return how often the server of a pod was started again."""
     return sum(int(container.get("restartCount", 0)) for container in _main(pod))
 
 

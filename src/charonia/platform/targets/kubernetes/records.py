@@ -56,7 +56,6 @@ class RevisionRecord:
     replicas_min: int = 1
 
     def references(self) -> set[Reference]:
-        """Return which objects it has."""
         return {reference(each) for each in self.objects}
 
     def has_fixed_replicas(self) -> bool:

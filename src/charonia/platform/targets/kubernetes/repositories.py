@@ -69,14 +69,12 @@ class NoRepositories:
         self._folder = folder
 
     def problem(self) -> str:
-        """Return what is missing."""
         return (
             f"artifact store: pods cannot read the folder '{self._folder}' of this machine: expected an object store "
             "(--artifacts s3://..., gs://... or as://...), or a volume that they mount, too (--kubernetes-claim)"
         )
 
     def address(self, workload: Workload) -> str:
-        """Return the name that a repository would have."""
         return repository_folder(workload)
 
     def publish(self, workload: Workload) -> None:
@@ -102,11 +100,9 @@ class StoreRepositories:
         self._remote = store.remote
 
     def problem(self) -> str:
-        """Return "". See `ModelRepositories`."""
         return ""
 
     def address(self, workload: Workload) -> str:
-        """Return the address of a repository. See `ModelRepositories`."""
         return f"{self._remote.uri}/{repository_folder(workload)}"
 
     def publish(self, workload: Workload) -> None:
@@ -124,13 +120,11 @@ class StoreRepositories:
                 self._remote.copy(remote_key(blob), f"{folder}/{path}")
 
     def configure(self, address: str, configs: Mapping[str, str]) -> None:
-        """Write configurations. See `ModelRepositories`."""
         folder = address.removeprefix(f"{self._remote.uri}/")
         for model, text in configs.items():
             self._remote.put(f"{folder}/{model}/{_CONFIG}", text.encode())
 
     def forget(self, deployment: str, kept: Collection[str]) -> None:
-        """Remove repositories. See `ModelRepositories`."""
         folder = f"{FOLDER}/{deployment}/"
         inside = tuple(address.removeprefix(f"{self._remote.uri}/") + "/" for address in kept)
         gone = [file.path for file in self._remote.files(folder) if not file.path.startswith(inside or "/")]
@@ -149,11 +143,9 @@ class ClaimRepositories:
         self._folder = folder
 
     def problem(self) -> str:
-        """Return "". See `ModelRepositories`."""
         return ""
 
     def address(self, workload: Workload) -> str:
-        """Return the path of a repository in the volume. See `ModelRepositories`."""
         return repository_folder(workload)
 
     def publish(self, workload: Workload) -> None:
@@ -168,7 +160,6 @@ class ClaimRepositories:
                     config.write_text(before, encoding="utf-8")
 
     def configure(self, address: str, configs: Mapping[str, str]) -> None:
-        """Write configurations. See `ModelRepositories`."""
         for model, text in configs.items():
             folder = self._folder / address / model
             with disk_faults(f"configuration of '{model}'", folder):
@@ -177,7 +168,6 @@ class ClaimRepositories:
                 (folder / f".{_CONFIG}.new").replace(folder / _CONFIG)
 
     def forget(self, deployment: str, kept: Collection[str]) -> None:
-        """Remove repositories. See `ModelRepositories`."""
         root = self._folder / FOLDER / deployment
         for path in root.iterdir() if root.is_dir() else ():
             if f"{FOLDER}/{deployment}/{path.name}" not in kept:

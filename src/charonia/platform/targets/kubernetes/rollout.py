@@ -61,7 +61,6 @@ class Sight:
     records: Sequence[RevisionRecord] = field(default_factory=tuple)
 
     def record(self, revision: int) -> RevisionRecord | None:
-        """Return the record of a revision, None if there is none."""
         return next((each for each in self.records if each.revision == revision), None)
 
     def new_pods(self) -> list[Plain]:

@@ -106,7 +106,6 @@ class KubernetesTarget:
         self._cluster.close()
 
     def problems(self, workload: Workload) -> Sequence[str]:
-        """Return why a workload does not fit. See `DeploymentTarget`."""
         need, is_new = pod_need(workload), self._objects.look(workload.deployment).workload is None
         replicas = workload.spec.replicas_min if is_new else 1  # one more at a time
         return [
@@ -117,7 +116,6 @@ class KubernetesTarget:
         ]
 
     def apply(self, workload: Workload) -> None:
-        """Begin to bring a workload about. See `DeploymentTarget`."""
         name, number = workload.deployment, workload.revision
         with self._locks[name]:
             sight = self._objects.look(name, is_live=True)
@@ -148,7 +146,6 @@ class KubernetesTarget:
         return ""
 
     def abandon(self, deployment: str) -> None:
-        """Give up what is being brought about. See `DeploymentTarget`."""
         with self._locks[deployment]:
             sight = self._objects.look(deployment, is_live=True)
             seen = rollout(sight, self._reasons.reason)
@@ -156,7 +153,6 @@ class KubernetesTarget:
                 self._restore(deployment, sight, seen)
 
     def observe(self, deployment: str) -> Observed:
-        """Return what is there now. See `DeploymentTarget`."""
         sight = self._objects.look(deployment)
         seen = rollout(sight, self._reasons.reason)
         lock = self._locks[deployment]
@@ -193,7 +189,6 @@ class KubernetesTarget:
         )
 
     def stop(self, deployment: str) -> None:
-        """Begin to end a deployment. See `DeploymentTarget`."""
         with self._locks[deployment]:
             sight = self._objects.look(deployment, is_live=True)
             for record in sight.records:
@@ -205,7 +200,6 @@ class KubernetesTarget:
             self._objects.look(deployment, is_live=True)
 
     def remove(self, deployment: str) -> None:
-        """Remove what is left of a deployment. See `DeploymentTarget`."""
         with self._locks[deployment]:
             sight = self._objects.look(deployment, is_live=True)
             if sight.workload is not None:
@@ -222,7 +216,6 @@ class KubernetesTarget:
             self._objects.look(deployment, is_live=True)
 
     def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
-        """Let these be the API keys. See `DeploymentTarget`."""
         with self._locks[deployment]:
             records = self._objects.look(deployment, is_live=True).records
             key = next((record.key for record in records if record.key), "")
@@ -230,11 +223,9 @@ class KubernetesTarget:
                 self._objects.apply_keys(deployment, key, keys)
 
     def deployments(self) -> Sequence[str]:
-        """Return the names of all deployments. See `DeploymentTarget`."""
         return self._objects.deployments()
 
     def log(self, deployment: str, lines: int) -> str:
-        """Return the last lines of the logs. See `DeploymentTarget`."""
         pods = self._objects.look(deployment).living()[-LOG_PODS_MAX:]
         texts = []
         for pod in pods:

@@ -39,7 +39,6 @@ class Revisions:
 
 
 def application_name(owner: str, deployment: str, revision: int) -> str:
-    """Return the name of a revision's application."""
     return f"{owner}:{deployment.replace('/', ':')}:{revision}"
 
 
@@ -52,7 +51,6 @@ def deployment_of(owner: str, application: str) -> tuple[str, int]:
 
 
 def route(deployment: str) -> str:
-    """Return the route prefix of a deployment."""
     return f"/{deployment}"
 
 

@@ -66,14 +66,12 @@ class RayTarget:
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def problems(self, workload: Workload) -> Sequence[str]:
-        """Return why a workload does not fit. See `DeploymentTarget`."""
         return [
             *self._cannot_be_declared(workload, self._dashboard.look()),
             *asked_in_vain(workload),
         ]
 
     def apply(self, workload: Workload) -> None:
-        """Begin to bring a workload about. See `DeploymentTarget`."""
         name, number = workload.deployment, workload.revision
         with self._locks[name]:
             seen = self._dashboard.look()
@@ -103,7 +101,6 @@ class RayTarget:
         return ""
 
     def abandon(self, deployment: str) -> None:
-        """Give up what is being brought about. See `DeploymentTarget`."""
         with self._locks[deployment]:
             there = self._look(deployment)
             for number in there.applying:
@@ -147,13 +144,11 @@ class RayTarget:
         )
 
     def stop(self, deployment: str) -> None:
-        """Begin to end a deployment. See `DeploymentTarget`."""
         with self._locks[deployment]:
             self._failures.pop(deployment, None)
             self._dashboard.change(lambda configs: self._without(configs, deployment))
 
     def remove(self, deployment: str) -> None:
-        """Remove what is left of a deployment. See `DeploymentTarget`."""
         with self._locks[deployment]:
             there = self._look(deployment)
             if there.serving or there.applying or there.ending:
@@ -165,12 +160,10 @@ class RayTarget:
         """Do nothing: deployments with keys are refused. See `DeploymentTarget`."""
 
     def deployments(self) -> Sequence[str]:
-        """Return the names of all deployments. See `DeploymentTarget`."""
         found = {deployment_of(self._owner, name)[0] for name in self._dashboard.look()["applications"]}
         return sorted((found | self._failures.keys()) - {""})
 
     def log(self, deployment: str, lines: int) -> str:
-        """Return the last lines of the logs. See `DeploymentTarget`."""
         there, texts = self._look(deployment), []
         for details in (*there.serving.values(), *there.applying.values()):
             for each in details["deployments"].values():

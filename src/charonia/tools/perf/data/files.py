@@ -40,7 +40,6 @@ _FLOATS = (DataType.FP16, DataType.FP32, DataType.FP64, DataType.BF16)
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file has the suffix of a picture."""
     return path.suffix.lower() in SUFFIXES
 
 
@@ -189,7 +188,6 @@ def _only_input(path: Path, spec: ModelSpec) -> TensorSpec:
 
 
 def _items(path: Path, spec: TensorSpec) -> list[Array]:
-    """Return a tensor's items in a file."""
     size = path.stat().st_size
     if size > FILE_BYTES_MAX:
         raise invalid(f"{path.name}: expected at most {FILE_BYTES_MAX} bytes, got {size}")

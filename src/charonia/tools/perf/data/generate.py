@@ -51,7 +51,6 @@ class Generator:
             _check_range(spec, name, low, high)
 
     def random(self) -> Item:
-        """Return a random item."""
         return {tensor.name: self._random_array(tensor) for tensor in self._generated()}
 
     def zero(self) -> Item:

@@ -63,7 +63,6 @@ class TensorSpec:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether all dimensions are fixed."""
         return -1 not in self.shape
 
     def fits(self, shape: Shape) -> bool:
@@ -94,11 +93,9 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...] = field(default=())
 
     def input(self, name: str) -> TensorSpec | None:
-        """Return the input of this name, None if there is none."""
         return next((spec for spec in self.inputs if spec.name == name), None)
 
     def output(self, name: str) -> TensorSpec | None:
-        """Return the output of this name, None if there is none."""
         return next((spec for spec in self.outputs if spec.name == name), None)
 
 
@@ -163,7 +160,6 @@ def check_batch_size(spec: ModelSpec, batch_size: int) -> None:
 
 
 def names(tensors: Iterable[TensorSpec]) -> str:
-    """Return names for a message."""
     return ", ".join(f"'{tensor.name}'" for tensor in tensors) or "none"
 
 

@@ -22,7 +22,6 @@ class LanguageEndpoint(Enum):
 
     @property
     def is_openai(self) -> bool:
-        """Whether it is one of OpenAI's."""
         return self in (LanguageEndpoint.CHAT, LanguageEndpoint.COMPLETIONS, LanguageEndpoint.EMBEDDINGS)
 
 

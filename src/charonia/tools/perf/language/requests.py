@@ -76,7 +76,6 @@ class LanguageSource:
         return len(self._dialogues[stream].turns)
 
     def delay_s(self, stream: int, step: int) -> float:
-        """Return the time between the previous response and a turn, in seconds."""
         return self._dialogues[stream].turns[step].delay_ms / 1000
 
     def expected(self, stream: int, step: int) -> Mapping[str, Tensor] | None:

@@ -71,7 +71,6 @@ class LanguageSender(RequestSender):
             request.arrivals.extend((answer.done_ns, request.received_bytes))
 
     def ended(self, request: SentRequest, answer: Answer) -> None:
-        """Record a request that has ended."""
         assert isinstance(request, SentPrompt)
         if not request.wrong_kind:
             received = request.received()

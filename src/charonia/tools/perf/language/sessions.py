@@ -27,7 +27,6 @@ class SessionSlot(SequenceSlot):
 
     @property
     def delay_s(self) -> float:
-        """Time to wait before the next request, in seconds."""
         return self._sessions.delay_s(self._stream, self._position) if self.is_open else 0.0
 
     def begin(self, stream: int) -> None:

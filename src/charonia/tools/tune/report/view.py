@@ -64,7 +64,6 @@ class VariantView:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the configuration as it was found."""
         return self.record.variant.is_default
 
 

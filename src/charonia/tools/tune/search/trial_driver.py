@@ -77,7 +77,6 @@ class TrialDriver:
 
     @property
     def default(self) -> Variant:
-        """The configuration as it was found."""
         return Variant()
 
     @property
