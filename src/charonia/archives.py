@@ -152,7 +152,6 @@ def read_entry(archive: zipfile.ZipFile, name: str, limit_bytes: int) -> bytes:
 
 
 def larger_than(allowed_bytes: int) -> TooLargeError:
-    """Return the error for an archive whose contents are larger than allowed."""
     return too_large(
         f"its files have more than {allowed_bytes} bytes",
         hint=f"an archive may have {UNPACKED_RATIO_MAX} times its own size, at least 1 GiB; send the files themselves",

@@ -15,12 +15,10 @@ PACKAGE = "charonia"
 
 
 def extra_hint(extra: str) -> str:
-    """Return the command that installs an extra of this package."""
     return command(requirement(extra, _direct_url(), Path(__file__).parents[2]))
 
 
 def package_hint(*packages: str) -> str:
-    """Return the command that installs other packages."""
     return command(" ".join(quote(package) for package in packages))
 
 

@@ -4,6 +4,7 @@ import ast
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -119,6 +120,35 @@ def test_the_name_of_a_class_means_one_thing() -> None:
 
 def test_names_of_modules_say_what_is_inside() -> None:
     found = [path for path in MODULES if EMPTY_NAMES & {path.stem.strip("_"), path.parent.name}]
+
+    assert found == []
+
+
+def without_docstring(node: ast.AST) -> Iterator[Function]:
+    """Yield the public functions of a module, or of a class, that are longer than one statement and have none."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
+            yield from without_docstring(child)
+        elif isinstance(child, Function) and not child.name.startswith(("_", "test_")) and len(child.body) > 1:
+            yield from () if ast.get_docstring(child) else (child,)
+
+
+def test_public_functions_longer_than_one_statement_have_docstrings() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES if "worker" not in path.parts}
+    documented = {
+        node.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, Function) and ast.get_docstring(node)
+    }
+
+    # What implements an interface (a method, the `run` of a command) has its documentation.
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path, tree in trees.items()
+        for node in without_docstring(tree)
+        if node.name not in documented
+    ]
 
     assert found == []
 

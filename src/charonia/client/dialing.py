@@ -143,7 +143,6 @@ class Dialer:
 
     @property
     def dialing(self) -> int:
-        """Number of pending connection attempts."""
         return len(self._tasks)
 
     def dial(self, make: Callable[[], _C], on_made: Callable[[_C], None], on_failed: Callable[[str], None]) -> None:
@@ -245,7 +244,6 @@ class Backoff:
             self._not_before_s = now_s + self._delay_s
 
     def succeeded(self) -> None:
-        """A connection was made."""
         self._delay_s = self._not_before_s = 0.0
 
 

@@ -41,9 +41,7 @@ class CallOwner(Protocol):
 class Carrier(Protocol):
     """The connection, as its calls see it."""
 
-    def forget(self, call: "GrpcCall") -> None:
-        """Drop a call."""
-        ...
+    def forget(self, call: "GrpcCall") -> None: ...
 
 
 class GrpcCall:
@@ -95,19 +93,16 @@ class GrpcCall:
         self.tries = 0
 
     def cancel(self) -> None:
-        """Cancel it: no further answer follows."""
         if not self.is_over:
             self._end()
             self._leave()
 
     def expire(self) -> None:
-        """The timeout expired."""
         if not self.is_over:
             self._leave()
             self.fail(Failure.TIMEOUT, f"{self._owner.endpoint} did not respond within {self.timeout_s:g} s")
 
     def fail(self, failure: Failure, message: str) -> None:
-        """Answer with a failure."""
         if not self.is_over:
             self._owner.failures[failure] += 1
             self._finish(failed(self._new_answer(), failure, message))

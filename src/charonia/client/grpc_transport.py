@@ -176,7 +176,6 @@ class GrpcClientConnection(asyncio.Protocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """Abort the connection."""
         self._transport.abort()
 
     def _ended(self, call: GrpcCall, trailers: Headers) -> None:
@@ -301,7 +300,6 @@ class GrpcTransport:
         return len(self._connections)
 
     async def close(self) -> None:
-        """Close all connections."""
         self._is_closed = True
         self._fail_waiting(Failure.CLOSED, "the client was closed")
         for connection in tuple(self._connections):
@@ -318,7 +316,6 @@ class GrpcTransport:
             self._start(call)
 
     def lost(self, connection: GrpcClientConnection) -> None:
-        """A connection accepts no more calls."""
         if connection in self._connections:
             self._connections.remove(connection)
 

@@ -99,7 +99,6 @@ class ClientConnection:
         return self._connection.events()
 
     def output(self) -> bytes:
-        """Return the bytes to send now."""
         return self._connection.data_to_send()
 
     def request(self, headers: Headers, body: Sequence[bytes | memoryview]) -> int:
@@ -126,11 +125,9 @@ class ClientConnection:
             return 0
 
     def reset(self, stream_id: int) -> None:
-        """Reset a stream."""
         with suppress(*_GONE):
             self._connection.reset_stream(stream_id, ErrorCode.CANCEL)
 
     def terminate(self) -> None:
-        """Announce the end of the connection."""
         with suppress(*_GONE):
             self._connection.terminate_connection(ErrorCode.NO_ERROR)

@@ -68,13 +68,11 @@ class ClientExchange:
             self._leave()
 
     def expire(self) -> None:
-        """The timeout expired."""
         if not self.is_over:
             self._leave()
             self.fail(Failure.TIMEOUT, f"{self.owner.endpoint} did not respond within {self.timeout_s:g} s")
 
     def fail(self, failure: Failure, message: str) -> None:
-        """Answer with a failure."""
         if not self.is_over:
             self.owner.failures[failure] += 1
             self.answer(failed(Answer(self.sent_ns, self.send_end_ns), failure, message))
@@ -135,7 +133,6 @@ class HttpClientConnection(asyncio.Protocol):
             exchange.send_end_ns = _now_ns()
 
     def pause_writing(self) -> None:
-        """A part of the request is still unsent."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
@@ -299,7 +296,6 @@ class HttpTransport:
     def send(
         self, prepared: HttpRequest, on_answer: OnAnswer, timeout_s: float = 0.0, *, keep_body: bool = False
     ) -> ClientExchange:
-        """Send a request, of `prepare` or of `encoder`."""
         exchange = ClientExchange(self, prepared, on_answer, keep_body)
         timeout_s = timeout_s or self.options.timeout_s
         if timeout_s:
@@ -313,14 +309,12 @@ class HttpTransport:
         return exchange
 
     async def open(self, connections: int) -> int:
-        """Open connections up to this number in advance."""
         for _ in range(min(connections, self.options.connections_max) - len(self._connections) - self.dialer.dialing):
             self._dial()
         await self.dialer.settle()
         return len(self._connections)
 
     async def close(self) -> None:
-        """Close all connections."""
         self._is_closed = True
         for exchange in self._waiting:
             exchange.fail(Failure.CLOSED, "the client was closed")

@@ -272,7 +272,6 @@ class MetadataCache:
         self._known: dict[tuple[str, str], ModelMetadata] = {}
 
     def get(self, ask: Ask) -> ModelMetadata | None:
-        """Return the cached metadata of a model."""
         return self._known.get((ask.model, ask.version))
 
     def put(self, ask: Ask, metadata: ModelMetadata) -> None:

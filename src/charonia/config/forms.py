@@ -65,7 +65,6 @@ def _service(dependencies: str, code: str) -> str:
 
 
 def _network(dependencies: str, imports: str, weights: str, remark: str = "") -> str:
-    """Return the lines that serve a class of PyTorch with these weights."""
     return _service(
         dependencies,
         f"""

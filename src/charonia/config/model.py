@@ -459,5 +459,4 @@ class ModelConfig:
 
     @property
     def is_decoupled(self) -> bool:
-        """Whether a request may have any number of responses."""
         return self.model_transaction_policy is not None and self.model_transaction_policy.decoupled

@@ -61,7 +61,6 @@ class LatencyHistogram:
         self._grow(values.size, int(values.sum()), deviations, int(values.min()), int(values.max()))
 
     def add(self, other: "LatencyHistogram") -> None:
-        """Count the values of another histogram too."""
         if other.count:
             self._counts += other._counts
             self._grow(other.count, other.total, other._deviations, other.minimum, other.maximum)

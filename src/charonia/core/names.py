@@ -7,7 +7,6 @@ def model_key(namespace: str, name: str) -> str:
 
 
 def name_of(key: str) -> str:
-    """Return the name in a key."""
     return key.rpartition("/")[2]
 
 

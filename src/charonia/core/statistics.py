@@ -20,7 +20,6 @@ class Duration:
         self.ns += ns
 
     def merge(self, more: "Duration") -> None:
-        """Count what another one has counted, too."""
         self.add(more.ns, more.count)
 
 
@@ -33,7 +32,6 @@ class BatchStatistics:
     compute_output: Duration = field(default_factory=Duration)
 
     def merge(self, more: "BatchStatistics") -> None:
-        """Count what another one has counted, too."""
         self.compute_input.merge(more.compute_input)
         self.compute_infer.merge(more.compute_infer)
         self.compute_output.merge(more.compute_output)

@@ -131,12 +131,10 @@ class Trace:
         return f'{text},"tracestate":"{tree.state}"}}' if tree.state else text + "}"
 
     def mark(self, name: str, at_ns: int) -> None:
-        """Record an event."""
         if len(self.events) < EVENTS_MAX:
             self.events.append((name, at_ns))
 
     def show(self, activity: str, tensors: Iterable[Tensor]) -> None:
-        """Record tensors, if the level includes them."""
         if self.tree.level & TraceLevel.TENSORS and len(self.tensors) < EVENTS_MAX:
             self.tensors += [(activity, tensor) for tensor in tensors]
 
@@ -185,7 +183,6 @@ class TraceTree:
 
     @property
     def root(self) -> Trace:
-        """The trace of the client's request."""
         return self.traces[0]
 
     @property
@@ -202,12 +199,10 @@ class TraceTree:
         return trace
 
     def mark(self, name: str, at_ns: int) -> None:
-        """Record an event in the front end."""
         if len(self.front) < EVENTS_MAX:
             self.front.append((name, at_ns))
 
     def hold(self) -> None:
-        """Add a reference."""
         self._holders += 1
 
     def release(self) -> None:

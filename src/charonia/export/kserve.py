@@ -359,7 +359,6 @@ def _component(options: KserveOptions) -> Json:
 
 
 def _reached(options: KserveOptions) -> Json:
-    """Return what the container has that clients reach."""
     ports = [{"name": "h2c", "containerPort": GRPC_PORT, "protocol": "TCP"}]
     return _lived(options) | ({"ports": ports} if options.protocol is Protocol.GRPC else {})
 

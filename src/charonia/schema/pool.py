@@ -32,7 +32,6 @@ def file_set() -> FileDescriptorSet:
 
 
 def pool() -> DescriptorPool:
-    """Return the pool that holds the whole schema."""
     return _POOL
 
 

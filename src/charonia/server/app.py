@@ -388,7 +388,6 @@ class InferenceServer:
         )
 
     async def _collect(self) -> None:
-        """Bring up to date what is counted elsewhere."""
         self._traffic = await self.front_ends.collect()
 
     def _families(self) -> list[Family]:
@@ -428,7 +427,6 @@ class InferenceServer:
         return Room(self._options.cpu_cores or usable_cores(), memories=tuple(memories))
 
     def _on_demand(self, models: ModelOptions) -> OnDemandLoader:
-        """Let the engine load models on demand."""
         auto = models.auto
         budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE)
         options = DemandOptions(budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs)

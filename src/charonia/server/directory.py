@@ -94,7 +94,6 @@ class Directory:
 
 
 def is_version(version: str) -> bool:
-    """Whether a text is a version's number, or empty."""
     return not version or _VERSION.fullmatch(version) is not None
 
 
@@ -112,7 +111,6 @@ def target_of(name: str, version: str) -> Target:
 
 
 def bad_version(version: str) -> ServingError:
-    """Return the error for a version that is not a number."""
     return invalid(
         f"failed to get model version from specified version string '{version}'", hint="a version is a number"
     )

@@ -160,7 +160,6 @@ class Endpoints:
         return wanted or ready.pop()
 
     def stop_accepting(self) -> None:
-        """Accept no more connections, and no more requests on open ones."""
         if self._key_watcher is not None:
             self._key_watcher.cancel()
         for front_end in self._front_ends():
@@ -192,11 +191,9 @@ class Endpoints:
         """Return None: everything runs in this process."""
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for clients to receive their responses, up to a limit; return whether all did."""
         return all(await asyncio.gather(*(front_end.drain(timeout_s) for front_end in self._front_ends())))
 
     async def close(self) -> None:
-        """Close everything at once."""
         self.stop_accepting()
         for front_end in self._front_ends():
             await front_end.close()
@@ -206,7 +203,6 @@ class Endpoints:
         return [*(front_end for front_end in (self.http, self.grpc) if front_end is not None), *self.clouds]
 
     def _keys_changed(self) -> None:
-        """End the open streams of keys that are gone."""
         for front_end in self._front_ends():
             front_end.recheck()
 

@@ -83,7 +83,6 @@ class ModelEngine:
         self._lifecycle.table.notify()
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Call a function whenever readiness, or what `directory` returns, may have changed."""
         self._lifecycle.table.on_change = changed
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
@@ -137,7 +136,6 @@ class ModelEngine:
         return self._lifecycle.is_complete and not unready
 
     def is_exiting(self) -> bool:
-        """Whether the server is shutting down."""
         return self._is_exiting
 
     async def model_ready(self, name: str, version: str = "") -> bool:
@@ -152,11 +150,9 @@ class ModelEngine:
         return not self._is_exiting and loaded is not None and not loaded.is_down and await loaded.is_ready()
 
     def server_metadata(self) -> ServerMetadata:
-        """Return name, version and extensions of the server."""
         return self._metadata
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
-        """Return a model's tensors and ready versions."""
         return metadata_of(self.find(name, version).config, name, version, self._routes)
 
     def is_loadable(self, name: str) -> bool:
@@ -164,7 +160,6 @@ class ModelEngine:
         return self.demand is not None and self.demand.is_loadable(name)
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
-        """Return the complete configuration in use."""
         return self.find(name, version).config
 
     async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
@@ -187,7 +182,6 @@ class ModelEngine:
         return [runner.metrics.statistics for runner in chosen]
 
     async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
-        """Return every model in the repositories with the state of its versions."""
         entries = self.index()
         return [e for e in entries if e.state is ModelState.READY] if ready_only else entries
 
@@ -221,7 +215,6 @@ class ModelEngine:
         return sequences_of(self.find(name, version), name)
 
     def samples(self) -> list[ModelSample]:
-        """Return a sample of every loaded version for the metrics page."""
         return [
             ModelSample(
                 *(loaded.runner.metrics, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers()),
@@ -242,7 +235,6 @@ class ModelEngine:
         return unsplit(runner)
 
     def directory(self) -> Directory:
-        """Return the models as they are now."""
         return Directory(
             {target: unsplit(runner).config for target, runner in self._routes.items()},
             {

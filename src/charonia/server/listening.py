@@ -124,9 +124,7 @@ class Leaving(Protocol):
         """Close as soon as the client has its answers."""
         ...
 
-    def abort(self) -> None:
-        """Close now."""
-        ...
+    def abort(self) -> None: ...
 
 
 L = TypeVar("L", bound=Leaving)

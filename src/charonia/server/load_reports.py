@@ -76,7 +76,6 @@ class EngineLoad:
         return self._latest
 
     async def report(self) -> Load:
-        """Return the same."""
         return self.latest()
 
     def _make(self, now_ns: int) -> Load:

@@ -46,7 +46,6 @@ class LogFile:
         """Do nothing: every text is written at once."""
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
     def _is_current(self) -> bool:

@@ -170,7 +170,6 @@ class GrpcEncoder:
         return PreparedGrpc(self, first, [message.SerializeToString(), *raw], form.streaming)
 
     def framed(self, parts: Sequence[Buffer]) -> list[Buffer]:
-        """Return a message with its prefix."""
         return framed(parts, self._encoding, COMPRESSION_LEVEL)
 
     def _headers(self, method: str, service: str = _SERVICE) -> Headers:
@@ -190,7 +189,6 @@ class GrpcEncoder:
 
 
 def authority_header(authority: str) -> Header:
-    """Return the header with the server's host and port."""
     return b":authority", authority.encode("ascii" if authority.isascii() else "idna")
 
 
@@ -203,7 +201,6 @@ def timeout_header(timeout_s: float) -> Header:
 
 
 def set_sequence(message: Any, correlation_id: int | str, start: bool, end: bool) -> None:
-    """Make a request a part of a sequence."""
     set_parameters(message.parameters, {"sequence_id": correlation_id, "sequence_start": start, "sequence_end": end})
 
 

@@ -32,34 +32,27 @@ class GrpcDialect:
         self._encoder = encoder
 
     def live(self) -> Query[GrpcRequest, bool]:
-        """Whether the server responds."""
         return self._query("ServerLive", lambda message: bool(message.live))
 
     def ready(self) -> Query[GrpcRequest, bool]:
-        """Whether the server accepts inference requests."""
         return self._query("ServerReady", lambda message: bool(message.ready))
 
     def model_ready(self, model: str, version: str) -> Query[GrpcRequest, bool]:
-        """Whether a model accepts inference requests."""
         return self._query("ModelReady", lambda message: bool(message.ready), name=model, version=version)
 
     def server_metadata(self) -> Query[GrpcRequest, ServerMetadata]:
-        """Name, version and extensions of the server."""
         return self._query(
             "ServerMetadata",
             lambda message: ServerMetadata(message.name, message.version, tuple(message.extensions)),
         )
 
     def model_metadata(self, model: str, version: str) -> Query[GrpcRequest, ModelMetadata]:
-        """A model's tensors."""
         return self._query("ModelMetadata", _model_metadata, name=model, version=version)
 
     def model_config(self, model: str, version: str) -> Query[GrpcRequest, Json]:
-        """A model's configuration."""
         return self._query("ModelConfig", lambda message: as_json(message.config), name=model, version=version)
 
     def statistics(self, model: str, version: str) -> Query[GrpcRequest, list[Json]]:
-        """Statistics."""
         return self._query(
             "ModelStatistics",
             lambda message: [as_json(entry) for entry in message.model_stats],
@@ -68,11 +61,9 @@ class GrpcDialect:
         )
 
     def index(self, ready: bool) -> Query[GrpcRequest, list[ModelIndexEntry]]:
-        """The models of the repositories."""
         return self._query("RepositoryIndex", _index, ready=ready)
 
     def load(self, model: str, config: str, files: Mapping[str, bytes]) -> Query[GrpcRequest, None]:
-        """Load a model."""
         request = _new("RepositoryModelLoadRequest", model_name=model)
         if config:
             request.parameters["config"].string_param = config
@@ -81,13 +72,11 @@ class GrpcDialect:
         return Query(self._encoder.call("RepositoryModelLoad", request), _nothing)
 
     def unload(self, model: str, dependents: bool) -> Query[GrpcRequest, None]:
-        """Unload a model."""
         request = _new("RepositoryModelUnloadRequest", model_name=model)
         request.parameters["unload_dependents"].bool_param = dependents
         return Query(self._encoder.call("RepositoryModelUnload", request), _nothing)
 
     def register(self, region: SharedMemoryRegion) -> Query[GrpcRequest, None]:
-        """Register shared memory."""
         request = _new(
             "SystemSharedMemoryRegisterRequest",
             name=region.name,
@@ -98,12 +87,10 @@ class GrpcDialect:
         return Query(self._encoder.call("SystemSharedMemoryRegister", request), _nothing)
 
     def unregister(self, name: str) -> Query[GrpcRequest, None]:
-        """Unregister a region, or all."""
         request = _new("SystemSharedMemoryUnregisterRequest", name=name)
         return Query(self._encoder.call("SystemSharedMemoryUnregister", request), _nothing)
 
     def regions(self, name: str) -> Query[GrpcRequest, list[SharedMemoryRegion]]:
-        """The registered regions."""
         return self._query("SystemSharedMemoryStatus", _regions, name=name)
 
     def trace_settings(self, model: str, change: TraceChange) -> Query[GrpcRequest, Json]:
@@ -118,22 +105,18 @@ class GrpcDialect:
         )
 
     def traffic(self, model: str, change: Mapping[str, object]) -> Query[GrpcRequest, Json]:
-        """The traffic between the versions of a model, after an optional change."""
         if not change:
             return self._traffic("ModelTraffic", "ModelTrafficRequest", model_name=model)
         text = dump(change).decode()
         return self._traffic("ModelTrafficChange", "ModelTrafficChangeRequest", model_name=model, change=text)
 
     def reset_traffic(self, model: str) -> Query[GrpcRequest, Json]:
-        """Forget what requests have changed of the traffic of a model."""
         return self._traffic("ModelTrafficReset", "ModelTrafficRequest", model_name=model)
 
     def infer(self, request: InferRequest) -> Query[GrpcRequest, InferResponse]:
-        """Run a model that sends one response."""
         return Query(self._encoder.infer(request, _UNARY), lambda answer: decode_response(answer.body))
 
     def stream(self, request: InferRequest) -> Query[GrpcRequest, InferResponse]:
-        """Run a model that sends any number of responses; each is decoded individually."""
         return Query(self._encoder.infer(request, _STREAM), _stream_response)
 
     def _traffic(self, method: str, message: str, **fields: object) -> Query[GrpcRequest, Json]:

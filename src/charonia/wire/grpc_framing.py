@@ -184,7 +184,6 @@ class MessageReader:
 
 
 def too_large(size: str, limit: int) -> RpcError:
-    """Return the error for a message of `size` bytes over `limit`."""
     return RpcError(Status.RESOURCE_EXHAUSTED, f"message too large: at most {limit} bytes are accepted, got {size}")
 
 

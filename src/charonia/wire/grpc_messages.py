@@ -94,7 +94,6 @@ def parsed(name: str, data: Buffer) -> Any:
 
 
 def new(message: str, /, **fields: object) -> Any:
-    """Return a message of this full name."""
     return message_class(message)(**fields)
 
 
@@ -185,22 +184,18 @@ def _expect(key: str, expected: str, choice: str | None) -> None:
 
 
 def encode_health(is_serving: bool) -> bytes:
-    """Return a `HealthCheckResponse`."""
     return serialized(new("grpc.health.v1.HealthCheckResponse", status=_SERVING if is_serving else _NOT_SERVING))
 
 
 def encode_live(live: bool) -> bytes:
-    """Return a `ServerLiveResponse`."""
     return serialized(new("inference.ServerLiveResponse", live=live))
 
 
 def encode_server_ready(ready: bool) -> bytes:
-    """Return a `ServerReadyResponse`."""
     return serialized(new("inference.ServerReadyResponse", ready=ready))
 
 
 def encode_model_ready(ready: bool) -> bytes:
-    """Return a `ModelReadyResponse`."""
     return serialized(new("inference.ModelReadyResponse", ready=ready))
 
 

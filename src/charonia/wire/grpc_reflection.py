@@ -73,7 +73,6 @@ def _file_of(symbol: str) -> FileDescriptor:
 
 @cache
 def service_names() -> tuple[str, ...]:
-    """Return the full names of all services of the schema."""
     return tuple(f"{file.package}.{service.name}" for file in file_set().file for service in file.service)
 
 

@@ -109,7 +109,6 @@ class PreparedHttp(HttpRequest):
         super().__init__(*encoder.infer_parts(path, text, blobs))
 
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedHttp":
-        """Return a copy as a part of a sequence."""
         parameters = {**self._parameters, **_sequence(correlation_id, start, end)}
         return PreparedHttp(self._encoder, self._path, self._fields, parameters, self._tensors, self._blobs)
 
@@ -119,7 +118,6 @@ class PreparedHttp(HttpRequest):
         return PreparedHttp(self._encoder, self._path, self._fields, parameters, self._tensors, self._blobs)
 
     def with_id(self, id: str) -> "PreparedHttp":
-        """Return a copy with another request id."""
         return PreparedHttp(self._encoder, self._path, {"id": id}, self._parameters, self._tensors, self._blobs)
 
 

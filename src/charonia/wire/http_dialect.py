@@ -34,40 +34,31 @@ class HttpDialect:
         self._encoder = encoder
 
     def live(self) -> Query[HttpRequest, bool]:
-        """Whether the server responds."""
         return self._query("GET", "/v2/health/live", None, _yes)
 
     def ready(self) -> Query[HttpRequest, bool]:
-        """Whether the server accepts inference requests."""
         return self._query("GET", "/v2/health/ready", None, _yes)
 
     def model_ready(self, model: str, version: str) -> Query[HttpRequest, bool]:
-        """Whether a model accepts inference requests."""
         return self._query("GET", model_path(model, version) + "/ready", None, _yes)
 
     def server_metadata(self) -> Query[HttpRequest, ServerMetadata]:
-        """Name, version and extensions of the server."""
         return self._query("GET", "/v2", None, _server_metadata)
 
     def model_metadata(self, model: str, version: str) -> Query[HttpRequest, ModelMetadata]:
-        """A model's tensors."""
         return self._query("GET", model_path(model, version), None, _model_metadata)
 
     def model_config(self, model: str, version: str) -> Query[HttpRequest, Json]:
-        """A model's configuration."""
         return self._query("GET", model_path(model, version) + "/config", None, _object)
 
     def statistics(self, model: str, version: str) -> Query[HttpRequest, list[Json]]:
-        """Statistics."""
         path = model_path(model, version) if model else "/v2/models"
         return self._query("GET", path + "/stats", None, _statistics)
 
     def index(self, ready: bool) -> Query[HttpRequest, list[ModelIndexEntry]]:
-        """The models of the repositories."""
         return self._query("POST", "/v2/repository/index", {"ready": True} if ready else {}, _index)
 
     def load(self, model: str, config: str, files: Mapping[str, bytes]) -> Query[HttpRequest, None]:
-        """Load a model."""
         parameters = {f"file:{path}": b64encode(content).decode() for path, content in files.items()}
         if config:
             parameters["config"] = config
@@ -75,25 +66,20 @@ class HttpDialect:
         return self._query("POST", _repository_path(model) + "/load", document, _nothing)
 
     def unload(self, model: str, dependents: bool) -> Query[HttpRequest, None]:
-        """Unload a model."""
         document: Json = {"parameters": {"unload_dependents": dependents}}
         return self._query("POST", _repository_path(model) + "/unload", document, _nothing)
 
     def register(self, region: SharedMemoryRegion) -> Query[HttpRequest, None]:
-        """Register shared memory."""
         document: Json = {"key": region.key, "offset": region.offset, "byte_size": region.byte_size}
         return self._query("POST", f"{_region_path(region.name)}/register", document, _nothing)
 
     def unregister(self, name: str) -> Query[HttpRequest, None]:
-        """Unregister a region, or all."""
         return self._query("POST", f"{_region_path(name)}/unregister", {}, _nothing)
 
     def regions(self, name: str) -> Query[HttpRequest, list[SharedMemoryRegion]]:
-        """The registered regions."""
         return self._query("GET", f"{_region_path(name)}/status", None, _regions)
 
     def trace_settings(self, model: str, change: TraceChange) -> Query[HttpRequest, Json]:
-        """The trace settings, after an optional change."""
         path = model_path(model, "") + "/trace/setting" if model else "/v2/trace/setting"
         if not change:
             return self._query("GET", path, None, _object)
@@ -104,17 +90,14 @@ class HttpDialect:
         return self._query("POST", path, document, _object)
 
     def traffic(self, model: str, change: Mapping[str, object]) -> Query[HttpRequest, Json]:
-        """The traffic between the versions of a model, after an optional change."""
         return self._query(
             "POST" if change else "GET", f"{model_path(model, '')}/traffic", dict(change) or None, _object
         )
 
     def reset_traffic(self, model: str) -> Query[HttpRequest, Json]:
-        """Forget what requests have changed of the traffic of a model."""
         return self._query("DELETE", f"{model_path(model, '')}/traffic", None, _object)
 
     def infer(self, request: InferRequest) -> Query[HttpRequest, InferResponse]:
-        """Run a model that sends one response."""
         return Query(self._encoder.infer(request, _BINARY), _response)
 
     def stream(self, request: InferRequest) -> Query[HttpRequest, InferResponse]:

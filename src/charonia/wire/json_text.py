@@ -66,12 +66,10 @@ def dump(document: object, *, literals: bool = False) -> bytes:
 
 
 def encode_error(error: ServingError) -> bytes:
-    """Return the body of an error response."""
     return dump({"error": str(error)})
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a JSON value, for messages."""
     return _KINDS.get(type(value), type(value).__name__)
 
 

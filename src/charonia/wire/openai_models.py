@@ -39,14 +39,12 @@ def is_sentence_encoder(config: ModelConfig) -> bool:
 
 
 def makes_embeddings(config: ModelConfig) -> bool:
-    """Whether a model takes text and returns its embedding."""
     return (
         _input_types(config).get(TEXT_INPUT) is DataType.BYTES and len(float_outputs(config)) == len(config.output) == 1
     )
 
 
 def float_outputs(config: ModelConfig) -> list[str]:
-    """Return the names of the FP32 outputs."""
     return [each.name for each in config.output if each.data_type is DataType.FP32]
 
 
@@ -61,7 +59,6 @@ def routes_of(config: ModelConfig) -> tuple[str, ...]:
 
 
 def adapters_of(config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of a model's LoRA adapters."""
     return tuple(name.strip() for name in config.parameters.get(LORA_ADAPTERS, "").split(",") if name.strip())
 
 
@@ -76,7 +73,6 @@ def model_object(id: str, created_s: int) -> dict[str, object]:
 
 
 def encode_models(ids: list[str], created_s: int) -> bytes:
-    """Return the list of models."""
     return dump({"object": "list", "data": [model_object(each, created_s) for each in ids]})
 
 

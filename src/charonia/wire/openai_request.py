@@ -258,7 +258,6 @@ class _Picture(NamedTuple):
 
 
 def _described(part: str | _Picture) -> Object:
-    """Return a part as chat templates know it."""
     return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
 
 

@@ -107,7 +107,6 @@ class CudaRegion(NamedTuple):
 
 
 def disabled() -> ServingError:
-    """Return the error for requests that use shared memory while it is disabled."""
     return unsupported(
         "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.",
         hint="or send the tensors in the messages",
@@ -202,7 +201,6 @@ def decode_cuda_register(name: str, body: bytes | memoryview) -> CudaRegion:
 
 
 def describe_system(regions: Iterable[SystemRegion]) -> list[Object]:
-    """Return the status document of system shared memory."""
     return [dict(region._asdict()) for region in regions]
 
 

@@ -92,7 +92,6 @@ def read_level(names: Sequence[str]) -> TraceLevel:
 
 
 def level_names(level: TraceLevel) -> list[str]:
-    """Return the names of the levels in a sum."""
     return [each.name or "" for each in TraceLevel if each and each in level] or ["OFF"]
 
 
@@ -110,19 +109,15 @@ class SettingsTable:
 
     @property
     def models(self) -> list[str]:
-        """Models with their own settings."""
         return list(self._models)
 
     def of_server(self) -> TraceSettings:
-        """Return the settings of models without their own."""
         return _with(self._default, self._server)
 
     def of_model(self, model: str) -> TraceSettings:
-        """Return the settings of a model."""
         return _with(self.of_server(), self._models.get(model, {}))
 
     def change(self, model: str, change: Change) -> None:
-        """Change the settings of a model, or with "" of the server."""
         own = dict(self._models.get(model, {}) if model else self._server)
         for name, value in change.items():
             if value is None:

@@ -108,7 +108,6 @@ class CanaryState(Enum):
 
     @property
     def is_over(self) -> bool:
-        """Whether it changes weights no more."""
         return self not in (CanaryState.RUNNING, CanaryState.PAUSED)
 
 

@@ -29,5 +29,4 @@ def decode_traffic_change(data: Buffer) -> tuple[str, Object]:
 
 
 def encode_traffic(document: Mapping[str, object]) -> bytes:
-    """Return a ModelTrafficResponse."""
     return serialized(new("charonia.ModelTrafficResponse", traffic=dump(document).decode()))

@@ -31,7 +31,6 @@ class RetryBudget:
         self._tokens = TOKENS_MAX if ratio else 0.0
 
     def earn(self) -> None:
-        """A request was made."""
         self._tokens = min(self._tokens + self._ratio, TOKENS_MAX)
 
     def spend(self) -> bool:

@@ -122,7 +122,6 @@ class BalancedCall:
         self.is_over = False
 
     def cancel(self) -> None:
-        """Cancel it: no further answer follows."""
         if not self.is_over:
             self._end()
 

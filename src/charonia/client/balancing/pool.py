@@ -189,7 +189,6 @@ class ServerPool:
                 self._took(server, latency_ns, now_ns)
 
     def heard(self, server: PoolServer, now_ns: int) -> None:
-        """A part of an answer has arrived."""
         server._heard_ns = now_ns
 
     def due(self, now_ns: int) -> list[PoolServer]:
@@ -225,7 +224,6 @@ class ServerPool:
 
     @property
     def is_watching(self) -> bool:
-        """Whether a server is or may become due."""
         return any(server.outstanding or server.trouble or server._is_suspect for server in self.all)
 
     # Sequences keep their server.
@@ -245,7 +243,6 @@ class ServerPool:
         self._sequences[sequence] = server
 
     def sequence_ended(self, sequence: tuple[str, int | str]) -> None:
-        """A sequence is over."""
         self._sequences.pop(sequence, None)
 
     # Who is out.

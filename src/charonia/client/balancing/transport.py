@@ -123,7 +123,6 @@ class BalancedTransport:
         return sums
 
     def endpoints(self) -> list[EndpointStatus]:
-        """Return what is known of each server."""
         return [
             EndpointStatus(
                 str(server.endpoint),

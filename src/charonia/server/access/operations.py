@@ -99,5 +99,4 @@ METHODS: dict[str, Operation] = {name: Operation(g.api, g.scope) for g in _TABLE
 
 
 def operation_of_route(path: str) -> Operation:
-    """Return the operation of a route."""
     return ROUTES[path.replace("/versions/{version}", "")]

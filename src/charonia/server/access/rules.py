@@ -260,12 +260,10 @@ class Gate:
 
     @property
     def has_keys(self) -> bool:
-        """Whether inference needs a key."""
         return self._keys is not None and Scope.INFER not in self._keys.open_to
 
     @property
     def knows_keys(self) -> bool:
-        """Whether calls may have keys."""
         return self._keys is not None
 
     def flow(self, header: Header) -> Flow | None:
@@ -273,7 +271,6 @@ class Gate:
         return self._keys.flow(header) if self._keys is not None else None
 
     def check(self, operation: Operation, header: Header) -> Refusal | None:
-        """Return why a call is refused, None if it is permitted."""
         restriction = self._by_api.get(operation.api)
         if restriction is not None:
             name, key, value = restriction

@@ -176,8 +176,7 @@ class IdentityBackend:
             )
         return IdentityModel(work)
 
-    async def aclose(self) -> None:
-        """Do nothing: there are no resources."""
+    async def aclose(self) -> None: ...
 
 
 def _pairs(config: ModelConfig) -> dict[str, str]:
@@ -206,12 +205,10 @@ def _pairs(config: ModelConfig) -> dict[str, str]:
 
 
 def _shape(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    """Return the dimensions that the model itself has for a tensor."""
     return tensor.reshape.shape if tensor.reshape else tensor.dims
 
 
 def _reshapes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, _Reshape]:
-    """Return the way of each input whose output has other dims."""
     outputs = {plan.name: (plan, output.dims) for plan, output in zip(output_plans(config), config.output, strict=True)}
     ways: dict[str, _Reshape] = {}
     for plan in input_plans(config):

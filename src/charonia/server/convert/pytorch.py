@@ -97,8 +97,7 @@ class PyTorchOriginal:
         names = [tensor.name for tensor in self._signature.outputs]
         return {name: value.numpy(force=True) for name, value in zip(names, values, strict=True)}
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
     def _found(self, source: Source, options: ConvertOptions) -> Signature:
         given = tuple(ModelInput(t.name, t.datatype, dims=t.shape) for t in options.inputs)

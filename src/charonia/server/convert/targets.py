@@ -43,5 +43,4 @@ TARGETS = (Target("onnx", "model.onnx", _copy), Target("tensorrt", "model.plan",
 
 
 def target_called(name: str) -> Target:
-    """Return the form of a name."""
     return next(target for target in TARGETS if target.name == name)

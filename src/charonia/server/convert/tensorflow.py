@@ -70,7 +70,6 @@ class TensorFlowOriginal:
             onnx.save(model, str(path))
 
     def run(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the model's answers."""
         arrays = {name: array if array.dtype != object else array.astype("S") for name, array in feed.items()}
         np.savez(Path(self._folder.name, "in.npz"), **arrays)  # type: ignore[arg-type]
         self._ask({"run": "in.npz"})

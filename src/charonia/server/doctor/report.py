@@ -34,7 +34,6 @@ class Section:
 
 
 def problem_count(sections: list[Section]) -> int:
-    """Return the number of findings with a problem."""
     return sum(bool(finding.problem) for section in sections for finding in section.findings)
 
 

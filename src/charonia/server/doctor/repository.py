@@ -146,7 +146,6 @@ def _describe(config: ModelConfig, size: int) -> str:
 
 
 def _bytes(folder: Path, versions: Sequence[int]) -> int:
-    """Return the size of the files of the selected versions."""
     return sum(
         os.path.getsize(os.path.join(root, name))
         for version in versions

@@ -105,7 +105,6 @@ class StepCall:
         self.record: ExecutionRecord | None = None
 
     def reply(self, outcome: Outcome, final: bool) -> None:
-        """Take in an outcome of the step."""
         self.call.arrived(self, outcome, final)
 
 
@@ -147,7 +146,6 @@ class EnsembleCall:
         self._work()
 
     def cancel(self) -> None:
-        """The caller has gone."""
         self.fail(ServingError(Code.CANCELLED, "the request was cancelled"), FailureReason.CANCELED)
 
     def fail(self, error: ServingError, reason: FailureReason) -> None:
@@ -325,7 +323,6 @@ class EnsembleCall:
         return sent, sequence
 
     def _take(self, step: StepCall, outcome: Outcome, final: bool) -> list[Command]:
-        """Take in an outcome of a step and return the commands that follow."""
         if isinstance(outcome, ServingError):
             self._fail_step(step.route, outcome)
             return []
@@ -414,7 +411,6 @@ class EnsembleCall:
             _log.exception("the reply to request %r of ensemble %s failed", self.request.id, self.request.model_name)
 
     def _count(self, outcome: Outcome) -> None:
-        """Count a response of a decoupled ensemble."""
         now, metrics = now_ns(), self._runner.metrics
         kind = ResponseKind.SUCCESS
         if outcome is None:

@@ -192,7 +192,6 @@ def _order(plan: Plan) -> tuple[tuple[int, ...], bool]:
 
 
 def key_of(step: EnsembleStep) -> str:
-    """Return the key of a step's model."""
     return model_key(step.model_namespace, step.model_name)
 
 

@@ -61,11 +61,9 @@ class EnsembleRunner:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests in flight."""
         return len(self._calls)
 
     def submit(self, request: InferRequest, reply: Reply) -> EnsembleCall:
-        """Take in a request; every outcome goes to `reply`."""
         if request.trace is not None:
             reply = begin(request.trace, request, reply, (self.config.name, self.version))
         call = EnsembleCall(self, self._plan, request, reply, now_ns())
@@ -88,7 +86,6 @@ class EnsembleRunner:
         """Return None: one of its steps may have to wait."""
 
     def succeeded(self, call: EnsembleCall, queue_ns: int, compute_ns: int) -> None:
-        """Count a request whose final response is about to be sent."""
         now = now_ns()
         self.metrics.composed(
             duration_ns=now - call.arrival_ns,
@@ -100,13 +97,11 @@ class EnsembleRunner:
         )
 
     def ended(self, call: EnsembleCall) -> None:
-        """A request is over."""
         self._calls.discard(call)
         if self._idle is not None and not self._calls:
             self._idle.set()
 
     async def drain(self) -> None:
-        """Stop taking requests; return when every request in flight has been answered."""
         self._is_stopping = True
         while self._calls:
             self._idle = asyncio.Event()

@@ -46,7 +46,6 @@ class LoneCallerRule:
         self._last_ns = now_ns
 
     def until_ns(self) -> int:
-        """Return until when to poll."""
         return self._last_ns + self.limit_ns
 
 
@@ -86,7 +85,6 @@ class BusyPoll:
 
     @property
     def worker_ns(self) -> int:
-        """How long a worker process polls for the next batch after its response, 0 for not at all."""
         return self._rule.limit_ns if self._may_poll(now_ns()) else 0
 
     def submitted(self, now_ns: int) -> None:
@@ -110,15 +108,12 @@ class BusyPoll:
         self._in_flight -= count
 
     def answered(self) -> None:
-        """A request has its final response."""
         self._in_flight -= 1
 
     def thread_runs(self) -> None:
-        """A thread of this process has begun to compute: it needs the GIL, which a polling loop would hold."""
         self._threads += 1
 
     def thread_done(self) -> None:
-        """The thread has finished."""
         self._threads -= 1
         if self._rule.is_open and not self._is_polling and self._may_poll(now_ns()):
             self._begin()

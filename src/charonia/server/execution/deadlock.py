@@ -90,7 +90,6 @@ class DeadlockDetector:
         self._callers: dict[CallFrame, CallingBatch] = {}
 
     def __len__(self) -> int:
-        """Number of batches that make requests."""
         return len(self._callers)
 
     def occupy(self, frame: CallFrame, pool: InstancePool, instance: int) -> None:
@@ -130,7 +129,6 @@ class DeadlockDetector:
         return request
 
     def run(self, request: WaitingRequest, instance: int) -> None:
-        """The request was sent to an instance, or to its queue."""
         request.instance = instance
 
     def leave(self, request: WaitingRequest) -> None:
@@ -138,7 +136,6 @@ class DeadlockDetector:
         request.has_left = True
 
     def end(self, request: WaitingRequest) -> None:
-        """The request was answered or cancelled. May be called twice."""
         if request.waiter is not None:
             request.waiter.requests.discard(request)
             request.waiter = None

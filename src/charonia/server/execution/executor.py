@@ -239,7 +239,6 @@ class AsyncExecutor(SharedExecutor):
             batch.finish(now, now, _model_failed(error))
 
     def cancel(self, batch: ExecutableBatch, index: int) -> None:
-        """Forward to the instance."""
         self._instance.cancel(batch, index)
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:

@@ -79,7 +79,6 @@ class PendingRequest:
         self.wait: WaitingRequest | None = None  # if a model made the request
 
     def cancel(self) -> None:
-        """The caller has gone."""
         if self.state != DONE:
             self.owner.cancel(self)
 
@@ -260,7 +259,6 @@ class InFlight:
             self._deadlocks.leave(entry.wait)
 
     def deliver(self, request: InferRequest, reply: Reply, outcome: Outcome, final: bool) -> None:
-        """Call a reply."""
         try:
             reply(outcome, final)
         except Exception:  # a fault of a front end must not affect the rest of the batch
@@ -466,7 +464,6 @@ class StreamingBatch(RunningBatch):
             self._succeed(entry, end_ns)
 
     def cancelled(self, index: int) -> None:
-        """The caller of a request has gone."""
         self._in_flight.metrics.response(self._sent[index], ResponseKind.CANCEL, 0)
         if self._tokens is not None:
             self._tokens[index].end()

@@ -60,7 +60,6 @@ class Neighbours:
         self._cores = cores
 
     def note(self, now_ns: int) -> None:
-        """A request has come to this process."""
         _TIME.pack_into(self._page, self._own, now_ns)
 
     def leave_a_core(self, now_ns: int) -> bool:

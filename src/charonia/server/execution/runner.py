@@ -143,20 +143,16 @@ class ModelRunner:
 
     @property
     def pending(self) -> int:
-        """Number of requests that wait for an instance."""
         return self._scheduler.queued
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that wait or run."""
         return len(self._in_flight.requests)
 
     def entry(self, id: int) -> PendingRequest:
-        """Return the request in flight with an id of the scheduler."""
         return self._in_flight.requests[id]
 
     def submit(self, request: InferRequest, reply: Reply) -> Ticket:
-        """Take in a request; every outcome goes to `reply`."""
         if request.trace is not None:
             reply = self._batch_kind.begin(request.trace, request, reply, (self.config.name, self.version))
         elif self._plain is not None and (outcome := self.run_at_once(request)) is not None:
@@ -262,7 +258,6 @@ class ModelRunner:
         return in_flight.ran_together(requests, runs, name, batch_size, arrival_ns)
 
     def cancel(self, entry: PendingRequest) -> None:
-        """The caller of an unanswered request has gone."""
         batch = entry.batch
         if entry.state == QUEUED:
             # Before the reply, which may submit again: the scheduler must not start a request that was answered.
@@ -292,7 +287,6 @@ class ModelRunner:
         return frame
 
     def batch_ended(self, slot: int, compute_ns: int, frame: CallFrame | None) -> None:
-        """A batch is done; it computed for `compute_ns`, and made requests in `frame` unless that is None."""
         if frame is not None and frame.instance:
             self._deadlocks.vacate(frame)
         self._follow(self._slots.end(slot, compute_ns))
@@ -313,7 +307,6 @@ class ModelRunner:
             await executor.aclose()
 
     def abandon(self, error: ServingError) -> None:
-        """Answer all requests in flight with `error`: the time limit of the shutdown has passed."""
         self._abandoned_for = error
         for entry in list(self._in_flight.requests.values()):
             if entry.state == QUEUED:  # or it would start when a slot is idle again
@@ -419,7 +412,6 @@ class ModelRunner:
             self._in_flight.fail(entry, error, FailureReason.REJECTED)
 
     def _begin(self, run: Run) -> RunningBatch:
-        """Return the batch to run."""
         slot = run.slot
         self._slots.begin(slot)
         entries = list(map(self._in_flight.requests.__getitem__, run.ids))
@@ -439,7 +431,6 @@ def _submission(id: int, batch_size: int, shape_key: Hashable, request: InferReq
 
 
 def instances_of(runner: ModelRunner) -> Mapping[int, Executor]:
-    """Return the instances by number."""
     return runner._executors
 
 

@@ -53,7 +53,6 @@ class Counts:
 
     @property
     def ended(self) -> int:
-        """Requests that ended, successfully or not."""
         return self.success + sum(self.failed.values())
 
 
@@ -109,7 +108,6 @@ class Activity:
 
     @property
     def batch_count(self) -> int:
-        """Batches that ran."""
         return sum(self.counts.batches.values())
 
     @property

@@ -44,7 +44,6 @@ class Explanation:
 
     @classmethod
     def of(cls, facts: Facts, steps: tuple["Explanation", ...] = ()) -> "Explanation":
-        """Explain facts."""
         return cls(facts, explain(facts), steps)
 
 

@@ -108,7 +108,6 @@ class Facts:
 
     @property
     def busy(self) -> float:
-        """Share of time that instances had work."""
         return min(1.0, self.activity.occupancy(self.setup.instances))
 
     @property
@@ -123,7 +122,6 @@ class Facts:
 
     @property
     def queue_ns(self) -> float:
-        """Mean time that a request waited for an instance."""
         return self._mean(self.activity.counts.queue_ns)
 
     @property

@@ -53,12 +53,10 @@ class GivenFiles:
 
     @property
     def needs_repository(self) -> bool:
-        """Whether a repository must be made."""
         return bool(self.models or self.files or self.loose)
 
     @property
     def model_count(self) -> int:
-        """Files and folders that are one model each, or a Python file."""
         return len(self.models) + len(self.files) + len(self.loose)
 
 

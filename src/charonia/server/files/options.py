@@ -30,7 +30,6 @@ class FileOptions:
     predictor_host: str = ""
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong."""
         for option, name in (("--name", self.name), ("--model_name", self.model_name)):
             if "/" in name or name.startswith("."):
                 yield f"{option}: expected a name without '/' that does not begin with '.', got '{name}'"

@@ -59,7 +59,6 @@ class FileRepository:
 
     @property
     def has_services(self) -> bool:
-        """Whether a Python file is served."""
         return bool(self._services)
 
     async def make(self) -> tuple[str, ...]:
@@ -233,7 +232,6 @@ def _check_free(name: str, names: Sequence[str]) -> None:
 
 
 def _has_weights_beside(path: Path) -> bool:
-    """Return whether the weights of a model are in files of their own."""
     if path.suffix.lower() in _WEIGHTS:
         return path.with_suffix(_WEIGHTS[path.suffix.lower()]).is_file()
     if path.suffix.lower() != ".onnx":

@@ -49,7 +49,6 @@ class _Writer:
         self._begin()
 
     def __bool__(self) -> bool:
-        """Whether there is something to send."""
         return self._count > 0
 
     def _begin(self) -> None:

@@ -74,7 +74,6 @@ class ChangeLog:
         self._model_changed(name, load=former if keeps_config else loaded)
 
     def model_unloaded(self, name: str, *, with_dependents: bool) -> None:
-        """Add the unload of a model."""
         self._model_changed(name, with_dependents=with_dependents)
 
     def since(self, number: int) -> dict[str, RequestedChange]:

@@ -128,7 +128,6 @@ def with_descriptors(options: ServerOptions, words: Iterable[str]) -> ServerOpti
 
 
 def front_end_name(number: int) -> str:
-    """Return the name of a front end, by its number from 1 on."""
     return f"front_end_{number}"
 
 
@@ -138,7 +137,6 @@ def number_of(name: str) -> int:
 
 
 def write_report(folder: Path, name: str, report: EngineReport | FrontEndReport) -> None:
-    """Write a child's report."""
     (folder / f"{name}.report").write_bytes(marshal.dumps(plain(report), 2))  # type: ignore[arg-type] # plain values
 
 
@@ -161,7 +159,6 @@ def write_options(folder: Path, options: ServerOptions, name: str = "") -> None:
 
 
 def take_options(folder: Path, name: str) -> None:
-    """Let the options of a new engine be those for the children."""
     (folder / f"{name}.{OPTIONS_NAME}").replace(folder / OPTIONS_NAME)
 
 

@@ -109,21 +109,17 @@ class EnginePort:
         self.spawn(self._keep_up())
 
     def connect(self, sock: socket.socket) -> None:
-        """Take in a front end."""
         self._peers.add(_Peer(self, sock))
 
     def is_busy(self) -> bool:
-        """Whether front ends wait for answers."""
         return self._answering > 0 or any(peer.is_busy for peer in self._peers)
 
     def stop_accepting(self) -> None:
-        """Let no front end accept more connections, or more requests on open ones."""
         if self._listener.is_open:
             self._listener.close()
             self.spawn(self._tell_all("stop"))
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for clients to receive their responses, up to a limit; return whether all did."""
         if self.hand_over.is_done:  # the front ends go on
             return True
         async with self._changing:
@@ -354,7 +350,6 @@ class _Peer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it waits for answers."""
         return bool(self._open)
 
     async def ask(self, question: str, *arguments: object) -> object:
@@ -389,7 +384,6 @@ class _Peer:
             await asyncio.shield(self._latest)
 
     def close(self) -> None:
-        """Leave the front end."""
         self._link.close()
         self._ended("it was told to leave")
 

@@ -38,68 +38,52 @@ class CurrentEngine:
 
     @property
     def state(self) -> EngineState:
-        """What is known of the engine."""
         return self.current.state
 
     @property
     def load(self) -> Load:
-        """The engine's latest report of its load."""
         return self.current.load
 
     def want_load(self) -> None:
-        """Let the engine report its load. See `RemoteEngine.want_load`."""
         self.current.want_load()
 
     def is_live(self) -> bool:
-        """Whether the server can answer at all."""
         return self.current.is_live()
 
     def is_ready(self) -> bool:
-        """Whether the server is ready for inference."""
         return self.current.is_ready()
 
     def is_exiting(self) -> bool:
-        """Whether the server, or this front end, is shutting down."""
         return self.current.is_exiting()
 
     def server_metadata(self) -> ServerMetadata:
-        """Return name, version and extensions of the server."""
         return self.current.server_metadata()
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
-        """Return the complete configuration in use."""
         return self.current.model_config(name, version)
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
-        """Return a model's tensors and ready versions."""
         return self.current.model_metadata(name, version)
 
     def lend(self, size: int) -> memoryview | None:
-        """Return memory to receive a request in. See `RemoteEngine.lend`."""
         return self.current.lend(size)
 
     async def ask(self, question: str, *arguments: object) -> Any:
-        """Ask the engine. Raises as `Link.ask`."""
         return await self._asked(lambda engine: engine.ask(question, *arguments))
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version of the model is ready."""
         return await self._asked(lambda engine: engine.model_ready(name, version))
 
     async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
-        """Return statistics of loaded versions."""
         return await self._asked(lambda engine: engine.model_statistics(name, version))
 
     async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
-        """Return every model in the repositories with the state of its versions."""
         return await self._asked(lambda engine: engine.repository_index(ready_only))
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load or reload a model."""
         await self._asked(lambda engine: engine.load_model(name, config, files))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        """Start to unload a model."""
         await self._asked(lambda engine: engine.unload_model(name, unload_dependents))
 
     async def _asked(self, ask: Callable[[RemoteEngine], Awaitable[T]]) -> T:
@@ -158,7 +142,6 @@ class Engines(CurrentEngine):
         self.current.sequences.engine_ended()
 
     def sequence(self, id: int | str, is_there: bool) -> None:
-        """Note whether a sequence is one of the engine before."""
         if is_there:
             self._staying.add(id)
         else:
@@ -179,13 +162,11 @@ class Engines(CurrentEngine):
             engine.close()
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
-        """Run a request. See `Engine.infer`."""
         if self._staying and self._former is not None and request.correlation_id in self._staying:
             return self._former.infer(request, reply)
         return self.current.infer(request, reply)
 
     def begin_exit(self, *, refuses: bool = True) -> None:
-        """Turn not ready and refuse new requests; those in flight go on. Without `refuses`, turn not ready alone."""
         for engine in self._all():
             engine.begin_exit(refuses=refuses)
 

@@ -107,7 +107,6 @@ class FrontEnd:
             self._leaving = asyncio.get_running_loop().create_task(self._leave(finish_s))
 
     async def close(self) -> None:
-        """Close everything at once."""
         if self._reconnecting is not None:
             self._reconnecting.cancel()
         await self.endpoints.close()
@@ -117,7 +116,6 @@ class FrontEnd:
             await self._local.aclose()
 
     def _make_engine(self, ended: Callable[[str], None]) -> RemoteEngine:
-        """Return an engine to connect to."""
         engine = RemoteEngine(take=self._take, ended=ended)
         engine.neighbours = self._neighbours
         return engine
@@ -177,7 +175,6 @@ class FrontEnd:
         return self._is_taken
 
     async def _take(self, change: str, arguments: list[object]) -> object:
-        """Do what the engine tells all front ends."""
         match change:
             case "stop":
                 self._stop()
@@ -194,7 +191,6 @@ class FrontEnd:
         return None
 
     async def _upgrade(self, change: str, arguments: list[Any]) -> None:
-        """Do what an engine tells that hands its front ends over."""
         engine = self._engine
         assert engine is not None
         match change:
@@ -229,7 +225,6 @@ class FrontEnd:
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Meet the engine again."""
         while self._engine is not None and self._engine.current.held.is_away:
             sock = await engine_socket(self._folder)
             with suppress(ServingError):  # it has gone again

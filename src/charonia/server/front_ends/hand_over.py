@@ -61,7 +61,6 @@ class Listener:
 
     @property
     def is_open(self) -> bool:
-        """Whether it listens."""
         return self._socket is not None
 
     def open(self) -> None:

@@ -38,7 +38,6 @@ class HeldRequests:
             self._handle(Cancel(number))
 
     def engine_lost(self) -> None:
-        """The engine is away."""
         self._handle(Lost())
 
     def engine_back(self) -> None:

@@ -168,7 +168,6 @@ class Keeper:
             self._changes.model_loaded(name, loaded, is_overridden=is_overridden)
 
     def model_unloaded(self, name: str, with_dependents: bool) -> None:
-        """Keep that a model was unloaded by request."""
         with self._files_of_models():
             self._changes.model_unloaded(name, with_dependents=with_dependents)
 
@@ -188,7 +187,6 @@ class Keeper:
         self._write()
 
     def regions_changed(self, services: Services) -> None:
-        """Keep the regions of shared memory."""
         if services.regions is not None:
             self._changes.system, self._changes.cuda = tuple(services.regions.system()), tuple(services.regions.cuda())
             self._write()

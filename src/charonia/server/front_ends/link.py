@@ -87,7 +87,6 @@ class Link(Generic[Writer]):
 
     @property
     def is_full(self) -> bool:
-        """Whether too much waits for the other end to read."""
         return self._end.unsent_bytes > UNSENT_BYTES_MAX
 
     def lend(self, size: int) -> memoryview | None:
@@ -117,7 +116,6 @@ class Link(Generic[Writer]):
         return True
 
     def flush_burst(self) -> None:
-        """Send what is collected now."""
         if self.is_open:
             self._complete_burst(at_once=True)
 

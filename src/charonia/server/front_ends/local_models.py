@@ -75,7 +75,6 @@ class Copy:
 
     @property
     def runner(self) -> Runner:
-        """What runs its requests."""
         return self.loaded.runner
 
     def takes_requests(self) -> bool:

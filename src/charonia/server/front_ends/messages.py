@@ -113,7 +113,6 @@ ERROR_LENGTH = 4
 
 
 def encode_error(error: ServingError) -> Fields:
-    """Return an error for a message."""
     return (error.code.value, error.message, error.hint, error.is_unexecuted)
 
 

@@ -70,7 +70,6 @@ def new_engine_path(folder: Path, name: str) -> Path:
 
 
 def write_new_engine(folder: Path, name: str, order: NewEngine) -> None:
-    """Write how a new engine starts."""
     new_engine_path(folder, name).write_text(json.dumps(asdict(order)), encoding="utf-8")
 
 
@@ -117,7 +116,6 @@ def options_of(order: NewEngine, parse: Callable[[Sequence[str]], ServerOptions]
 
 
 def _numbered(options: ServerOptions, order: NewEngine) -> ServerOptions:
-    """Return the options with the number of front ends that was chosen when the server was started."""
     return replace(options, front_ends=order.front_ends) if options.front_ends == FRONT_ENDS_AUTO else options
 
 

@@ -175,7 +175,6 @@ class ServerProcesses:
             _log.warning("`charonia upgrade` cannot reach this server, only SIGUSR2 can: %s", error)
 
     async def _watch(self, guard: Supervisor) -> None:
-        """Let this process stop when the guard has given up."""
         await asyncio.wait({guard.ended})
         _log.error("the server's processes have ended")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -204,7 +203,6 @@ class ServerProcesses:
         return engine, [{"http": each} for each in own], shared
 
     def _take_beside(self, options: ServerOptions) -> list[Sockets]:
-        """Return the sockets of another server."""
         found = sockets_beside(options.beside)
         for sock in (sock for each in found for sockets in each.values() for sock in sockets):
             self._cleanup.enter_context(sock)

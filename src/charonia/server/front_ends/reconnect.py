@@ -95,7 +95,6 @@ class Reconnect:
 
     @property
     def is_away(self) -> bool:
-        """Whether the engine is away."""
         return self._away_ns is not None
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
@@ -145,7 +144,6 @@ def _refusal() -> ServingError:
 
 
 def interrupted() -> ServingError:
-    """Return the error of a request that was in flight when the engine ended."""
     return unavailable(
         "the engine ended before the request was answered", hint="send it again if it may run a second time"
     )
@@ -184,7 +182,6 @@ class OpenSequences:
         return None
 
     def lose(self, sequences: Iterable[Sequence]) -> None:
-        """Note that these sequences, which went another way, are lost."""
         self._lost |= dict.fromkeys(sequences)
 
     def engine_ended(self) -> None:

@@ -28,7 +28,6 @@ def plain(value: object) -> object:
 
 
 def record(kind: type[T], value: object) -> T:
-    """Return the record of a type whose plain values these are."""
     return cast(T, _read(kind, value))
 
 

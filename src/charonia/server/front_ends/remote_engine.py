@@ -123,7 +123,6 @@ class RemoteEngine:
         return frozenset(offers)
 
     async def ask(self, question: str, *arguments: object) -> Any:
-        """Ask the engine. Raises as `Link.ask`."""
         return await self._link.ask(question, *arguments)
 
     def close(self) -> None:
@@ -133,7 +132,6 @@ class RemoteEngine:
     # What the request path needs
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
-        """Run a request. See `Engine.infer`."""
         if self.local is not None and not self._is_exiting:
             ticket = self.local.infer(request, reply)
             if ticket is not None:
@@ -179,59 +177,47 @@ class RemoteEngine:
         return self.state.readiness.is_live
 
     def is_ready(self) -> bool:
-        """Whether the server is ready for inference."""
         return not self.held.is_away and self.state.readiness.is_ready and not self._is_leaving
 
     def is_exiting(self) -> bool:
-        """Whether the server, or this front end, is shutting down."""
         return self._is_exiting or self.state.readiness.is_exiting
 
     def server_metadata(self) -> ServerMetadata:
-        """Return name, version and extensions of the server."""
         return self._metadata
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
-        """Return the complete configuration in use."""
         return self.state.directory.model_config(name, version)
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
-        """Return a model's tensors and ready versions."""
         return self.state.directory.model_metadata(name, version)
 
     # Questions to the engine
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version of the model is ready."""
         return bool(await self.ask("model_ready", name, version))
 
     async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
-        """Return statistics of loaded versions."""
         return record(list[ModelStatistics], await self.ask("statistics", name, version))
 
     async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
-        """Return every model in the repositories with the state of its versions."""
         return record(list[ModelIndexEntry], await self.ask("index", ready_only))
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load or reload a model."""
         names = None if files is None else list(files)
         await self._link.ask("load", name, config, names, blobs=list((files or {}).values()))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        """Start to unload a model."""
         await self.ask("unload", name, unload_dependents)
 
     # The end
 
     def begin_exit(self, *, refuses: bool = True) -> None:
-        """Turn not ready and refuse new requests; those in flight go on. Without `refuses`, turn not ready alone."""
         self._is_leaving = True
         self._is_exiting = refuses
         if refuses:
             self.held.leave()
 
     async def drained(self, timeout_s: float) -> bool:
-        """Wait until every request is answered, up to a limit, when the rest is; return whether that was in time."""
         try:
             if self._replies:
                 await asyncio.wait_for(self._is_idle.wait(), timeout_s)

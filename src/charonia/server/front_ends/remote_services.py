@@ -55,19 +55,15 @@ class SharedRegions(RegionRegistry):
         self._engine = engine
 
     async def register_system(self, region: SystemRegion) -> None:
-        """Register a region with all front ends."""
         await self._engine.ask("register_system", *region)
 
     async def register_cuda(self, region: CudaRegion) -> None:
-        """Register a region with all front ends."""
         await self._engine.ask("register_cuda", *region)
 
     async def unregister_system(self, name: str = "") -> None:
-        """Forget a region in all front ends."""
         await self._engine.ask("unregister_system", name)
 
     async def unregister_cuda(self, name: str = "") -> None:
-        """Forget a region in all front ends."""
         await self._engine.ask("unregister_cuda", name)
 
     async def take(self, change: str, arguments: list[Any]) -> None:
@@ -121,11 +117,9 @@ class SharedLog:
 
     @property
     def options(self) -> LogOptions:
-        """The current options."""
         return self.own.options
 
     async def change(self, options: LogOptions) -> None:
-        """Apply new options in all processes."""
         await self._engine.ask("log", plain(options))
 
 
@@ -153,11 +147,9 @@ class RemoteTracing:
         return self if self._engine.state.readiness.is_tracing else None
 
     def sample(self, model: str, remote: RemoteParent | None = None) -> TraceTree:
-        """Return a trace for the events of the front end."""
         return TraceTree(TraceLevel.TIMESTAMPS, self._ids, _dropped, remote)
 
     async def settings(self, model: str = "") -> dict[str, list[str]]:
-        """Return the settings of a model, or with "" those of the server."""
         return cast(dict[str, list[str]], await self._engine.ask("trace_settings", model))
 
     async def change(self, model: str, change: Change) -> None:
@@ -174,19 +166,15 @@ class RemoteTraffic:
 
     @property
     def sticky(self) -> Mapping[str, tuple[bytes, ...]]:
-        """By model, the headers of which the first that a request has keeps its client on a version."""
         return self._engine.state.sticky
 
     async def show(self, model: str) -> Document:
-        """Return the traffic of a model."""
         return cast(Document, await self._engine.ask("split", model))
 
     async def change(self, model: str, document: dict[str, object]) -> Document:
-        """Change the traffic of a model, and return it."""
         return cast(Document, await self._engine.ask("change_split", model, document))
 
     async def reset(self, model: str) -> Document:
-        """Forget what requests have changed, and return the traffic of a model."""
         return cast(Document, await self._engine.ask("reset_split", model))
 
 
@@ -198,18 +186,15 @@ class RemoteLoad:
         self._wanted_ns = 0
 
     def want(self) -> None:
-        """A request wants a report with its response."""
         now_ns = time.monotonic_ns()
         if now_ns - self._wanted_ns >= LOAD_AGE_NS:
             self._wanted_ns = now_ns
             self._engine.want_load()
 
     def latest(self) -> Load:
-        """Return the latest report."""
         return self._engine.load
 
     async def report(self) -> Load:
-        """Return a new report."""
         return cast(Load, await self._engine.ask("load_report"))
 
 

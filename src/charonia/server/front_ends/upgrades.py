@@ -282,7 +282,6 @@ class Upgrades:
         )
 
     def _take_place(self) -> None:
-        """Let the new engine be started like any other from now on."""
         order = new_engine_path(self._folder, self._name)
         if order.exists():
             order.unlink()

@@ -183,12 +183,10 @@ class CallTable:
         return self.sends if all(call.is_idle() for call in self._calls.values()) else None
 
     def wind_down(self) -> None:
-        """The server is shutting down: streaming calls end as soon as they have nothing in flight."""
         for call in list(self._calls.values()):
             call.wind_down()
 
     def recheck(self) -> None:
-        """End the streaming calls that are no longer permitted: keys have changed."""
         gate = self.service.services.grpc_gate
         if gate is None:
             return
@@ -218,13 +216,11 @@ class CallTable:
     # Called by calls.
 
     def respond(self, call: GrpcCall, body: list[Buffer]) -> None:
-        """Send a whole response and remove the call."""
         self.sends += 1
         self._http2.respond(call.stream_id, RESPONSE_HEAD[call.encoding], body, self._with_load(call, OK_TRAILERS))
         self._remove(call)
 
     def reject(self, call: GrpcCall, error: RpcError) -> None:
-        """End the response with an error and remove the call."""
         self.sends += 1
         if call.is_begun:
             self._http2.send_trailers(call.stream_id, self._with_load(call, error_trailers(error)))
@@ -236,7 +232,6 @@ class CallTable:
         self._remove(call)
 
     def send(self, call: GrpcCall, body: list[Buffer]) -> None:
-        """Send a part of the response."""
         self.sends += 1
         if not call.is_begun:
             call.is_begun = True
@@ -245,7 +240,6 @@ class CallTable:
         self._flush_soon()
 
     def complete(self, call: GrpcCall) -> None:
-        """End the response and remove the call."""
         self.sends += 1
         if not call.is_begun:
             self._http2.send_head(call.stream_id, RESPONSE_HEAD[b"identity"])
@@ -260,7 +254,6 @@ class CallTable:
         return (*trailers, *load_trailers(load.latest(), call.head.load_format))
 
     def fault(self, call: GrpcCall) -> None:
-        """Log the current exception, a bug of the server, and fail the call."""
         _log.exception("%s: the call failed for a fault of the server", call.name)
         call.fail(server_fault(call.name))
         if call.stream_id in self._calls:  # it is over, but its end could not be sent
@@ -268,15 +261,12 @@ class CallTable:
             self._remove(call)
 
     def consume(self, call: GrpcCall, amount: int) -> None:
-        """Let the caller send `amount` more bytes."""
         self._http2.consume(call.stream_id, amount)
 
     def unsent_bytes(self, call: GrpcCall) -> int:
-        """Return how much of the response waits for the caller's window."""
         return self._http2.unsent_bytes(call.stream_id)
 
     def wait_until_sent(self, call: GrpcCall) -> None:
-        """Call the call's `resume` once some of the response has been sent."""
         self.paused.append(call)
 
     # Inside.
@@ -302,7 +292,6 @@ class CallTable:
 
 
 def server_fault(what: str) -> RpcError:
-    """Return the error of a call, or of all calls of a connection, after a bug of the server."""
     return RpcError(Status.INTERNAL, f"{what}: the server met a fault of its own; its log says more")
 
 

@@ -144,8 +144,7 @@ class GrpcCall:
         """Whether nothing is in flight, though the caller may send more."""
         return False
 
-    def wind_down(self) -> None:
-        """The server is shutting down: end as soon as nothing is in flight."""
+    def wind_down(self) -> None: ...
 
     def drop(self) -> None:
         """Cancel what is in flight. Called once, when the call ends without success."""
@@ -169,7 +168,6 @@ class GrpcCall:
         return services.flow(peer, services.grpc_gate, self.head.header) if services.has_named_flows else peer
 
     def framed(self, parts: list[Buffer]) -> list[Buffer]:
-        """Return the bytes of a response message."""
         return framed(parts, self.encoding, self.table.service.limits.compression_level)
 
     def _close(self) -> None:
@@ -254,7 +252,6 @@ class UnaryCall(GrpcCall):
             ticket.cancel()
 
     def answer(self, message: bytes) -> None:
-        """Answer with a message."""
         self._finish([message], None)
 
     def refuse(self, error: ServingError) -> None:
@@ -262,18 +259,15 @@ class UnaryCall(GrpcCall):
         self.fail(rpc_error(error))
 
     def drop(self) -> None:
-        """Cancel the inference."""
         if self._ticket is not None:
             self._ticket.cancel()
 
     def fail(self, error: RpcError) -> None:
-        """End the call with an error."""
         if not self.is_over and self.table.service.access_log is not None:
             self._log_access(error.status.name, 0, None)
         super().fail(error)
 
     def give_up(self) -> None:
-        """End the call without an answer: the caller has gone."""
         if not self.is_over:
             self._log_access(Status.CANCELLED.name, 0, None)
         super().give_up()

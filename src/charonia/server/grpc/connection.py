@@ -153,7 +153,6 @@ class GrpcConnection(asyncio.Protocol):
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(self._write_buffer_bytes)
         self._timers.await_greeting()

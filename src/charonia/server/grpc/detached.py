@@ -79,11 +79,9 @@ class DetachedCall:
         self._receive(prefix(len(message)) + message, end)
 
     def end(self) -> None:
-        """The caller sends no more messages."""
         self._receive(b"", True)
 
     def abandon(self) -> None:
-        """The caller has gone."""
         self._call.give_up()
 
     def _receive(self, data: bytes, end: bool) -> None:
@@ -102,7 +100,6 @@ class DetachedCall:
         self._end(None)
 
     def reject(self, call: GrpcCall, error: RpcError) -> None:
-        """End the call with an error."""
         self._end(error)
 
     def send(self, call: GrpcCall, body: list[Buffer]) -> None:
@@ -111,16 +108,13 @@ class DetachedCall:
         self._send(b"".join((memoryview(first)[PREFIX_BYTES:], *rest)))
 
     def complete(self, call: GrpcCall) -> None:
-        """End the call."""
         self._end(None)
 
     def fault(self, call: GrpcCall) -> None:
-        """Log the current exception, a bug of the server, and fail the call."""
         _log.exception("%s: the call failed for a fault of the server", call.name)
         call.fail(server_fault(call.name))
 
     def consume(self, call: GrpcCall, amount: int) -> None:
-        """Let the caller send `amount` more bytes."""
         if self._consumed is not None:
             self._consumed(amount)
 

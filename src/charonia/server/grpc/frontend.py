@@ -83,7 +83,6 @@ class GrpcFrontend:
         self.port = port_of(self._servers[0])
 
     def connect(self) -> GrpcConnection:
-        """Return the protocol of a new connection, for any transport."""
         return GrpcConnection(self, self._methods, self)
 
     def stop_accepting(self) -> None:
@@ -102,23 +101,19 @@ class GrpcFrontend:
         await hand_on(self._connections, _let_go, QUIET_STREAM_S, timeout_s, least_s=timeout_s)
 
     def leave_sockets(self) -> None:
-        """Accept nothing more; another process may."""
         while self._servers:
             self._servers.pop().close()
 
     def recheck(self) -> None:
-        """End the streaming calls that are no longer permitted: keys have changed."""
         for connection in list(self._connections):
             connection.recheck()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for clients to receive their responses, up to a limit; return whether all did."""
         is_done = await drain(self._connections, timeout_s)
         await self.close()
         return is_done
 
     async def close(self) -> None:
-        """Close everything at once."""
         self.stop_accepting()
         for connection in list(self._connections):
             connection.abort()
@@ -127,7 +122,6 @@ class GrpcFrontend:
 
     @property
     def open_count(self) -> int:
-        """Connections that are open."""
         return len(self._connections)
 
     def opened(self, connection: GrpcConnection) -> None:
@@ -139,7 +133,6 @@ class GrpcFrontend:
             connection.abort()
 
     def closed(self, connection: GrpcConnection) -> None:
-        """A connection is closed."""
         self._connections.discard(connection)
         if not self._connections:
             self._is_empty.set()

@@ -150,11 +150,9 @@ class ServerConnection:
         return self._connection.events()
 
     def output(self) -> bytes:
-        """Return the bytes to send now."""
         return self._connection.data_to_send()
 
     def respond(self, stream_id: int, head: Headers, body: Sequence[bytes | memoryview], trailers: Headers) -> None:
-        """Send a whole response."""
         connection = self._connection
         try:
             connection.send_response(stream_id, head)
@@ -170,13 +168,11 @@ class ServerConnection:
             self._connection.send_response(stream_id, head, end_stream=end)
 
     def send_data(self, stream_id: int, body: Sequence[bytes | memoryview]) -> None:
-        """Send a part of a response's body."""
         with suppress(*_GONE):
             for part in body:
                 self._connection.send_data(stream_id, part)
 
     def send_trailers(self, stream_id: int, trailers: Headers) -> None:
-        """End a response."""
         with suppress(*_GONE):
             self._connection.send_trailers(stream_id, trailers)
 
@@ -186,7 +182,6 @@ class ServerConnection:
             self._connection.reset_stream(stream_id, code)
 
     def consume(self, stream_id: int, amount: int) -> None:
-        """Let the client send `amount` more bytes."""
         try:  # `suppress` would cost more than the call itself
             self._connection.acknowledge_received_data(amount, stream_id)
         except _GONE:
@@ -197,7 +192,6 @@ class ServerConnection:
         return self._connection.queued_body_size(stream_id)
 
     def ping(self) -> None:
-        """Send a ping."""
         with suppress(*_GONE):
             self._connection.ping()
 

@@ -96,7 +96,6 @@ class GrpcLimits:
 
     @classmethod
     def of(cls, options: GrpcOptions) -> "GrpcLimits":
-        """Return the limits that the server's options ask for."""
         return cls(
             message_bytes_max=options.input_bytes_max,
             compression_level=_ZLIB_LEVEL[options.response_compression],
@@ -144,7 +143,6 @@ class Offenders:
         self._until_ns[address] = now_ns + self._kept_ns
 
     def has(self, address: str, now_ns: int) -> bool:
-        """Return whether an address is remembered."""
         return self._until_ns.get(address, 0) > now_ns
 
 
@@ -187,7 +185,6 @@ class AbuseLimits:
         return is_offender
 
     def offend(self, now_ns: int) -> None:
-        """Note that the connection is closed for abuse."""
         if self._address:
             self._offenders.note(self._address, now_ns)
 

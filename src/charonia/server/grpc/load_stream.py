@@ -33,7 +33,6 @@ class LoadStream:
         self._task = self._call.table.service.loop.create_task(self._send(interval_s))
 
     def drop(self) -> None:
-        """Send no more."""
         if self._task is not None:
             self._task.cancel()
 

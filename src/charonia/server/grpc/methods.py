@@ -42,7 +42,6 @@ class Method:
 
 
 def unknown_method(path: bytes) -> RpcError:
-    """Return the error for an unknown path."""
     return RpcError(
         Status.UNIMPLEMENTED,
         f"unknown method '{path.decode('ascii', 'replace')}': reflection lists what this server has",

@@ -105,12 +105,10 @@ class StreamCall(GrpcCall):
             self.wind_down()
 
     def send(self, parts: list[Buffer]) -> None:
-        """Send a response message."""
         if not self.is_over:
             self.table.send(self, self.framed(parts))
 
     def is_idle(self) -> bool:
-        """Whether nothing is in flight, though the caller may send more."""
         return self._conversation.in_flight() == 0 and not self._reader.pending_bytes
 
     def wind_down(self) -> None:
@@ -205,7 +203,6 @@ class InferStream:
         self._in_order: deque[_Turn] = deque()
 
     def in_flight(self) -> int:
-        """Return the number of requests that are not answered yet."""
         return len(self._turns)
 
     def start(self, message: Buffer) -> None:
@@ -248,7 +245,6 @@ class InferStream:
             ticket.cancel()
 
     def drop(self) -> None:
-        """Cancel everything in flight."""
         turns = list(self._turns)
         self._turns.clear()
         self._in_order.clear()
@@ -284,7 +280,6 @@ class InferStream:
                 return
 
     def _send(self, turn: _Turn, outcome: Outcome, final: bool) -> None:
-        """Send an outcome of a request whose turn it is."""
         call = self._call
         if call.is_over:
             return

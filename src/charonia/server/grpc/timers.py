@@ -16,9 +16,7 @@ AGE_JITTER = 0.1
 class Timed(Protocol):
     """What timers do with their connection. See `GrpcConnection`."""
 
-    def send_ping(self) -> None:
-        """Send a keepalive ping."""
-        ...
+    def send_ping(self) -> None: ...
 
     def retire(self, grace_s: float) -> int | None:
         """Ask the client to reconnect, and close once its calls are done, or after `grace_s` (0: no limit)."""

@@ -51,7 +51,6 @@ async def serve_control(pid: int, answer: Callable[[Message], AsyncIterator[Mess
 
 
 def running_servers(sockets: Path = Path("/proc/net/unix")) -> list[int]:
-    """Return the numbers of the processes that listen for commands."""
     try:
         return sorted(map(int, _NAME.findall(sockets.read_text(encoding="ascii", errors="replace"))))
     except OSError:

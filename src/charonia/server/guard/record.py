@@ -43,12 +43,10 @@ class ProcessRecord:
 
 
 def to_text(records: Sequence[ProcessRecord]) -> str:
-    """Return records as text for `from_text`."""
     return json.dumps([asdict(record) for record in records])
 
 
 def from_text(text: str) -> tuple[ProcessRecord, ...]:
-    """Return the records of a text that `to_text` made."""
     return tuple(ProcessRecord(**values) for values in json.loads(text))
 
 

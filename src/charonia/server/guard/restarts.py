@@ -157,11 +157,9 @@ class Restarts:
 
     @property
     def engine(self) -> str:
-        """Name of the engine."""
         return self._engine.name
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
-        """Take an event and return what to do, in this order."""
         commands: list[Command] = []
         match event:
             case Spawned(name, pid):
@@ -201,7 +199,6 @@ class Restarts:
         return commands + (self._stop_step(now_ns) if self.phase is ServerPhase.STOPPING else self._run_step(now_ns))
 
     def wake_at(self) -> int | None:
-        """Return when to call `handle` with a `Tick` if nothing happens before."""
         if self.phase is ServerPhase.ENDED:
             return None
         moments = [child.kill_ns for child in self._children.values() if child.kill_ns is not None]
@@ -211,7 +208,6 @@ class Restarts:
         return min(moments, default=None)
 
     def records(self) -> tuple[ProcessRecord, ...]:
-        """Return what is known of each process."""
         return tuple(
             ProcessRecord(
                 shown := self._shown(child),

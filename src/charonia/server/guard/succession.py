@@ -56,11 +56,9 @@ class Succession:
 
     @property
     def are_renewed(self) -> bool:
-        """Whether a renewal is under way."""
         return self._renewal is not None
 
     def all(self) -> list[Child]:
-        """Return all front ends."""
         return [child for child in self._children.values() if child.role is ProcessRole.FRONT_END]
 
     def renew(self, finish_ns: int) -> None:
@@ -151,5 +149,4 @@ class Succession:
         return any(other.number > child.number for other in self._beside(child))
 
     def _beside(self, child: Child) -> list[Child]:
-        """Return the others with the same sockets."""
         return [other for other in self.all() if other.slot == child.slot and other is not child]

@@ -159,7 +159,6 @@ class Supervisor:
 
     @property
     def may_upgrade(self) -> bool:
-        """Whether an upgrade may begin: all is well, and none is under way."""
         return self._restarts.may_upgrade
 
     def pid(self) -> int:
@@ -193,7 +192,6 @@ class Supervisor:
                 self._specs[name] = replace(spec, command=[python, *spec.command[1:]])
 
     def respecify(self, spec: ProcessSpec) -> None:
-        """From now on, start a process in this way."""
         self._specs[spec.name] = spec
 
     def stop(self) -> None:

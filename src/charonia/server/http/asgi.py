@@ -34,11 +34,9 @@ class AsgiOutlet:
         self._has_begun = False
 
     def answered(self, exchange: Exchange) -> None:
-        """The exchange has its response, or the rest of it."""
         self._write(exchange.response or [], more=False)
 
     def progressed(self, exchange: Exchange) -> None:
-        """The exchange has another part of its response."""
         self._write(exchange.take_unwritten(), more=True)
 
     def unsent_bytes(self) -> int:

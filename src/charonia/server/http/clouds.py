@@ -69,7 +69,6 @@ class SageMaker:
         self._models: dict[str, str] = {}  # URL by name
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer a request, now or later."""
         guarded(exchange, self._route)
 
     def _route(self, exchange: Exchange) -> None:
@@ -205,7 +204,6 @@ class VertexAi:
         self._infer = b"/v2/models/%b/infer" % quote_from_bytes(model.encode(), safe="").encode()
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer a request, now or later."""
         guarded(exchange, self._route)
 
     def _route(self, exchange: Exchange) -> None:

@@ -283,7 +283,6 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._fail()
 
     def unsent_bytes(self) -> int:
-        """Return the size of the write buffer."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -373,7 +372,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         return (unsent_bytes(self._transport) if self._transport is not None else 0), 0
 
     def abort(self) -> None:
-        """Close at once."""
         if self._transport is not None:
             self._transport.abort()
 

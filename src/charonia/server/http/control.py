@@ -155,7 +155,6 @@ class ControlHandlers:
         self._tasks = tasks
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         trace: dict[bytes, Handler] = {b"GET": self._trace, b"POST": self._change_trace}
         return [
             Route("/v2/repository/index", {b"POST": self._index}),
@@ -249,7 +248,6 @@ class TrafficHandlers:
         self._tasks = tasks
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [Route(_MODEL + "/traffic", {b"GET": self._show, b"POST": self._change, b"DELETE": self._reset})]
 
     def _show(self, exchange: Exchange, target: RouteTarget) -> None:
@@ -293,7 +291,6 @@ class SharedMemoryHandlers:
         self._tasks = tasks
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             *_kind_routes(
                 "/v2/systemsharedmemory",

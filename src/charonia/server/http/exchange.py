@@ -275,12 +275,10 @@ class Exchange:
         self.respond(status, [self.error_body(error, status)], extra=_UNEXECUTED if error.is_unexecuted else b"")
 
     def error_body(self, error: ServingError, status: int) -> bytes:
-        """Return the body of an error response with this status."""
         return encode_openai_error(error, status) if self._is_openai else encode_error(error)
 
     @property
     def peer(self) -> Flow:
-        """The flow of the client's address."""
         return self._outlet.flow
 
     @property

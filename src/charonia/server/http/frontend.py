@@ -120,7 +120,6 @@ class HttpEndpoint:
         self._sweep()
 
     def connect(self) -> HttpConnection:
-        """Return the server's side of a new connection."""
         return HttpConnection(self)
 
     def stop_accepting(self) -> None:
@@ -131,7 +130,6 @@ class HttpEndpoint:
                 connection.wind_down()
 
     async def hand_on(self, timeout_s: float) -> None:
-        """Leave the listening sockets to others, and serve the connections. See `listening.hand_on`."""
         self.leave_sockets()
         await hand_on(self._connections, HttpConnection.uses, QUIET_S, timeout_s)
 
@@ -147,19 +145,16 @@ class HttpEndpoint:
             self._servers.pop().close()
 
     def recheck(self) -> None:
-        """End the event streams that are no longer permitted: keys have changed."""
         for connection in list(self._connections):
             connection.recheck(self._router.refusal)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for clients to receive their responses, up to a limit; return whether all did."""
         self.stop_accepting()
         if self._connections:
             await asyncio.sleep(min(NOTICE_S, timeout_s))
         return await drain(self._connections, timeout_s)
 
     async def close(self) -> None:
-        """Close everything at once."""
         self.stop_accepting()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -170,19 +165,16 @@ class HttpEndpoint:
 
     @property
     def open_count(self) -> int:
-        """Connections that are open."""
         return len(self._connections)
 
     # The connections' calls.
 
     def opened(self, connection: HttpConnection) -> bool:
-        """Register a connection; return False when there are too many."""
         self._connections.add(connection)
         self.accepted_count += 1
         return len(self._connections) <= self.limits.connections_max
 
     def closed(self, connection: HttpConnection) -> None:
-        """Forget a connection."""
         self._connections.discard(connection)
 
     def finished(self, exchange: Exchange) -> None:

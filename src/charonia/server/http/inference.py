@@ -92,7 +92,6 @@ class InferenceHandlers:
         self._tasks = tasks
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         model = "/v2/models/{model}"
         return [
             route

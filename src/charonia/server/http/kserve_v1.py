@@ -50,7 +50,6 @@ class KserveV1Handlers:
         self._created_s = int(time.time())
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             Route("/v1/models", {b"GET": self._models}),
             Route("/v1/models/{model}", {b"GET": self._model, b"POST": self._predict}),

@@ -77,7 +77,6 @@ class PageHandlers:
         self._tasks = tasks
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             Route("/", _read(self._page)),
             Route("/page.css", _read(self._file(CSS_TYPE, "look.css", "page.css"))),
@@ -153,7 +152,6 @@ class PageHandlers:
         )
 
     async def _models(self) -> list[ServedModel]:
-        """Return the models that are ready."""
         found = []
         for name in dict.fromkeys(entry.name for entry in await self._engine.repository_index(ready_only=True)):
             try:

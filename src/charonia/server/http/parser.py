@@ -372,7 +372,6 @@ class RequestParser:
     # llhttp's calls.
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
         self._move(_HEADER)
 
     def on_url(self, url: bytes) -> None:
@@ -418,7 +417,6 @@ class RequestParser:
             self._events.append(Expectation.CONTINUE)
 
     def on_chunk_header(self) -> None:
-        """A chunk of a chunked body begins."""
         self._chunk_count += 1
 
     def on_body(self, body: bytes) -> None:

@@ -133,7 +133,6 @@ class Router:
         self._matches: dict[bytes, Match] = {}
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer a request, now or later. Never raises."""
         request = exchange.request
         hosts = self._known_hosts
         try:

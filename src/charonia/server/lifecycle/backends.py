@@ -68,7 +68,6 @@ class Backends:
 
     @property
     def names(self) -> Set[str]:
-        """Names of the installed backends."""
         return self._factories.keys()
 
     async def get(self, name: str, model: str) -> Backend:

@@ -85,7 +85,6 @@ class Configured:
 
     @property
     def config(self) -> ModelConfig:
-        """The complete configuration."""
         return self.completion.config
 
 
@@ -167,7 +166,6 @@ async def _complete_from(
 
 
 async def _versions(folder: ModelFolder, config: ModelConfig) -> tuple[int, ...]:
-    """Return the versions that the policy selects."""
     policy = config.version_policy or VersionPolicy(latest=Latest(1))
     available = await asyncio.to_thread(versions, folder)
     if not available:
@@ -231,5 +229,4 @@ def _complete(
 
 
 def model_files(folder: ModelFolder, version: int) -> ModelFiles:
-    """Return where a version of the model lies."""
     return ModelFiles(folder.path, version, folder.path / str(version))

@@ -32,7 +32,6 @@ class DeferredRequest:
         self._queue = queue
 
     def cancel(self) -> None:
-        """The caller has gone."""
         if self.ticket is not None:
             self.ticket.cancel()
         else:
@@ -106,7 +105,6 @@ class DeferredRequests:
             self.fail(key, unavailable("the server stops: the model is not loaded any more"))
 
     def counts(self) -> dict[str, int]:
-        """Return the number of requests that wait, by model."""
         return {key: len(queue) for key, queue in self._queues.items()}
 
     def _patience_s(self, request: InferRequest) -> float:

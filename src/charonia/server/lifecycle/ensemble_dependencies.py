@@ -26,7 +26,6 @@ class Composition:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Keys of the models of its steps."""
         return tuple(dict.fromkeys(key_of(step) for step in scheduling_of(self.config).step))
 
 

@@ -57,7 +57,6 @@ class Ensembles:
             raise invalid(f"circular dependency between ensembles: {' -> '.join(circle)}")
 
     def missing(self, composition: Composition) -> list[str]:
-        """Return the models of an ensemble of which no version answers."""
         return [name for name in composition.models if name not in self._models or not self._models[name].is_loaded]
 
     def culprits(self, name: str) -> set[str]:
@@ -81,7 +80,6 @@ class Ensembles:
         return found
 
     def needs(self, name: str) -> bool:
-        """Whether an ensemble contains a model."""
         return any(name in composition.models for composition in self._compositions().values())
 
     def of_steps(self, names: Collection[str]) -> list[str]:
@@ -147,7 +145,6 @@ class Ensembles:
         return LoadedVersion(runner, None, plan.labels, cache_namespace=namespace)
 
     def _namespace(self, composition: Composition) -> bytes:
-        """Return the cache namespace of an ensemble with its models as they are loaded now."""
         if self._cache is None:
             return b""
         models = [self._models[name] for name in composition.models if name in self._models]

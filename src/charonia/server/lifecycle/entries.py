@@ -66,7 +66,6 @@ class VersionEntry:
     content: VersionContent | None = None
 
     def answers_from(self, content: VersionContent | None) -> bool:
-        """Whether it was loaded from `content` and answers without a problem."""
         return content is not None and self.content == content and self.loaded is not None and not self.loaded.problem
 
     def differs_in_instances_only(self, content: VersionContent) -> bool:
@@ -146,7 +145,6 @@ class ModelEntry:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether any version answers."""
         return any(v.loaded is not None for v in self.versions.values())
 
     @property

@@ -152,7 +152,6 @@ class BackOff:
         self._failures[key] = _Failure(reason, state, count, now_ns + pause)
 
     def loaded(self, key: str) -> None:
-        """Forget the failures of a model that is loaded now."""
         self._failures.pop(key, None)
 
     def reason(self, key: str, state: object, now_ns: int) -> tuple[Exception, int] | None:
@@ -163,5 +162,4 @@ class BackOff:
         return failure.reason, failure.until_ns - now_ns
 
     def keep(self, keys: Collection[str]) -> None:
-        """Forget the failures of all other models."""
         self._failures = {key: failure for key, failure in self._failures.items() if key in keys}

@@ -71,7 +71,6 @@ class WhereRun:
 
 
 def choice_of(config: ModelConfig) -> Choice:
-    """Return the choice of a valid configuration."""
     return Choice(config.parameters.get(FRONT_END, Choice.AUTO.value))
 
 
@@ -112,7 +111,6 @@ def obstacle(config: ModelConfig) -> str:
 
 
 def _queue_obstacle(batching: DynamicBatching) -> str:
-    """Return what needs one queue over the clients of all front ends."""
     given = {
         "max_queue_delay_microseconds": batching.max_queue_delay_microseconds,
         "preserve_ordering": batching.preserve_ordering,

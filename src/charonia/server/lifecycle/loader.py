@@ -104,12 +104,10 @@ class LoadedVersion:
 
     @property
     def is_failing(self) -> bool:
-        """Whether none of its workers can be started again."""
         return isinstance(self.model, SupervisedModel) and self.model.is_failing()
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests are in flight, or sequences are open."""
         return bool(self.runner.in_flight) or (isinstance(self.runner, SequenceRunner) and self.runner.live > 0)
 
     async def is_ready(self) -> bool:
@@ -269,7 +267,6 @@ def _with_more(placed: list[Placement], config: ModelConfig, count: int, cores: 
 
 
 def _with_most(config: ModelConfig) -> ModelConfig:
-    """Return the configuration with as many instances as there may ever be."""
     bounds = bounds_of(config)
     if bounds is None:
         return config
@@ -283,8 +280,6 @@ def _maker(
     config: ModelConfig,
     warm_up: Callable[[Sequence[Executor]], Awaitable[None]],
 ) -> MakeInstance:
-    """Return the function that makes one more instance."""
-
     async def make(number: int, threads: int) -> Executor:
         name = f"{config.instance_group[0].name}_{number}"
         (executor,) = await _make_executors(model, [replace(first, name=name, threads=threads)], backends, config)
@@ -299,7 +294,6 @@ def _maker(
 
 
 def _demand_of(model: LoadedModel, runner: ModelRunner, placed: Placement, claim: Claim | None) -> Demand:
-    """Return what one more instance takes."""
     gpu = placed.device_id if placed.kind is InstanceKind.KIND_GPU else None
     workers = model.workers() if isinstance(model, SupervisedModel) else []
     resources = claim.shortage(now_ns()).resources if claim is not None else ()
@@ -384,7 +378,6 @@ async def _make_executors(
 
 
 def wants_cache(config: ModelConfig) -> bool:
-    """Whether a configuration asks for a response cache."""
     return config.response_cache is not None and config.response_cache.enable
 
 

@@ -52,7 +52,6 @@ class ModelTable:
         return self.models.setdefault(key, ModelEntry(key))
 
     def index(self, found: Scan) -> list[ModelIndexEntry]:
-        """Return every model of the repositories and of the past, with the state of its versions."""
         entries: list[ModelIndexEntry] = []
         for key in sorted(set(self.models) | set(found.models) | set(found.ambiguous)):
             model, name = self.models.get(key), name_of(key)
@@ -70,15 +69,12 @@ class ModelTable:
         return entries
 
     def loaded(self) -> list[LoadedVersion]:
-        """Return every version that answers."""
         return [v.loaded for m in self.models.values() for v in m.versions.values() if v.loaded is not None]
 
     def in_flight(self) -> int:
-        """Return the number of model versions that have requests in flight."""
         return sum(1 for runner in self._runners() if runner.in_flight)
 
     def abandon(self, error: ServingError) -> None:
-        """Answer everything in flight with `error`."""
         for runner in self._runners():
             runner.abandon(error)
 
@@ -100,7 +96,6 @@ class ModelTable:
             self.route(model)
 
     def notify(self) -> None:
-        """Report that models may have changed."""
         if self.on_change is not None:
             self.on_change()
 
@@ -139,7 +134,6 @@ class ModelTable:
         return task
 
     async def retired(self) -> None:
-        """Return when no version is retiring any more."""
         while self._retirements:
             await asyncio.wait(set(self._retirements))
 

@@ -40,11 +40,9 @@ class Offers:
         self._metrics: WeakValueDictionary[int, ModelMetrics] = WeakValueDictionary()
 
     def now(self) -> dict[Target, Offer]:
-        """Return the offers as they are now, by where requests go."""
         return {target: offer for target, (reason, offer) in self._judged().items() if not reason}
 
     def reason(self, runner: Runner) -> str:
-        """Return why a version stays in the engine, "" if it is offered."""
         judged = self._judged()
         return next((judged[target].reason for target, each in self._table.routes.items() if each is runner), "")
 
@@ -55,7 +53,6 @@ class Offers:
             metrics.merge(more)
 
     def number_of(self, runner: Runner) -> int:
-        """Return the number of a loaded version."""
         number = self._numbers.get(runner.metrics)
         if number is None:
             number = self._numbers[runner.metrics] = next(self._next)

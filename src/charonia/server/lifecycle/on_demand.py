@@ -152,7 +152,6 @@ class OnDemandLoader:
         return self._demanded(key)
 
     def families(self) -> list[Family]:
-        """Return the metrics."""
         return on_demand_families(
             self.counts,
             budget=self._options.budget,
@@ -280,7 +279,6 @@ class OnDemandLoader:
         self._back_off.loaded(key)
 
     async def _measured(self, key: str) -> None:
-        """Load a model and measure how much memory it takes."""
         is_alone = len(self._loads) == 1
         before = await asyncio.to_thread(tree_bytes)
         await self._lifecycle.bring(key)

@@ -47,7 +47,6 @@ class Provided:
         return version_fingerprint(self.folder.path, version, config=CONFIG_FILE, is_immutable=is_immutable)
 
     async def loaded(self) -> None:
-        """Tell the agents that the model is loaded."""
         if self.agents is not None:
             await asyncio.to_thread(self.agents.complete)
 
@@ -121,7 +120,6 @@ class Provisioner:
         return provided
 
     def _show(self, provided: Provided, config: ModelConfig | None) -> None:
-        """Run the agents that the model's configuration names."""
         if config is None:
             config, _ = read_config(provided.folder, config_name=self._config_name)
         run = prepare_agents(provided.folder, config, self._agents) if config is not None else None

@@ -77,7 +77,6 @@ class PythonStrategy:
         self._batcher = initialize(to_json(config)) if initialize is not None else None
 
     def __call__(self) -> "PythonGathering":
-        """Begin a batch."""
         return PythonGathering(self)
 
     def close(self) -> None:
@@ -138,7 +137,6 @@ class PythonGathering:
             return JoinDecision.FAILED
 
     def end(self) -> None:
-        """Tell the strategy that the batch is over, if it has begun."""
         if self._has_begun:
             self._strategy.end(self._batch)
 

@@ -54,7 +54,6 @@ def unsupported(config: ModelConfig) -> list[Problem]:
 
 
 def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield path and feature."""
     if config.runtime not in ("", f"libtriton_{config.backend}.so", *_RUNTIMES.get(config.backend, ())):
         yield "runtime", f"runtime '{config.runtime}'"
     for field in ("batch_input", "batch_output"):
@@ -116,7 +115,6 @@ def _input_problems(sample: ModelWarmup, path: str) -> Iterator[Problem]:
 
 
 def _fit_problems(config: ModelConfig, sample: ModelWarmup, path: str) -> Iterator[Problem]:
-    """Yield mismatches between a sample and the model's inputs."""
     inputs = {tensor.name: tensor for tensor in config.input}
     internal = _internal_inputs(config)
     for name, given in sample.inputs.items():

@@ -133,7 +133,6 @@ _USES = ("memory.current", "memory.usage_in_bytes")
 
 
 def _groups_of(process: Path, groups: Path) -> list[Path]:
-    """Return the folders of the control groups of a process."""
     try:
         lines = (process / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -75,7 +75,6 @@ class CustomMetrics:
         self._families: dict[str, CustomFamily] = {}
 
     def families(self) -> Iterator[CustomFamily]:
-        """Yield every family that has metrics, sorted by name."""
         for name in sorted(self._families):
             if self._families[name].metrics:
                 yield self._families[name]
@@ -166,12 +165,10 @@ class MetricHolder:
         return self._metrics[number].value
 
     def increase(self, number: int, value: float) -> None:
-        """Add to a counter or a gauge."""
         if number in self._metrics:
             self._metrics[number].value += value
 
     def set(self, number: int, value: float) -> None:
-        """Set a gauge."""
         if number in self._metrics:
             self._metrics[number].value = value
 

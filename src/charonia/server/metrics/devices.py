@@ -82,7 +82,6 @@ _MODEL = "charonia_model_memory_bytes"
 
 
 def device_metric_names() -> tuple[str, ...]:
-    """Return the names of all metrics of this module."""
     return (*(name for name, _, _, _ in _GPU), *(name for name, _ in _PINNED), *(name for name, _, _ in _POOL), _MODEL)
 
 

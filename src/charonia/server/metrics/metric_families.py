@@ -43,7 +43,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of values."""
         return sum(self.counts)
 
     def take(self) -> "HistogramCounts":
@@ -92,5 +91,4 @@ class Family:
 
 
 def family(name: str, kind: str, help: str, *samples: tuple[float, Mapping[str, str]]) -> Family:
-    """Return a family of these values with their labels."""
     return Family(name, kind, help, tuple(MetricSample(value, labels) for value, labels in samples))

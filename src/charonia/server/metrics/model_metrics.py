@@ -163,7 +163,6 @@ class ModelMetrics:
         return self._batch_size
 
     def summarize(self) -> None:
-        """Switch summaries of latencies on."""
         if self._summaries is None:
             self._summaries = Summaries()
 
@@ -360,7 +359,6 @@ class ModelMetrics:
             self._summaries.observe(ends, durations, queues, nothing, computes, nothing)
 
     def _add_up(self) -> None:
-        """Add the notes to the counters."""
         self._add_up_composed()
         if not self._reasons:
             return

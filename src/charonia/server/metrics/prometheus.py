@@ -280,7 +280,6 @@ def _shown(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _language(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
-    """Write the metrics of language models."""
     shown = [(labels, sample.metrics.tokens) for labels, sample in labelled if sample.metrics.tokens is not None]
     if not shown:
         return

@@ -30,7 +30,6 @@ class Traffic:
 
 
 def traffic_metric_names() -> tuple[str, ...]:
-    """Return the names of all metrics of this module."""
     return (CONNECTIONS, ACCEPTED, REQUESTS)
 
 

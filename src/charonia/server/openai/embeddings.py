@@ -71,7 +71,6 @@ class Embedder:
         self._output = config.parameters.get(EMBEDDING_OUTPUT) or float_outputs(config)[0]
 
     def cancel(self) -> None:
-        """Drop what was asked."""
         for ticket in self._tickets:
             ticket.cancel()
 
@@ -156,14 +155,12 @@ class Embedder:
         return self._config.max_batch_size > 0
 
     def _at_once(self, name: str) -> int:
-        """Return how many texts a request may have."""
         if self._is_batched:
             return min(TEXTS_AT_ONCE, self._config.max_batch_size)
         dims = next(given.dims for given in self._config.input if given.name == name)
         return TEXTS_AT_ONCE if dims[:1] == (-1,) and (name == INPUT_IDS or len(dims) == 1) else 1
 
     async def _run(self, parts: Sequence[dict[str, Tensor]]) -> list[Floats]:
-        """Return the output of each request."""
         loop = asyncio.get_running_loop()
         answers: list[asyncio.Future[InferResponse]] = []
         for inputs in parts:

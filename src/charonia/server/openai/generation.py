@@ -212,7 +212,6 @@ class TextChoice:
 
     @property
     def whole(self) -> str:
-        """Its text so far."""
         return "".join(self._pieces)
 
     def cancel(self) -> None:
@@ -251,7 +250,6 @@ class TextChoice:
             self._end()
 
     def _new(self, text: bytes) -> bytes:
-        """Return the part of a response's text that is new."""
         if not self._generation.is_cumulative:
             return text
         before, self._received = self._received, len(text)

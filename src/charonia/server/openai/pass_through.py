@@ -84,7 +84,6 @@ class WholeAnswer:
         self._exchange = exchange
 
     def reply(self, outcome: Outcome, final: bool) -> None:
-        """Take an outcome."""
         exchange = self._exchange
         exchange.is_over = final
         if not exchange.is_open:

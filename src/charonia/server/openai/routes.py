@@ -70,7 +70,6 @@ class OpenaiHandlers:
         self._created_s = int(time.time())
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         return [
             Route("/v1/models", {b"GET": self._models}),
             Route("/v1/models/{model}", {b"GET": self._model, b"POST": _foreign}),
@@ -145,7 +144,6 @@ class OpenaiHandlers:
             self._tasks.start(exchange, _after(loaded, exchange, ask))
 
     def _ask(self, route: str, exchange: Exchange, body: bytes | memoryview, document: Object) -> None:
-        """Ask the model that the body names."""
         config, adapter = self._find(exchange.model)
         if route not in routes_of(config):
             raise _no_route(config, route)
@@ -182,7 +180,6 @@ class OpenaiHandlers:
         Generation(exchange, asked, text, stream, counted).start(prompts, request_of, infer)
 
     async def _embed(self, exchange: Exchange, config: ModelConfig, document: Object) -> None:
-        """Ask a model that makes embeddings."""
         asked = decode_embeddings_request(document)
         text = await self._texts.of(config)
         embedder = Embedder(config, text, partial(self._submitter.infer, exchange))

@@ -106,7 +106,6 @@ def _example_request(config: ModelConfig, url: str, has_keys: bool) -> ExampleRe
 
 
 def _summary(model: ServedModel, request: ExampleRequest, has_openai: bool) -> Json:
-    """Return what the page shows of a model."""
     config = model.config
     return {
         "name": config.name,

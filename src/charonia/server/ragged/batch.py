@@ -60,17 +60,14 @@ class RaggedPlan:
 
     @property
     def sources(self) -> frozenset[str]:
-        """Inputs whose shapes are needed."""
         return frozenset(computed.source for computed in self.computed) | frozenset(self.scattered.values())
 
     @property
     def targets(self) -> dict[str, DataType]:
-        """Datatype of every computed input."""
         return {name: computed.datatype for computed in self.computed for name in computed.names}
 
 
 def ragged_plan(config: ModelConfig) -> RaggedPlan:
-    """Return the plan of a validated configuration."""
     return RaggedPlan(
         frozenset(given.name for given in config.input if given.allow_ragged_batch),
         tuple(_computed(batch_input) for batch_input in config.batch_input),

@@ -36,7 +36,6 @@ def padding_plan(config: ModelConfig) -> PaddingPlan | None:
 
 
 def padding_problems(config: ModelConfig) -> list[Problem]:
-    """Return all problems of the parameter."""
     return _Reader(config).problems if PADDING in config.parameters else []
 
 

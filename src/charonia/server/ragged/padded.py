@@ -39,7 +39,6 @@ class PaddingStrategy:
         self.entry_of: Callable[[int], QueuedInput] | None = None
 
     def __call__(self) -> "PaddedGathering":
-        """Begin a batch."""
         return PaddedGathering(self)
 
 
@@ -79,7 +78,6 @@ class PaddedInstance:
         return Execution(results, execution.input_end_ns, execution.output_start_ns)
 
     def close(self) -> None:
-        """Close the instance."""
         self._instance.close()
 
 
@@ -104,11 +102,9 @@ class PaddedAsyncInstance:
             self._instance.cancel(cutting, index)
 
     def forget(self, sink: BatchSink) -> None:
-        """A batch is over."""
         self._sinks.pop(sink, None)
 
     async def aclose(self) -> None:
-        """Close the instance."""
         await self._instance.aclose()
 
 
@@ -126,18 +122,15 @@ class CuttingSink:
         self._lengths = lengths
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Cut and pass on a response."""
         self._sink.respond(index, None if result is None else _cut(self._plan, self._lengths[index], result), final)
 
     def finish(
         self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
     ) -> None:
-        """Pass on the end."""
         self._instance.forget(self._sink)
         self._sink.finish(input_end_ns, output_start_ns, error, leaves_open=leaves_open)
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether a request is over, so that no caller waits for it."""
         return self._sink.is_cancelled(index)
 
     def frame(self) -> CallFrame:

@@ -90,7 +90,6 @@ class PaddingPlan:
 
     @property
     def free(self) -> frozenset[str]:
-        """Names of inputs whose shapes may differ within a batch."""
         return frozenset(padded.name for padded in self.inputs) | self.companions
 
 

@@ -44,7 +44,6 @@ class RateLimitOptions:
 
     @property
     def is_on(self) -> bool:
-        """Whether instances share resources."""
         return self.mode is RateLimitMode.EXECUTION_COUNT
 
     def problems(self) -> Iterator[str]:

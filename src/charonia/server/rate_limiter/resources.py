@@ -86,7 +86,6 @@ class Member:
 
     @property
     def pools(self) -> frozenset[ResourcePool]:
-        """The pools that it needs."""
         return frozenset(need.pool for need in self.needs)
 
 
@@ -108,12 +107,10 @@ class Arbiter:
 
     @property
     def capacity(self) -> Mapping[ResourcePool, int]:
-        """Capacity of each pool."""
         return self._capacity
 
     @property
     def held(self) -> Mapping[ResourcePool, int]:
-        """Units in use of each pool."""
         return {pool: self._held[pool] for pool in self._capacity}
 
     def is_explicit(self, pool: ResourcePool) -> bool:
@@ -223,7 +220,6 @@ class Arbiter:
                 reserved |= pools
 
     def _short_of(self, member: Member) -> set[ResourcePool]:
-        """Return the pools that lack units for a member now."""
         return {need.pool for need in member.needs if self._capacity[need.pool] - self._held[need.pool] < need.units}
 
     def _start(self, member: Member) -> None:

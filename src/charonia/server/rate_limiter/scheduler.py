@@ -44,11 +44,9 @@ class LimitedScheduler:
 
     @property
     def queued(self) -> int:
-        """Number of requests that wait."""
         return self._inner.queued
 
     def wake_at(self) -> int | None:
-        """Return when the inner scheduler wants to be woken."""
         return self._inner.wake_at()
 
     def short_ns(self, now_ns: int) -> int:
@@ -68,7 +66,6 @@ class LimitedScheduler:
             assert self._members[slot].state is MemberState.RUNNING, f"slot {slot} is offered without its resources"
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
-        """Take in one event at this monotonic time and return what follows from it, in order."""
         commands: list[Command] = []
         if isinstance(event, SlotIdle):
             self._note(self._inner.handle(SlotGone(event.slot), now_ns), commands)  # its batch is done
@@ -137,7 +134,6 @@ class LimitedScheduler:
             self._arbiter.stop(member)
 
     def _wanted(self) -> int:
-        """Return how many slots should wait for their resources."""
         return 0 if self._offered else self._inner.queued
 
     def _offer(self, slot: int, now_ns: int, commands: list[Command]) -> None:

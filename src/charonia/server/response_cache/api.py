@@ -98,9 +98,7 @@ class ResponseCache(Protocol):
         """Return its metrics."""
         ...
 
-    async def aclose(self) -> None:
-        """Release all resources."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 def own_copy(array: Array) -> Array:

@@ -53,7 +53,6 @@ def request_digest(request: InferRequest, *, with_parameters: bool) -> bytes:
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return about how many bytes are hashed for these tensors."""
     return sum(8 * t.array.size if t.datatype is DataType.BYTES else t.array.nbytes for t in tensors)
 
 

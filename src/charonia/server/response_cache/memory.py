@@ -61,7 +61,6 @@ class LruEntries(Generic[_T]):
         return True
 
     def forget(self, namespace: bytes) -> None:
-        """Remove every entry of a namespace."""
         for key in tuple(self._namespaces.get(namespace, ())):
             self._remove(key)
 
@@ -108,7 +107,6 @@ class LocalCache:
         done()
 
     def forget(self, namespace: bytes) -> None:
-        """Remove the entries of a namespace."""
         self._entries.forget(namespace)
 
     async def namespace(self, model: str, version: str, content: bytes) -> bytes:
@@ -116,7 +114,6 @@ class LocalCache:
         return secrets.token_bytes(NAMESPACE_BYTES)
 
     def families(self) -> list[Family]:
-        """Return its metrics."""
         entries = self._entries
         used = entries.byte_size / entries.byte_size_max
         return [*local_families(used, len(entries), entries.evictions), *cache_families(self._counters)]

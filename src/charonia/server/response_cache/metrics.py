@@ -33,12 +33,10 @@ class CacheCounters:
             self.misses += 1
 
     def inserted(self, duration_ns: int) -> None:
-        """Count an insertion."""
         self.insertion_ns += duration_ns
 
 
 def cache_families(counters: CacheCounters) -> list[Family]:
-    """Return the metrics that every cache has."""
     return [
         _plain("nv_cache_num_lookups", "gauge", "Look-ups in the response cache", counters.hits + counters.misses),
         _plain("nv_cache_num_hits", "gauge", "Look-ups that found a response", counters.hits),

@@ -79,7 +79,6 @@ class CacheOptions:
         return self.local_bytes or self.byte_size
 
     def problems(self) -> Iterator[str]:
-        """Yield all problems."""
         if self.byte_size and (self.local_bytes or self.redis is not None):
             yield "--response-cache-byte-size is the old form of --cache-config=local,size: give only one of them"
 

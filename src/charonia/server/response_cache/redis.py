@@ -153,7 +153,6 @@ class CircuitBreaker:
         self._pause_s = PAUSE_S
 
     def succeeded(self) -> None:
-        """An operation succeeded."""
         self._failures = 0
 
     def failed(self) -> bool:
@@ -242,7 +241,6 @@ class RedisCache:
         return sha256(name + epoch).digest()[:EPOCH_BYTES]
 
     def families(self) -> list[Family]:
-        """Return its metrics."""
         return [
             *cache_families(self._counters),
             *remote_families(self._breaker.is_up, self._errors, self._skipped),

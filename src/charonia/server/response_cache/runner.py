@@ -61,7 +61,6 @@ class CachedCall:
         self.timer: asyncio.TimerHandle | None = None
 
     def cancel(self) -> None:
-        """The caller has gone."""
         if not self.is_done:
             self.runner.cancel(self)
 
@@ -103,16 +102,13 @@ class CachedRunner:
 
     @property
     def pending(self) -> int | None:
-        """Number of requests that wait for an instance."""
         return self.inner.pending
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that are not answered."""
         return len(self._calls)
 
     def submit(self, request: InferRequest, reply: Reply) -> CachedCall:
-        """Take in a request; every outcome goes to `reply`."""
         call = CachedCall(self, request, reply, now_ns())
         self._calls.add(call)
         if self._order is not None and request.caller is None:
@@ -132,14 +128,12 @@ class CachedRunner:
         """Return None: the response is looked up first."""
 
     def cancel(self, call: CachedCall) -> None:
-        """The caller of an unanswered request has gone."""
         if call.ticket is not None:
             call.ticket.cancel()
         else:
             self._fail(call, ServingError(Code.CANCELLED, "the request was cancelled"), FailureReason.CANCELED)
 
     async def drain(self) -> None:
-        """Stop taking requests; return when every request in flight has been answered."""
         while self._calls:
             self._idle = asyncio.Event()
             await self._idle.wait()
@@ -191,7 +185,6 @@ class CachedRunner:
             self._limit_wait(call)
 
     def _found(self, flight: Flight[CachedCall], start_ns: int, response: CachedResponse | None) -> None:
-        """The look-up is done."""
         now = now_ns()
         flight.lookup_ns = now - start_ns
         if response is None:
@@ -232,7 +225,6 @@ class CachedRunner:
             call.ticket = ticket
 
     def _computed(self, flight: Flight[CachedCall], call: CachedCall, outcome: Outcome, final: bool) -> None:
-        """The leader of a flight has an outcome."""
         if not final or call.is_done:
             return
         call.ticket = None
@@ -276,7 +268,6 @@ class CachedRunner:
         self._finish(call, response)
 
     def _limit_wait(self, call: CachedCall) -> None:
-        """Apply the queue timeout to a call that waits for another one."""
         timeout_ns = queue_timeout_ns(self._policy, call.request.priority, call.request.timeout_us)
         if timeout_ns:
             call.timer = asyncio.get_running_loop().call_later(timeout_ns / _NS_PER_S, self._timed_out, call)
@@ -292,7 +283,6 @@ class CachedRunner:
             self._finish(call, error)
 
     def _finish(self, call: CachedCall, outcome: Outcome) -> None:
-        """Give a call its outcome."""
         call.is_done = True
         if call.timer is not None:
             call.timer.cancel()

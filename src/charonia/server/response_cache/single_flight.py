@@ -55,7 +55,6 @@ class Flight(Generic[_C]):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the remaining calls should run individually."""
         return self.failures >= FAILURES_MAX
 
 
@@ -80,6 +79,5 @@ class SingleFlight(Generic[_C]):
         return flight, False
 
     def end(self, flight: Flight[_C]) -> None:
-        """A flight accepts no more calls."""
         if self._flights.get((flight.key, flight.priority)) is flight:
             del self._flights[flight.key, flight.priority]

@@ -64,7 +64,6 @@ class ScaledInstances:
 
     @property
     def count(self) -> int:
-        """Number of instances."""
         return len(instances_of(self._runner))
 
     def counts(self) -> InstanceCount:

@@ -157,7 +157,6 @@ class InstanceRule:
         return text
 
     def check_invariants(self) -> None:
-        """Raise an AssertionError where the state contradicts itself."""
         assert self.bounds.least <= self._count <= self.bounds.most
         assert self._base_ns <= self.idle_for_ns <= max(self._base_ns, SHRINK_AFTER_NS_MAX)
         assert self._waiting_since_ns is None or self._spare_since_ns is None

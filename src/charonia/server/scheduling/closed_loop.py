@@ -39,7 +39,6 @@ class ClosedLoop:
 
     @property
     def running(self) -> int:
-        """Number of running requests."""
         return sum(self._running.values())
 
     def arrived(self) -> None:
@@ -49,7 +48,6 @@ class ClosedLoop:
             self._peak = self._inside
 
     def left_queue(self, count: int) -> None:
-        """So many queued requests were dropped or cancelled."""
         self._inside -= count
 
     def sent(self, slot: int, count: int) -> None:
@@ -59,7 +57,6 @@ class ClosedLoop:
         self._peak = self._inside
 
     def slot_ended(self, slot: int) -> None:
-        """The batch of a slot, if any, is done."""
         self._inside -= self._running.pop(slot, 0)
 
     def all_clients_queued(self, queued: int) -> bool:

@@ -108,7 +108,6 @@ class CandidateBatch:
             self._mark(policy)
 
     def end(self) -> None:
-        """The batch was sent or discarded."""
         if self._gathering is not None:
             self._gathering.end()
 
@@ -150,7 +149,6 @@ class DynamicBatcher:
 
     @property
     def queued(self) -> int:
-        """Number of requests that wait."""
         return len(self._queue.entries)
 
     def wake_at(self) -> int | None:
@@ -167,7 +165,6 @@ class DynamicBatcher:
         return self._idle.next() if self._idle.by_instance else None
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
-        """Take in one event at this monotonic time and return what follows from it, in order."""
         self._now_ns = now_ns
         commands: list[Command] = []
         expired = self._queue.expire(now_ns) if self._queue.deadlines else None
@@ -205,7 +202,6 @@ class DynamicBatcher:
         return commands
 
     def check_invariants(self) -> None:
-        """Raise an AssertionError where the state contradicts itself."""
         self._idle.check_invariants()
         self._queue.check_invariants()
         waits = bool(self._idle.by_instance and self._queue.entries)

@@ -92,7 +92,6 @@ class Pace:
             self.service_ns += (took_ns - self.service_ns) // (8 if self.service_ns else 1)
 
     def wait_ns(self, ahead: float, now_ns: int) -> float:
-        """Return how long a request will wait that has so many ahead of it."""
         return (1 + ahead // self.batch) * self.run_ns - (now_ns - self._last_ns)
 
 
@@ -119,7 +118,6 @@ class Overload:
         self._reason_ns = 0  # when a request was lost or refused
 
     def is_over(self, now_ns: int) -> bool:
-        """Return whether what was learned is no longer true."""
         return now_ns - self._reason_ns > QUIET * self.patience_ns
 
     def sheds(self, pace: Pace) -> bool:

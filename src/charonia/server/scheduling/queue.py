@@ -168,7 +168,6 @@ class Rank:
         return own + (own + 1) * others / flow.weight
 
     def check_invariants(self) -> None:
-        """Raise an AssertionError where the state contradicts itself."""
         assert self.lanes
         assert self.count == sum(len(lane.requests) for lane in self.lanes.values())
         for flow, lane in self.lanes.items():
@@ -397,7 +396,6 @@ class RequestQueue:
         rank.count += 1
 
     def _shedding(self, level: int, now_ns: int) -> Overload | None:
-        """Return the overload of a level that sheds requests."""
         overload = self.overloads.get(level)
         if overload is not None and overload.is_over(now_ns):
             del self.overloads[level]

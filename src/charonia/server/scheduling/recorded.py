@@ -79,7 +79,6 @@ class RecordedScheduler:
 
     @property
     def queued(self) -> int:
-        """Number of requests that wait."""
         return self._inner.queued
 
     @property
@@ -88,7 +87,6 @@ class RecordedScheduler:
         return tuple(self._steps)
 
     def wake_at(self) -> int | None:
-        """Return when the inner scheduler wants to be woken."""
         return self._inner.wake_at()
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
@@ -119,7 +117,6 @@ class RecordedScheduler:
         return [step for step in self._steps if step.concerns(id)]
 
     def check_invariants(self) -> None:
-        """Raise an AssertionError where the state contradicts itself."""
         self._inner.check_invariants()
         assert self._inner.queued == len(self._queued), f"{self._inner!r} has other requests than {self._queued}"
 

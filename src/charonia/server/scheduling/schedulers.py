@@ -73,7 +73,6 @@ class FailedScheduler:
         """Return None: there are no timeouts."""
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
-        """Drop every request."""
         return [Drop(event.id, DropReason.SCHEDULER_FAILED)] if isinstance(event, Submit) else []
 
     def check_invariants(self) -> None:

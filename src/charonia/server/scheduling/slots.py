@@ -116,7 +116,6 @@ class Slots:
         return f"<Slots [running {self.running} | idle {idle} | capacity {'+'.join(map(str, self._capacities))}]>"
 
     def instance_of(self, slot: int) -> int:
-        """Return the number of a slot's instance."""
         return slot % self._count
 
     def offer(self, slot: int) -> SlotIdle | None:
@@ -196,7 +195,6 @@ class Slots:
                 assert state in (SlotState.PARKED, SlotState.RUNNING), f"slot {slot} is beyond its instance's capacity"
 
     def _resize(self, instance: int, capacity: int) -> SlotChange:
-        """Change the capacity of an instance."""
         self._capacities[instance] = capacity
         free: list[int] = []
         gone: list[SlotGone] = []
@@ -233,7 +231,6 @@ class IdleSlots:
 
     @property
     def count(self) -> int:
-        """Number of idle slots."""
         return sum(map(len, self.by_instance.values()))
 
     def add(self, slot: int, instance: int) -> None:

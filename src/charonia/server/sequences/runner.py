@@ -207,12 +207,10 @@ class SequenceRunner(ModelRunner):
 
     @property
     def live(self) -> int:
-        """Number of live sequences."""
         return self._sequencer.live
 
     @property
     def is_iterative(self) -> bool:
-        """Whether each request is a whole sequence."""
         return self._is_iterative
 
     def holds(self, key: SequenceKey) -> bool:
@@ -226,11 +224,9 @@ class SequenceRunner(ModelRunner):
             runner._is_followed = True
 
     def instance_name(self, slot: int) -> str:
-        """Return the name of the instance with a slot."""
         return self._executors[slot].placement.name
 
     def view(self) -> SequencerView:
-        """Return the slots and the backlog."""
         return self._sequencer.view(now_ns())
 
     def reschedule(self, entry: PendingRequest) -> bool:
@@ -266,7 +262,6 @@ class SequenceRunner(ModelRunner):
         await super().drain()
 
     async def aclose(self) -> None:
-        """Close every executor; to be called when drained."""
         self._is_closed = True
         self._states.clear()
         self._repeated.clear()
@@ -332,7 +327,6 @@ class SequenceRunner(ModelRunner):
         return batch
 
     def _complete(self, request_id: int) -> SequenceRequest:
-        """Return a request with its controls and the states of its sequence."""
         place = self._sequencer.place(request_id)
         repeated = self._repeated.get(place.sequence)
         if repeated is not None:

@@ -81,12 +81,10 @@ class Sequencer:
 
     @property
     def queued(self) -> int:
-        """Number of requests that wait."""
         return len(self._waiting)
 
     @property
     def live(self) -> int:
-        """Number of sequences with a slot or in the backlog."""
         return self._table.live
 
     def holds(self, key: SequenceKey) -> bool:
@@ -95,7 +93,6 @@ class Sequencer:
         return sequence is not None and sequence.end is None
 
     def wants(self, slot: int) -> bool:
-        """Return whether a request is ready to run on an instance."""
         return bool(self._table.instances[slot].ready)
 
     def place(self, id: int) -> BatchRow:
@@ -116,7 +113,6 @@ class Sequencer:
         return self._table.take_ended()
 
     def view(self, now_ns: int) -> SequencerView:
-        """Return the slots and the backlog as they are."""
         return self._table.view(now_ns)
 
     def wake_at(self) -> int | None:
@@ -166,7 +162,6 @@ class Sequencer:
         return commands
 
     def check_invariants(self) -> None:
-        """Raise an AssertionError where the state contradicts itself."""
         self._table.check_invariants()
         for request_id, sequence in self._waiting.items():
             assert sum(each.id == request_id for each in sequence.queue) == 1, f"{request_id} does not wait once"
@@ -239,7 +234,6 @@ class Sequencer:
         self._cut(sequence, EndReason.CANCELLED, DropReason.CANCELLED, now_ns, commands, spare=id)
 
     def _lose(self, instance: Instance, now_ns: int, commands: list[Command]) -> None:
-        """An instance has lost its state."""
         for sequence in instance.rows:
             if sequence is None or not sequence.executions:
                 continue

@@ -179,7 +179,6 @@ class SequenceTable:
 
     @property
     def live(self) -> int:
-        """Number of sequences with a slot or in the backlog."""
         waiting = sum(1 for s in self._by_key.values() if s.instance is None)
         return waiting + sum(instance.count for instance in self.instances)
 
@@ -263,7 +262,6 @@ class SequenceTable:
         return None
 
     def wake_at(self) -> int | None:
-        """Return when the next delay, idle time or queue timeout ends, or None."""
         times = [each.due_ns for each in self.instances if each.due_ns is not None]
         if self.idle:
             times.append(next(iter(self.idle)).since_ns + self._policy.idle_ns)
@@ -274,12 +272,10 @@ class SequenceTable:
         return min(times, default=None)
 
     def take_ended(self) -> list[SequenceEnd]:
-        """Return the sequences that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def view(self, now_ns: int) -> SequencerView:
-        """Return the slots and the backlog as they are."""
         blocked = [s for s in self._by_key.values() if s.predecessor is not None]
         return SequencerView(
             self._policy.rows,

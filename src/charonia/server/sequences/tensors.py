@@ -74,7 +74,6 @@ class SequenceTensors:
         self.has_variable_states = any(-1 in state.dims for state in self._states)
 
     def initial_states(self) -> States:
-        """Return the initial states of a sequence."""
         return dict(self._initial)
 
     def complete(self, request: InferRequest, flags: int, states: States) -> SequenceRequest:

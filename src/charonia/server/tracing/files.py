@@ -156,7 +156,6 @@ class TraceFiles:
                 self._save(sampling, buffer)
 
     def close(self) -> None:
-        """Write the remaining traces."""
         for sampling in list(self._buffers):
             self.retire(sampling)
         if self._file is not None:

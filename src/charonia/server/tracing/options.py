@@ -77,11 +77,9 @@ class TraceOptions:
 
     @property
     def settings(self) -> TraceSettings:
-        """The settings that can change at run time."""
         return TraceSettings(self.level, self.rate, self.count, self.log_frequency)
 
     def problems(self) -> Iterator[str]:
-        """Yield all problems."""
         if self.mode is TraceMode.TRITON and self.level:
             if not self.file:
                 yield "--trace-config level: no file to write to is given, e.g. --trace-config triton,file=trace.json"

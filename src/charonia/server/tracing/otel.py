@@ -84,7 +84,6 @@ class OtelExport:
             raise invalid(f"--trace-config opentelemetry, OTEL_BSP_*: {error}") from error
 
     def write(self, sampling: Sampling, tree: TraceTree, is_complete: bool) -> None:
-        """Take a trace. See `charonia.server.tracing.writer.Sink`."""
         offset_ns = time.time_ns() - time.monotonic_ns()
         for span in _Spans(tree, self._resource, offset_ns).make():
             self._processor.on_end(span)

@@ -42,7 +42,6 @@ class Sampling:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its count was reached and every trace was handed over."""
         return self.count_left == 0 and not self.open
 
     def pick(self, remote: RemoteParent | None) -> bool:

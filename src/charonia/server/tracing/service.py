@@ -58,7 +58,6 @@ class TracingService:
 
     @property
     def can_trace(self) -> bool:
-        """Whether requests may ever be traced: traces have a destination."""
         return self._writer is not None
 
     @property
@@ -67,7 +66,6 @@ class TracingService:
         return self._writer.dropped if self._writer is not None else 0
 
     async def settings(self, model: str = "") -> dict[str, list[str]]:
-        """Return the settings of a model, or with "" those of the server, by name in the protocol."""
         settings = self._table.of_model(model) if model else self._table.of_server()
         sampling = self._samplings.get(model, self._samplings[""])
         shown = {
@@ -85,11 +83,6 @@ class TracingService:
         return shown
 
     async def change(self, model: str, change: Change) -> None:
-        """Change the settings of a model, or with "" of the server.
-
-        Raises:
-            ServingError: INVALID_ARG for settings that enable tracing without a rate or a destination.
-        """
         if not change:
             return
         table = self._table.copy()

@@ -113,7 +113,6 @@ class Canary:
 
     @property
     def percent(self) -> float:
-        """What the canary gets in the present step."""
         return self.plan.steps[self.step]
 
     def start(self) -> list[CanaryCommand]:
@@ -126,7 +125,6 @@ class Canary:
         return [SetShare(self.percent), Say(text)]
 
     def wake_at(self) -> int | None:
-        """Return when to look again; None when it is over."""
         return None if self.state.is_over else self._looked_ns + LOOK_NS
 
     def handle(self, event: CanaryEvent, now_ns: int) -> list[CanaryCommand]:

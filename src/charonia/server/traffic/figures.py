@@ -136,7 +136,6 @@ class ShadowFigures:
             self.same += 1
 
     def latency_us(self) -> dict[str, float]:
-        """Return the percentiles of the latest latencies in us; none where there are none."""
         return percentiles_us(self._latest)
 
     def take(self) -> tuple[int, int]:

@@ -152,7 +152,6 @@ class TrafficService:
             return []
 
     def families(self) -> list[Family]:
-        """Return the metrics."""
         return traffic_families(self._models.values())
 
     # For the engine that follows.

@@ -99,7 +99,6 @@ class _Copy:
         self._loop = asyncio.get_running_loop()
 
     def __call__(self, outcome: Outcome, final: bool) -> None:
-        """Take in the answer that is given to the client."""
         try:
             self._reply(outcome, final)
         finally:
@@ -130,7 +129,6 @@ class _Copy:
         runner.submit(self._request, self._copied)
 
     def _copied(self, outcome: Outcome, final: bool) -> None:
-        """Take in the answer to the copy."""
         if not final:
             return
         latency_ns = now_ns() - self._sent_ns

@@ -59,11 +59,9 @@ class SplitRunner:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that are not answered."""
         return sum(self._traffic.figures(version).in_flight for version in self.runners)
 
     def submit(self, request: InferRequest, reply: Reply) -> Ticket:
-        """Take in a request; every outcome goes to `reply`."""
         version = self._version_for(request)
         figures = self._traffic.figures(version)
         if self._shadowing is not None:
@@ -108,7 +106,6 @@ class _Counted:
         self._begun_ns = now_ns()
 
     def __call__(self, outcome: Outcome, final: bool) -> None:
-        """Take in an outcome and pass it on."""
         is_error = isinstance(outcome, ServingError)
         if final:
             if is_error and outcome.code is Code.CANCELLED:  # type: ignore[union-attr]
@@ -122,7 +119,6 @@ class _Counted:
 
 
 def unsplit(runner: Runner) -> Runner:
-    """Return the runner of a version that stands for a model."""
     return runner.main if isinstance(runner, SplitRunner) else runner
 
 

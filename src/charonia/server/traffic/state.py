@@ -58,12 +58,10 @@ class ModelTraffic(Generic[R]):
 
     @property
     def settings(self) -> TrafficSettings:
-        """The settings that hold."""
         return self.requested or self.configured or NO_TRAFFIC
 
     @property
     def running(self) -> Canary | None:
-        """The canary plan that is not over."""
         return self.canary if self.canary is not None and not self.canary.state.is_over else None
 
     @property
@@ -72,7 +70,6 @@ class ModelTraffic(Generic[R]):
         return self.settings != NO_TRAFFIC
 
     def weights(self) -> list[tuple[int, float]]:
-        """Return the weights in the order of the versions."""
         return sorted(self.settings.weights.items())
 
     def shares(self) -> dict[int, float]:
@@ -110,5 +107,4 @@ class ModelTraffic(Generic[R]):
 
 
 def state_text(state: CanaryState) -> str:
-    """Return a state in words."""
     return state.value.replace("_", " ")

@@ -20,7 +20,6 @@ CANARY = "charonia_traffic_canary_percent"
 
 
 def traffic_metric_names() -> tuple[str, ...]:
-    """Return the names of all metrics of this module."""
     return (REQUESTS, ERRORS, SHARE, SHADOW, CANARY)
 
 

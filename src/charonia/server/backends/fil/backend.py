@@ -179,7 +179,6 @@ class FilBackend:
         return FilModel(path, model_type, config, plan)
 
     async def aclose(self) -> None:
-        """End the processes that files are tried in."""
         await self._prober.aclose()
 
 

@@ -75,7 +75,6 @@ class XGBoostPredictor(Library):
             self._booster.set_param({"objective": "multi:softprob"})  # the same, but for the scores behind the class
 
     def scores(self, rows: Rows) -> Rows:
-        """Return the scores."""
         found = self._booster.inplace_predict(rows, validate_features=False)
         return np.asarray(found, np.float32).reshape(len(rows), self.forest.scores)
 
@@ -106,7 +105,6 @@ class LightGBMPredictor(Library):
         self._booster = lightgbm.Booster(model_str=(trees + end + b"\n").decode())
 
     def scores(self, rows: Rows) -> Rows:
-        """Return the scores."""
         # Always one thread: the number is global, and a call with another one would change it for those that run.
         found = self._booster.predict(rows, num_iteration=-1, num_threads=1)
         return np.asarray(found, np.float32).reshape(len(rows), self.forest.scores)

@@ -104,7 +104,6 @@ class Probe:
 
     @property
     def unreadable(self) -> str:
-        """The beginning of an error."""
         return f"model '{self.model}': '{self.path.name}' cannot be read as {self.model_type}"
 
 
@@ -135,7 +134,6 @@ class Prober:
             self._passed[probe.path] = key
 
     async def aclose(self) -> None:
-        """End the processes."""
         for template in self._templates.values():
             if template is not None:
                 await template.aclose()

@@ -47,7 +47,6 @@ class PredictorChoice:
     part_rows: int
 
     def of(self, rows: int) -> Predictor:
-        """Return the predictor of a batch."""
         return self.predictors[bisect_left(self.edges, rows)]
 
     def __str__(self) -> str:

@@ -47,7 +47,6 @@ class ImageModel:
         return ImageInstance(self._config, self._plan, self._pool)
 
     def memory(self) -> list[MemoryUsage]:
-        """Return nothing: there are no weights."""
         return []
 
     async def aclose(self) -> None:
@@ -62,7 +61,6 @@ class ImageBackend:
     name = "image"
 
     def uses_gpus(self) -> bool:
-        """Return False."""
         return False
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
@@ -100,8 +98,7 @@ class ImageBackend:
         await asyncio.to_thread(Image.init)  # imports the decoders
         return ImageModel(config, plan)
 
-    async def aclose(self) -> None:
-        """Do nothing: there are no resources."""
+    async def aclose(self) -> None: ...
 
 
 def _plan(config: ModelConfig) -> ImagePlan:

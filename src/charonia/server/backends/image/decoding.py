@@ -104,7 +104,6 @@ def _decoded(image: Image.Image, plan: ImagePlan, place: str) -> tuple[Image.Ima
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """Return how an image is made upright."""
     try:
         orientation = image.getexif().get(_ORIENTATION)
     except Exception:  # as above; viewers show an image with broken EXIF data, too
@@ -126,7 +125,6 @@ def _check_work(framing: Framing, plan: ImagePlan, place: str) -> None:
 
 
 def _colored(image: Image.Image, plan: ImagePlan) -> Image.Image:
-    """Return the image in the mode of the plan's color."""
     mode = "L" if plan.color is Color.GRAY else "RGB"
     if image.mode in ("I", "I;16", "I;16B"):  # 16 bits of gray, of which Pillow would cut off all above 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

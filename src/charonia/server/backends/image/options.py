@@ -118,7 +118,6 @@ class ImagePlan:
 
     @property
     def channels(self) -> int:
-        """Number of channels."""
         return 1 if self.color is Color.GRAY else 3
 
     @property

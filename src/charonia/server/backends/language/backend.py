@@ -66,7 +66,6 @@ class LanguageBackend(ABC):
         """
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and instances."""
         return Completion(*complete_language(config, self.kind, self.routes, self.more_inputs, self.more_outputs))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "LanguageModel":
@@ -88,7 +87,6 @@ class LanguageBackend(ABC):
 
     @classmethod
     def install_hint(cls) -> str:
-        """Return how the package of the engine is installed."""
         return extra_hint(cls.extra)
 
     async def aclose(self) -> None:  # noqa: B027 # some have something to do

@@ -125,7 +125,6 @@ def read_parameters(config: ModelConfig, file: bytes | None) -> tuple[dict[str, 
 
 
 def remarks(config: ModelConfig) -> Iterator[str]:
-    """Yield a warning for each parameter of the configuration that is unknown."""
     for name in sorted(config.parameters.keys() - SERVER_PARAMETERS - _READ.keys() - set(_OTHERS)):
         yield f"model '{config.name}': the llama_cpp backend has no parameter '{name}', it has no effect{_near(name)}"
 

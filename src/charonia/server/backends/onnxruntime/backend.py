@@ -224,8 +224,7 @@ class OnnxRuntimeBackend:
             return await OpenVinoBackend().load(files, named, settings)
         return OnnxRuntimeModel(path, seen_by_model(config), plan, verbose=settings.verbose)
 
-    async def aclose(self) -> None:
-        """Do nothing: models share no resources."""
+    async def aclose(self) -> None: ...
 
     def _plan(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> SessionPlan:
         plan, problems = read_plan(config, settings.values)

@@ -46,7 +46,6 @@ class OnnxRuntimeInstance(ArrayInstance):
             self._options = options
 
     def close(self) -> None:
-        """Release the session."""
         self._run = None
 
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:

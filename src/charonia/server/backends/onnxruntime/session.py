@@ -252,7 +252,6 @@ def signature_of(session: Session, model_name: str) -> tuple[Signature, list[str
 
 
 def unsendable_outputs(session: Session) -> dict[str, str]:
-    """Return the type of each output that the protocol has no datatype for, by name."""
     return {argument.name: argument.type for argument in session.get_outputs() if _datatype(argument) is None}
 
 

@@ -88,11 +88,6 @@ class OpenVinoBackend:
         return False
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.
-
-        Raises:
-            ServingError: The model cannot be read, or contradicts the configuration.
-        """
         if config.input and config.output:
             return Completion(config)
         plan = _plan(config, settings)
@@ -129,8 +124,7 @@ class OpenVinoBackend:
             )
         return OpenVinoModel(_path(files, config), seen_by_model(config), plan)
 
-    async def aclose(self) -> None:
-        """Do nothing: models share no resources."""
+    async def aclose(self) -> None: ...
 
 
 def _plan(config: ModelConfig, settings: BackendSettings) -> OpenVinoPlan:

@@ -77,7 +77,6 @@ class PythonBackend:
         self.name = folder.name if folder is not None else "python"
 
     def uses_gpus(self) -> bool:
-        """Return True: whether to use the GPU is up to the model."""
         return True
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
@@ -211,11 +210,9 @@ class PythonModel:
         return reshaped(instance, self._config)
 
     def memory(self) -> list[MemoryUsage]:
-        """Return the resident memory of all workers."""
         return [MemoryUsage("CPU", 0, sum(i.resident_bytes() for i in self._instances))]
 
     def workers(self) -> list[WorkerState]:
-        """Return the current state of each instance's worker."""
         return [
             WorkerState(i.name, i.resident_bytes(), i.health.restarts, i.health.problem, i.cpu_seconds())
             for i in self._instances
@@ -269,11 +266,9 @@ class ThreadedPythonModel:
         return []
 
     async def is_ready(self) -> bool:
-        """Return whether all instances report that they are ready."""
         return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not i.is_closed)))
 
     async def aclose(self) -> None:
-        """Do nothing more: the instances are closed."""
         self._instances.clear()
 
 

@@ -101,7 +101,6 @@ class Batches:
         self._told_awake_ns = 0
 
     def __len__(self) -> int:
-        """Number of batches that are not finished or have open requests."""
         return len(self._queue) + len(self._left_open)
 
     # Called for the engine

@@ -112,7 +112,6 @@ class ModelCalls:
         self._open: dict[int, _OpenCall] = {}
 
     def __len__(self) -> int:
-        """Number of unanswered calls."""
         return len(self._open)
 
     def start(
@@ -172,7 +171,6 @@ class ModelCalls:
             call.fail(error)
 
     def cancel_batch(self, sink: BatchSink) -> None:
-        """Cancel the calls of a batch whose callers have all gone."""
         for call in [call for call in self._open.values() if call.sink is sink]:
             call.cancel()
 

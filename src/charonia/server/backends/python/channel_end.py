@@ -102,7 +102,6 @@ class ChannelEnd:
             self._write()
 
     def drop(self, regions: list[int]) -> None:
-        """Unmap regions that the other end has freed."""
         self._mappings.drop(regions)
 
     def read(self) -> bool | None:
@@ -209,7 +208,6 @@ class TensorLink:
         self._freed: list[int] = []  # our own regions
 
     def outgoing(self) -> Outgoing:
-        """Return an empty message to place tensors in."""
         return Outgoing(self._sender.pool)
 
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:

@@ -40,7 +40,6 @@ class WorkerContent:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape."""
         return self.array.shape
 
     def to_host(self) -> Array:

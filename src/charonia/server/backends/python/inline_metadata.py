@@ -35,7 +35,6 @@ class InlineMetadata:
     requires_python: str = ""
 
     def accepts(self, version: tuple[int, ...]) -> bool:
-        """Return whether an interpreter of a version, such as (3, 12, 1), will do."""
         return all(_holds(clause, version) for clause in self.requires_python.split(",") if clause.strip())
 
 

@@ -102,7 +102,6 @@ class PythonInstance:
             raise
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        """Start to run the requests as one batch."""
         self._batches.add(sink, requests)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
@@ -111,7 +110,6 @@ class PythonInstance:
             self._services.calls.cancel_batch(sink)
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
-        """Have each later worker complete these batches before it gets requests."""
         self._supervisor.warm_up = batches
 
     def when_lost(self, lost: Callable[[], None]) -> None:

@@ -140,17 +140,14 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @property
     def unsent(self) -> int:
-        """Number of buffers that wait for the worker to read."""
         return len(self._channel.unsent)
 
     @property
     def pool(self) -> RegionPool:
-        """The server's regions that the worker may have."""
         return self._channel.pool
 
     def resident_bytes(self) -> int:
@@ -174,7 +171,6 @@ class WorkerProcess:
             return 0.0
 
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
-        """Send a message. See `ChannelEnd.send`."""
         self._channel.send(header, outgoing, at_once=at_once)
 
     def soon(self, action: Callable[[], None]) -> None:
@@ -183,7 +179,6 @@ class WorkerProcess:
             self._loop.call_soon_threadsafe(action)
 
     def drop(self, regions: list[int]) -> None:
-        """Unmap regions that the worker has freed."""
         self._channel.drop(regions)
 
     def kill(self, reason: str) -> None:
@@ -206,7 +201,6 @@ class WorkerProcess:
         self._end()
 
     def _kill_group(self) -> None:
-        """Kill the process and its children."""
         if self._process.returncode is None:  # not reaped yet, so the pid is not reused
             with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left
                 os.killpg(self._process.pid, signal.SIGKILL)

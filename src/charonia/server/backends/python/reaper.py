@@ -29,7 +29,6 @@ class Reaper:
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Remove a process group that has ended."""
         if self._owner == os.getpid() and group in self._groups:
             self._groups.discard(group)
             self._tell(f"-{group}\n")

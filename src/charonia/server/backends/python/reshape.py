@@ -44,11 +44,9 @@ class ReshapedInstance:
             mine.closed(index)
 
     def forget(self, sink: BatchSink) -> None:
-        """Remove a batch whose requests are all over."""
         self._sinks.pop(sink, None)
 
     async def aclose(self) -> None:
-        """Close the instance."""
         await self._instance.aclose()
 
     def answered(self, result: Result) -> Result:
@@ -115,7 +113,6 @@ class ReshapingSink:
         self._sink.finish(input_end_ns, output_start_ns, error, leaves_open=leaves_open)
 
     def is_cancelled(self, index: int) -> bool:
-        """Return whether the caller of a request has gone."""
         return self._sink.is_cancelled(index)
 
     def frame(self) -> CallFrame:

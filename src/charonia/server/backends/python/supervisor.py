@@ -78,7 +78,6 @@ class WorkerHealth:
         return had_problem
 
     def answered(self) -> None:
-        """Note that the worker has answered a batch."""
         self._failures = 0
 
 
@@ -191,7 +190,6 @@ class WorkerSupervisor:
         self._warm_up_next()
 
     def failed(self, reason: str) -> None:
-        """The worker reports why it is about to exit."""
         self._reason = reason
 
     def _start_process(self) -> None:
@@ -224,7 +222,6 @@ class WorkerSupervisor:
             self._warm_up_next()
 
     def _begin(self) -> None:
-        """The worker is ready for requests."""
         self.state = WorkerPhase.READY
         self._stop_timer()
         if self.health.ready():
@@ -243,7 +240,6 @@ class WorkerSupervisor:
         return link
 
     def _ended(self, reason: str) -> None:
-        """The worker process has ended."""
         self._unlink()
         self._stop_timer()
         if self.state is WorkerPhase.CLOSED:
@@ -288,14 +284,12 @@ class WarmUpSink:
         self._problem = ""
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Handle a response."""
         if isinstance(result, ServingError):
             self._problem = self._problem or result.message
 
     def finish(
         self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
     ) -> None:
-        """Handle the end of the batch."""
         self._done(self._problem or (error.message if error is not None else ""))
 
     def is_cancelled(self, index: int) -> bool:
@@ -303,5 +297,4 @@ class WarmUpSink:
         return False
 
     def frame(self) -> CallFrame:
-        """Return the caller of requests."""
         return self._frame

@@ -108,7 +108,6 @@ class WorkerTemplate:
 
     @property
     def pid(self) -> int:
-        """Its process, 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def acquire(self) -> None:

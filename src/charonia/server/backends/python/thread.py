@@ -136,7 +136,6 @@ class ThreadInstance:
             raise
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        """Start to run the requests as one batch."""
         if self._is_closed:
             now = time.monotonic_ns()
             sink.finish(now, now, unavailable(f"instance '{self.name}' is closed"))
@@ -149,7 +148,6 @@ class ThreadInstance:
         self._thread.queue.put(handed)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
-        """Notify the model that a request's caller has gone; its calls end when all callers of the batch have gone."""
         handed = next((h for h in self._handed.values() if h.sink is sink), None)
         if handed is None:
             return
@@ -160,7 +158,6 @@ class ThreadInstance:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
         return self._is_closed
 
     async def aclose(self) -> None:
@@ -197,22 +194,18 @@ class ThreadInstance:
         calls.start(call.number, request, reply, work=work, trace=trace, allows_decoupled=call.decoupled)
 
     def end(self, number: int) -> None:
-        """Cancel a call of the model."""
         self._services.calls.cancel(number)
 
     def control(
         self, action: str, name: str, options: dict[str, object], answer: Callable[[tuple[object, ...]], None]
     ) -> None:
-        """Run a control request of the model."""
         self._services.control(action, name, options, answer, is_ready=True)
 
     def update(self, updates: Iterable[tuple[Any, ...]], answer: Callable[[tuple[object, ...]], None]) -> None:
-        """Apply updates of the model's metrics."""
         for update in updates:
             self._services.update(update, answer)
 
     def raised(self, request_ids: Sequence[str], traceback: str) -> None:
-        """Log an exception of `execute`."""
         self._services.raised(self.name, request_ids, traceback)
 
     def respond(self, number: int, index: int, result: Result | None, final: bool) -> None:
@@ -255,7 +248,6 @@ class ThreadInstance:
             self._started.set_result(None)
 
     def ended(self) -> None:
-        """The model is finalized."""
         self._ended.set_result(None)
 
     def _forget_if_over(self, handed: _Handed) -> None:

@@ -138,7 +138,6 @@ class PyTorchModel:
         return list(self._memory)
 
     async def is_ready(self) -> bool:
-        """Return whether the devices of all instances still work."""
         return not any(each.problem for each in self._instances if not each.is_closed)
 
     async def aclose(self) -> None:
@@ -196,11 +195,6 @@ class PyTorchBackend:
         return gpu_count() > 0
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.
-
-        Raises:
-            ServingError: The model cannot be read, or contradicts the configuration.
-        """
         plan = _plan(config, settings)
         source = await asyncio.to_thread(find_source, files, config)
         notes: list[str] = []

@@ -90,7 +90,6 @@ class ComputeDevice(Protocol):
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """Return the parts as one new array."""
     return np.concatenate(parts) if len(parts) > 1 else np.array(parts[0], order="C")
 
 
@@ -98,7 +97,6 @@ class CpuDevice:
     """The memory of the CPU."""
 
     def running(self) -> AbstractContextManager[object]:
-        """Return nothing to enter."""
         return nullcontext()
 
     def put(self, parts: Sequence[Array]) -> torch.Tensor:
@@ -174,7 +172,6 @@ class GpuDevice:
 
     @property
     def keeps(self) -> bool:
-        """True."""
         return True
 
     def wait(self) -> None:
@@ -225,12 +222,10 @@ class TorchContent:
 
     @property
     def native(self) -> object:
-        """The tensor."""
         return self._tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
         return tuple(self._tensor.shape)
 
     def to_host(self) -> Array:

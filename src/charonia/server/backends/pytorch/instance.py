@@ -77,11 +77,9 @@ class PyTorchInstance:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
         return self._program is None
 
     def close(self) -> None:
-        """Release the model."""
         self._program = None
 
     def _execute_alone(self, request: InferRequest) -> Result:

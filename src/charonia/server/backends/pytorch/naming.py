@@ -79,7 +79,6 @@ class Leaf:
 
     @property
     def place(self) -> str:
-        """The path as it is written in configurations."""
         return str(self.path[0]) + "".join(f"[{key}]" for key in self.path[1:])
 
 

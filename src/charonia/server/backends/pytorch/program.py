@@ -88,7 +88,6 @@ class Leaves:
     leaves: tuple[Leaf, ...]
 
     def bind(self, names: Sequence[str]) -> Template:
-        """Return how to call the model with inputs of these names. Raises ServingError."""
         return bind_leaves(names, self.template, self.leaves)
 
 
@@ -123,5 +122,4 @@ class Program:
 
 
 def weights_of(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
-    """Return the parameters and buffers of a module."""
     return (*module.parameters(), *module.buffers())

@@ -75,7 +75,6 @@ def load(path: Path, device: torch.device | None, plan: RunPlan) -> Program:
 
 
 def parameters_of(module: Any) -> Iterator[Parameter]:
-    """Yield the arguments of `forward`."""
     for argument in module.forward.schema.arguments[1:]:
         kind = _KINDS.get(str(argument.type), ParameterKind.OTHER)
         yield Parameter(argument.name, kind, not argument.has_default_value(), argument.kwarg_only)

@@ -159,8 +159,7 @@ class SklearnBackend:
             raise_problems(config.name, problems)
         return SklearnModel(path, estimator, features, config)
 
-    async def aclose(self) -> None:
-        """Do nothing: models share no resources."""
+    async def aclose(self) -> None: ...
 
 
 def _plan(config: ModelConfig) -> EstimatorPlan:

@@ -66,7 +66,6 @@ class Features:
         return feed
 
     def known_texts(self, name: str) -> tuple[str, ...]:
-        """Return texts that the estimator knows for an input."""
         return self.texts.get(name) or next(iter(self.texts.values()), ()) or (EXAMPLE_TEXT,)
 
     def table(self, feed: Mapping[str, Array]) -> Any:

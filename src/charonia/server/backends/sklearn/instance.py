@@ -70,7 +70,6 @@ class SklearnInstance(ArrayInstance):
         self._datatypes: dict[str, DataType] = {plan.name: plan.datatype for plan in self.outputs}
 
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
-        """Call the method of each output."""
         return [as_datatype(array, self._datatypes[name]) for name, array in self.answers(names, feed).items()]
 
     def answers(self, names: Sequence[str], feed: dict[str, Array]) -> dict[str, Array]:

@@ -35,7 +35,6 @@ def outputs_of(estimator: Any, rows: Any) -> list[str]:
 
 
 def provided(estimator: Any) -> list[str]:
-    """Return all outputs that an estimator can answer."""
     return [output for output, method in METHODS.items() if hasattr(estimator, method)]
 
 

@@ -50,7 +50,6 @@ class DescribedModel:
     folder: tempfile.TemporaryDirectory[str] | None = None
 
     def close(self) -> None:
-        """Remove what was made."""
         if self.folder is not None:
             self.folder.cleanup()
 

@@ -138,7 +138,6 @@ class GraphShapes:
     lower: Mapping[str, Shape]
 
     def serves(self, shapes: Mapping[str, Shape]) -> bool:
-        """Whether the graph can run inputs of these shapes."""
         return all(
             len(shape) == len(self.upper[name])
             and all(
@@ -149,7 +148,6 @@ class GraphShapes:
 
 
 def graph_specs(config: ModelConfig) -> tuple[GraphSpec, ...]:
-    """Return the graphs that the configuration names."""
     return _cuda(config).graph_spec
 
 

@@ -172,11 +172,9 @@ class Profile:
         return total
 
     def usual(self) -> dict[str, Shape]:
-        """Return the shapes that it was optimised for."""
         return {name: best for name, (_, best, _) in self.ranges.items()}
 
     def largest(self) -> dict[str, Shape]:
-        """Return the largest shapes."""
         return {name: high for name, (_, _, high) in self.ranges.items()}
 
     def batch_max(self) -> int:

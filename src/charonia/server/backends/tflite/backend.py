@@ -55,7 +55,6 @@ class TfliteModel:
         return [MemoryUsage("CPU", 0, (1 + self._count) * len(self._program.content))]
 
     async def aclose(self) -> None:
-        """Return the memory of the interpreters to the system."""
         await asyncio.to_thread(release_freed_memory)
 
 
@@ -65,15 +64,9 @@ class TfliteBackend:
     name = "tflite"
 
     def uses_gpus(self) -> bool:
-        """Return False: models run on the CPU."""
         return False
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.
-
-        Raises:
-            ServingError: The model cannot be read, or contradicts the configuration.
-        """
         if config.input and config.output:
             return Completion(config)
         plan = _plan(config, settings)
@@ -103,8 +96,7 @@ class TfliteBackend:
             raise_problems(config.name, problems)
         return TfliteModel(program, config, plan.threads)
 
-    async def aclose(self) -> None:
-        """Do nothing: models share no resources."""
+    async def aclose(self) -> None: ...
 
 
 def _plan(config: ModelConfig, settings: BackendSettings) -> TflitePlan:

@@ -52,7 +52,6 @@ class VllmBackend(LanguageBackend):
         return Completion(*complete_language(config, self.kind, routes_of(arguments), self.more_inputs))
 
     async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
-        """Return the arguments of the engine and the adapters."""
         return await asyncio.to_thread(
             lambda: engine_options(config, _text(files, config, ARGUMENTS_FILE) or "", _text(files, config, LORAS_FILE))
         )

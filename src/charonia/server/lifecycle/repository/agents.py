@@ -116,7 +116,6 @@ class AgentModel:
         return folder
 
     def remove_folders(self) -> None:
-        """Remove the folders that `make_folder` has made."""
         while self._made:
             self._made.pop().remove()
 

@@ -38,7 +38,6 @@ class ChunkWriter:
         return f'{self._head}, "choices": [{{"index": 0, {delta}, "logprobs": null, "finish_reason": null}}]}}'.encode()
 
     def text(self, text: str) -> bytes:
-        """Return a chunk with more text."""
         return f"{self._before}{encode_basestring(text)}{self._after}null}}]}}".encode("utf-8", "replace")
 
     def last(self, text: str, finish_reason: str, stop_reason: int | str | None) -> bytes:
@@ -47,7 +46,6 @@ class ChunkWriter:
         return f"{self._before}{encode_basestring(text)}{self._after}{reasons}}}]}}".encode("utf-8", "replace")
 
     def usage(self, usage: Mapping[str, object]) -> bytes:
-        """Return the chunk that says how many tokens were used."""
         return f'{self._head}, "choices": [], "usage": {json.dumps(usage)}}}'.encode()
 
 

@@ -198,7 +198,6 @@ class Engine:
             answer.send_document(await self._post(route, content))
 
     async def _answer_several(self, request: "LanguageRequest", body: dict[str, Any]) -> None:
-        """Answer a request of several choices."""
         choices = SeveralChoices(body)
 
         def take(event: bytes) -> None:
@@ -299,7 +298,6 @@ class _OpenAIAnswer:
         self._request.send(outputs, _usage(self._counted), final=True)
 
     def send_document(self, body: bytes) -> None:
-        """Send an answer that is not streamed."""
         self._request.send({"text_output": self._renamed(body)}, _usage(json.loads(body)), final=True)
 
     def _flush(self) -> None:

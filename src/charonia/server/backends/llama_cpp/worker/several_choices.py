@@ -46,7 +46,6 @@ class SeveralChoices:
         return chunk
 
     def usage_chunk(self) -> dict[str, Any]:
-        """Return the chunk with the usage of all choices."""
         return {**self._head, "choices": [], "usage": self._usage()}
 
     def document(self) -> dict[str, Any]:

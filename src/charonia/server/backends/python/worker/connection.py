@@ -80,15 +80,12 @@ class WorkerConnection:
         self.reader.wait(inbox)
 
     def poll(self) -> None:
-        """Handle messages that have arrived, without waiting."""
         self.reader.poll()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Handle messages also while this event loop runs."""
         self.reader.attach(loop)
 
     def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
-        """Answer a request through its sender."""
         self.respond_together(((batch, index, result, final),))
 
     def respond_together(self, answers: Sequence[Answer]) -> None:
@@ -121,7 +118,6 @@ class WorkerConnection:
         writer.run_deferred()
 
     def end(self, call: ModelCall) -> None:
-        """Cancel a call that has no last outcome yet."""
         if call.number in self._calls:  # it stays there until its last reply, which comes in any case
             self.writer.send(("call_cancel", call.number))
 
@@ -142,7 +138,6 @@ class WorkerConnection:
         return self._ask(number, ("control", number, action, model_name, options))
 
     def make_number(self) -> int:
-        """Return a number that nothing else of this host has."""
         return next(self._numbers)
 
     def ask_metrics(self, update: tuple[Any, ...]) -> Any:
@@ -150,7 +145,6 @@ class WorkerConnection:
         return self._ask(update[1], ("metrics", [update]))
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
-        """Report updates of metrics."""
         self.writer.send(("metrics", updates))
 
     def later(self, action: Callable[[], None]) -> None:

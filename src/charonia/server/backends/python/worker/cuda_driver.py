@@ -154,12 +154,10 @@ class Driver:
             self.call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def to_host(self, context: ctypes.c_void_p, target: Any, address: int) -> None:
-        """Copy device memory to a buffer of the host."""
         with self.current(context):
             self.call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(len(target)))
 
     def to_device(self, context: ctypes.c_void_p, address: int, data: bytes) -> None:
-        """Copy bytes of the host to device memory."""
         with self.current(context):
             self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
 

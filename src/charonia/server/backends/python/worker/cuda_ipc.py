@@ -363,7 +363,6 @@ class CapsuleArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape."""
         return self._layout.shape
 
     def cpu(self) -> Array:

@@ -139,7 +139,6 @@ def read(source: Any, name: str) -> tuple[Array, str]:
 
 
 def is_capsule(source: object) -> bool:
-    """Return whether an object is a capsule."""
     return type(source).__name__ == "PyCapsule"
 
 

@@ -78,7 +78,6 @@ class Function:
             given["parameters"][EXAMPLE] = {"string_value": example}
 
     def _of_object(self) -> Signature:
-        """Call an object with its example."""
         definition = self.definition
         if isinstance(definition.example, (list, tuple)):
             definition.example = np.asarray(definition.example)

@@ -221,7 +221,6 @@ class _Batches:
             self.calls.append((*function.arguments(joined, sum(size for _, size in places)), places))
 
     def answer(self, places: list[tuple[int, int]], returned: Any) -> None:
-        """Split what a call has returned."""
         written = self._function.write(returned, sum(size for _, size in places))
         start = 0
         for index, size in places:
@@ -243,11 +242,9 @@ class _Calls:
         self._functions: dict[str, Function] = {}
 
     def call(self, model: str, inputs: Mapping[str, object]) -> dict[str, Array]:
-        """Call a model and wait."""
         return _outputs(self._request(model, inputs).exec())
 
     async def call_async(self, model: str, inputs: Mapping[str, object]) -> dict[str, Array]:
-        """Call a model."""
         return _outputs(await self._request(model, inputs).async_exec())
 
     def _request(self, model: str, inputs: Mapping[str, object]) -> InferenceRequest:
@@ -312,7 +309,6 @@ def _outputs(response: Any) -> dict[str, Array]:
 
 
 def _joined(values: list[Any]) -> Any:
-    """Return the batch of several batches."""
     if len(values) == 1:
         return values[0]
     if isinstance(values[0], np.ndarray):

@@ -40,15 +40,12 @@ class Kind:
 
     @property
     def data_type(self) -> str:
-        """Name of the datatype in configurations."""
         return "TYPE_STRING" if self.dtype == OBJECT else f"TYPE_{datatypes.WIRE[self.dtype]}"
 
     def read(self, array: Array) -> Any:
-        """Return the value of a tensor."""
         raise NotImplementedError
 
     def write(self, value: Any) -> Array:
-        """Return the tensor of a value."""
         raise NotImplementedError
 
     def example(self) -> Any:
@@ -56,7 +53,6 @@ class Kind:
         return self.choice
 
     def read_batch(self, array: Array) -> Any:
-        """Return a batch of values."""
         return [self.read(row) for row in array]
 
     def write_batch(self, values: Any) -> Array:
@@ -70,7 +66,6 @@ class ArrayKind(Kind):
     """A numpy array. Of strings: `str` in the function, bytes in tensors."""
 
     def read(self, array: Array) -> Any:
-        """Return the array."""
         return _decoded(array) if self.dtype == OBJECT else array
 
     def write(self, value: Any) -> Array:
@@ -78,7 +73,6 @@ class ArrayKind(Kind):
         return self._checked(value, self.dims)
 
     def read_batch(self, array: Array) -> Any:
-        """Return the array."""
         return self.read(array)
 
     def write_batch(self, values: Any) -> Array:
@@ -100,11 +94,9 @@ class ScalarKind(Kind):
         self._of = of
 
     def read(self, array: Array) -> Any:
-        """Return the number."""
         return self._of(array.reshape(-1)[0])
 
     def write(self, value: Any) -> Array:
-        """Return an array of one element."""
         return np.asarray(value, self.dtype).reshape(1)
 
 
@@ -115,11 +107,9 @@ class TextKind(Kind):
         super().__init__(OBJECT, (1,))
 
     def read(self, array: Array) -> Any:
-        """Return the string."""
         return _text(array.reshape(-1)[0])
 
     def write(self, value: Any) -> Array:
-        """Return an array of one element."""
         return _one(str(value).encode())
 
 
@@ -127,11 +117,9 @@ class BytesKind(TextKind):
     """Bytes."""
 
     def read(self, array: Array) -> Any:
-        """Return the bytes."""
         return bytes(array.reshape(-1)[0])
 
     def write(self, value: Any) -> Array:
-        """Return an array of one element."""
         return _one(value.encode() if isinstance(value, str) else bytes(value))
 
 
@@ -205,7 +193,6 @@ class JsonKind(TextKind):
         return built(self._annotation, document)
 
     def example(self) -> Any:
-        """Return a value of the annotated type."""
         try:
             return example_of(self._annotation)
         except (NameError, TypeError):
@@ -227,7 +214,6 @@ class FlatKind(ArrayKind):
         return self.read(array.reshape(-1))
 
     def write_batch(self, values: Any) -> Array:
-        """Return the array with a dimension more."""
         return self._checked(np.asarray(values, self.dtype).reshape(-1, 1), (-1, 1))
 
 

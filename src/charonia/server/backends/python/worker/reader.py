@@ -106,7 +106,6 @@ class ChannelReader:
             channel.poll_for(self._readable, self.awake_ns)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Handle messages also while this event loop runs."""
         if loop not in self._loops:
             self._loops.add(loop)
             loop.add_reader(self._sock.fileno(), self.poll)

@@ -105,7 +105,6 @@ class ForwardedRegion:
         self.fd = os.dup(fd)
 
     def close(self) -> None:
-        """The other end no longer refers to it."""
         os.close(self.fd)
 
 
@@ -361,5 +360,4 @@ class Mappings:
                 os.close(mapped.fd)
 
     def close(self) -> None:
-        """Unmap everything."""
         self.drop(list(self._memory))

@@ -204,7 +204,6 @@ class PythonModelRunner:
         return results, output_start
 
     def _load(self, imports: ModelImports, path: str) -> Any:
-        """Return the class of a model."""
         loaded = imports.load(path)
         if not isinstance(loaded, list):
             return loaded
@@ -237,7 +236,6 @@ class PythonModelRunner:
     def _results(
         self, requests: list[InferenceRequest], returned: object, rescheduled: set[int]
     ) -> list[Result | None]:
-        """Return the results of an ordinary model."""
         if returned is None and all(request._sender is not None for request in requests):
             return [None] * len(requests)
         if not isinstance(returned, (list, tuple)):
@@ -272,7 +270,6 @@ class PythonModelRunner:
         self._host.log(pb_utils.Logger.WARNING, text.format(request.request_id()), __file__, 0)
 
     def _none(self, requests: list[InferenceRequest], returned: object) -> list[Result | None]:
-        """Return the results of a decoupled model."""
         if returned is not None:
             raise TritonModelException(
                 f"Python model '{self._host.name}' is using the decoupled mode and the execute function must return "
@@ -283,7 +280,6 @@ class PythonModelRunner:
         return [None] * len(requests)
 
     def _reschedule(self, batch: ModelBatch, requests: list[InferenceRequest], results: list[Result | None]) -> None:
-        """Set the results of rescheduled requests."""
         for place, request in enumerate(requests):
             if request._index not in batch.rescheduled:
                 continue

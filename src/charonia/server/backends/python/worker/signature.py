@@ -131,7 +131,6 @@ def _missing(name: str, what: str) -> str:
 
 
 def _item(annotation: Any, what: str, name: str) -> Any:
-    """Return the type of one item of a batch that is annotated as a list."""
     annotation = expanded(annotation)
     if typing.get_origin(annotation) is list:
         return typing.get_args(annotation)[0]

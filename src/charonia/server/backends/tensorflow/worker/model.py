@@ -103,7 +103,6 @@ class TritonPythonModel:
         self._call = functools.lru_cache(CALLABLES_MAX)(self._make_call)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Run the requests as one batch; if it fails, each one alone, so that a bad request fails alone."""
         if len(requests) > 1 and self._is_batched:
             try:
                 return self._execute(requests)
@@ -112,7 +111,6 @@ class TritonPythonModel:
         return [self._execute_alone(request) for request in requests]
 
     def finalize(self) -> None:
-        """Release the session."""
         self._session.close()
 
     def _make_call(self, names: tuple[str, ...]) -> Any:
@@ -148,7 +146,6 @@ class TritonPythonModel:
         ]
 
     def _wanted(self, requests: Sequence[Any]) -> tuple[str, ...]:
-        """Return the outputs that at least one request asks for."""
         names = tuple(self._fetches)
         asked: set[str] = set()
         for request in requests:
@@ -183,7 +180,6 @@ def _array(output: Any) -> Any:
 
 
 def _split(names: Sequence[str], outputs: Sequence[Any], sizes: Sequence[int]) -> Iterator[list[Any]]:
-    """Yield each request's part of the outputs."""
     total = sum(sizes)
     for name, array in zip(names, outputs, strict=True):
         if array.ndim == 0 or array.shape[0] != total:
@@ -278,7 +274,6 @@ def _described(kind: str, name: str, tensor: Any) -> dict[str, Any]:
 
 
 def _export_keras(path: str, folder: str) -> None:
-    """Make a SavedModel of a Keras file."""
     import keras
 
     if not zipfile.is_zipfile(path):

@@ -42,7 +42,6 @@ class Engine:
         self._running: dict[str, list[Any]] = {}
 
     async def start(self) -> None:
-        """Load the model."""
         self._choose_gpus()
         from tensorrt_llm import LLM
         from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
@@ -85,7 +84,6 @@ class Engine:
         return self._fault
 
     async def stop(self) -> None:
-        """End the engine."""
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown)
 

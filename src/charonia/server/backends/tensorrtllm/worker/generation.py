@@ -68,7 +68,6 @@ class TritonAnswer:
 
 
 def usage_of(output: Any) -> dict[str, int]:
-    """Return the tokens of a request that is over."""
     return {
         "prompt_tokens": len(output.prompt_token_ids),
         "completion_tokens": sum(len(choice.token_ids) for choice in output.outputs),

@@ -134,7 +134,6 @@ def _chat_prompt(body: dict[str, Any], tokenizer: Any) -> list[int]:
 
 
 def _message(index: int, message: Any) -> dict[str, Any]:
-    """Return a message whose content is text."""
     where = f"messages[{index}]"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError(f"{where}: expected an object with a role")

@@ -95,7 +95,6 @@ class _Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Take a part of the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             kinds = [value for key, value in message.get("headers", ()) if key.lower() == b"content-type"]

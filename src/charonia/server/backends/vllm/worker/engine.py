@@ -62,7 +62,6 @@ class Engine:
         self._has_worked = asyncio.Event()
 
     async def start(self) -> None:
-        """Load the model."""
         self._set_environment()
         namespace, arguments = self._arguments()
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -111,11 +110,9 @@ class Engine:
             self._has_worked.set()
 
     def problem(self) -> str:
-        """Return why the engine has died, "" while it lives."""
         return "vLLM's engine process has ended; its output says why" if self._engine.errored else ""
 
     async def stop(self) -> None:
-        """End the engine."""
         if self._relaying is not None:
             self._relaying.cancel()
         if self._engine is not None:

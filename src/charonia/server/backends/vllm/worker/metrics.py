@@ -75,7 +75,6 @@ class MetricsRelay:
         self._values: dict[tuple[Any, ...], Any] = {}
 
     def report(self) -> None:
-        """Report what has changed."""
         for family in self._registry.collect():
             if (
                 family.name.startswith(PREFIX)

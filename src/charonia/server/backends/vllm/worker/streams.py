@@ -120,7 +120,6 @@ class PlainAnswer:
         self._stream = stream
 
     def take(self, output: Any) -> bool:
-        """Take an output of the engine; return whether it was the last."""
         completion = output.outputs[0]
         return self.take_text(
             completion.text,

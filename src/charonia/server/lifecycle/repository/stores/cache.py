@@ -154,7 +154,6 @@ class StoreCache:
                     self._sweep_blobs(limit)
 
     def used_bytes(self) -> int:
-        """Return the bytes of all content."""
         return sum(path.stat().st_size for path in self._blobs.iterdir() if not path.name.endswith(PART_SUFFIX))
 
     def _complete_trees(self) -> list[Path]:

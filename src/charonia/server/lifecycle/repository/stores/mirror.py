@@ -72,7 +72,6 @@ class StoreMirror:
 
     @property
     def uri(self) -> str:
-        """The repository's URI."""
         return self._store.uri
 
     @property
