@@ -243,7 +243,9 @@ def request_json(name: str, datatype: str, shape: list[int], data: object, **mor
 def metric(server: ServeProcess, name: str, model: str, **labels: str) -> float:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as page:
         text = page.read().decode()
-    wanted = "".join(rf'(?=[^}}]*{label}="{value}")' for label, value in {"model": model, "version": "1", **labels}.items())
+    wanted = "".join(
+        rf'(?=[^}}]*{label}="{value}")' for label, value in {"model": model, "version": "1", **labels}.items()
+    )
     found = re.search(rf"^{name}{{{wanted}[^}}]*}} (\S+)$", text, re.M)
     assert found is not None, f"{name} of {model} {labels}"
     return float(found[1])

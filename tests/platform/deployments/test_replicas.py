@@ -135,7 +135,8 @@ def test_one_that_is_killed_comes_back_beside_the_others_and_what_is_asked_reach
     figures = place.deployments.collector
     assert eventually(lambda: bool(figures.since(1, 0.0)))
     pages = [read_page(fetch_page(replica.metrics)) for replica in place.get().replicas]
-    assert figures.since(1, 0.0)[-1].memory_bytes > 0.7 * sum(page.memory_bytes for page in pages)
+    memory = sum(page.memory_bytes for page in pages)  # a server that was slow to answer is missing from a point
+    assert eventually(lambda: figures.since(1, 0.0)[-1].memory_bytes > 0.7 * memory)
     servers.set_traffic(ADA, "default", "adder", "echo", {"canary": {"version": 1, "step_seconds": 3600}})
     plans = [ask(replica.http, "/v2/models/echo/traffic")["canary"]["state"] for replica in place.get().replicas]
     assert plans == ["running", "running"]
