@@ -1,4 +1,5 @@
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,10 @@ def options(*arguments: str) -> ServerOptions:
     return parse(["models", *arguments], {})[0]
 
 
+def here(name: str) -> str:
+    return str(Path.cwd() / name)
+
+
 def problems(*arguments: str) -> list[str]:
     with pytest.raises(ServingError) as caught:
         parse(["models", *arguments], {})
@@ -33,7 +38,7 @@ def notes(*arguments: str) -> tuple[str, ...]:
 def test_without_options_everything_is_as_by_default() -> None:
     chosen, remarks = parse(["--model-repository=models"], {})
 
-    assert chosen.models.repositories == ("models",)
+    assert chosen.models.repositories == (here("models"),)
     assert chosen.http == ServerOptions().http
     assert chosen.grpc == ServerOptions().grpc
     assert remarks == ()
@@ -42,7 +47,7 @@ def test_without_options_everything_is_as_by_default() -> None:
 def test_repositories_given_in_different_ways_add_up() -> None:
     arguments = ["--model-store=old", "c", "--model-repository", "a", "--model-repository=b", "d"]
 
-    assert parse(arguments, {})[0].models.repositories == ("a", "b", "c", "d", "old")
+    assert parse(arguments, {})[0].models.repositories == tuple(map(here, ("a", "b", "c", "d", "old")))
 
 
 def test_a_repository_must_be_given_and_be_a_folder_or_a_store() -> None:
@@ -278,6 +283,37 @@ def test_every_option_changes_its_field_and_no_other(option: Option) -> None:
     before, after = options(*needed), options(*needed, f"{option.name}={other_text(option)}")
 
     assert differing(before, after) == [option.field]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [option for option in LINE.options() if option.metavar == "PATH" and option.field != "models.repositories"],
+    ids=lambda option: option.name,
+)
+def test_relative_paths_begin_at_the_current_folder(option: Option) -> None:
+    needed = {"log.access_file": ("--access-log=text",)}.get(option.field, ())
+
+    assert attrgetter(option.field)(options(*needed, f"{option.name}=some/file")) == here("some/file")
+
+
+def test_relative_paths_in_settings_do_so_too() -> None:
+    caches = "--cache-config=redis,host=h,cert=c,key=k,cacert=a,cacert_dir=d,user=u"
+    given = options(
+        "--trace-config=triton,file=t",
+        *("--backend-config=python,environment-cache=e", "--backend-config=tensorrt,plugins=a/b.so;/c.so;libd.so"),
+        *("--backend-config=mine,key=k", caches),
+    )
+
+    assert given.trace.file == here("t")
+    assert given.backends == {
+        "python": {"environment-cache": here("e")},
+        "tensorrt": {"plugins": f"{here('a/b.so')};/c.so;libd.so"},
+        "mine": {"key": "k"},
+    }
+    redis = given.cache.redis
+    assert redis is not None
+    assert (redis.cert, redis.key, redis.cacert, redis.cacert_dir) == tuple(map(here, "ckad"))
+    assert (redis.host, redis.user) == ("h", "u")
 
 
 def differing(one: object, other: object, prefix: str = "") -> list[str]:

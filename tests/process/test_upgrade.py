@@ -348,9 +348,10 @@ def test_another_interpreter_runs_the_new_engine_and_the_new_front_ends(server: 
 
 
 def test_other_arguments_have_other_models_and_a_crash_keeps_them(server: ServeProcess, repository: Path) -> None:
-    arguments = [f"--model-repository={repository}", "--front-ends=2", *ADDRESSES]
+    arguments = [f"--model-repository={repository.name}", "--front-ends=2", *ADDRESSES]
     explicit = ["--model-control-mode=explicit", "--load-model=echo"]
-    done = upgrade(server, "--", *arguments, *explicit)
+    # The relative path begins at the folder of the command, which is not that of the server.
+    done = run_command("upgrade", str(server.process.pid), "--", *arguments, *explicit, folder=repository.parent)
     assert done.returncode == 0, done.stderr
     assert _ready_models(server) == {"echo"}
 

@@ -23,7 +23,7 @@ def test_options_of_charonia_serve_are_those_of_each_replica() -> None:
 
     server = options.server_options()
 
-    assert server.models.repositories == ("a", "b")
+    assert server.models.repositories == (str(Path.cwd() / "a"), str(Path.cwd() / "b"))
     assert server.models.control_mode is ControlMode.AUTO
     assert (server.id, server.cpu_cores, server.exit_timeout_secs) == ("x", 2, 7)
 

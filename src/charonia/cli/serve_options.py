@@ -35,7 +35,7 @@ from charonia.cli.serve_values import (
     trace_rate,
     verbosity,
 )
-from charonia.cli.values import assignment, boolean, choice, filled, integer
+from charonia.cli.values import assignment, boolean, choice, filled, integer, path_or_none, path_text
 from charonia.server.access.options import read_restriction
 from charonia.server.files.options import BATCH_SIZE_MAX, WORKERS_MAX
 from charonia.server.lifecycle.repository.options import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX
@@ -123,7 +123,7 @@ MODELS = (
         "Longest time that a request waits for its model in mode auto",
     ),
     Option(
-        *("--model-store-cache", "models.stores.cache", filled, "PATH"),
+        *("--model-store-cache", "models.stores.cache", path_text, "PATH"),
         "Cache of files from stores",
         default="~/.cache/charonia/stores",
     ),
@@ -140,7 +140,7 @@ MODELS = (
         "Allow models of one name in several repositories",
     ),
     Option(
-        *("--repoagent-directory", "models.agents", filled, "PATH"),
+        *("--repoagent-directory", "models.agents", path_text, "PATH"),
         "Folder of repository agents, NAME/agent.py each",
         default="built-in agents only",
     ),
@@ -171,7 +171,7 @@ MODELS = (
         "If one version of a model fails to load, serve none of those loaded with it",
     ),
     Option(
-        *("--backend-directory", "backend_directory", filled, "PATH"),
+        *("--backend-directory", "backend_directory", path_text, "PATH"),
         "Folder of backends written in Python, NAME/model.py each",
         default="none",
     ),
@@ -226,7 +226,7 @@ SERVER = (
         *("--beside", "beside", integer(1, _PID_MAX), "PID"),
         "Take connections from the HTTP and gRPC ports of the server of this process, which goes on",
     ),
-    Option("--api-keys", "api_keys", filled, "PATH", "File of API keys and their scopes; reloaded when it changes"),
+    Option("--api-keys", "api_keys", path_text, "PATH", "File of API keys and their scopes; reloaded when it changes"),
     Option(
         *("--fairness-header", "fairness_header", filled, "HEADER"),
         "Header that tells clients apart when they share a busy model; default: their API key, otherwise their address",
@@ -290,9 +290,9 @@ HTTP = (
     ),
     Option("--http-use-ssl", "http.tls.enabled", boolean, _BOOL, "Serve HTTPS instead of HTTP"),
     Option("--http-use-ssl-mutual", "http.tls.mutual", boolean, _BOOL, "Also require client certificates"),
-    Option("--http-server-cert", "http.tls.certificate", filled, "PATH", "Certificate chain of the server, PEM"),
-    Option("--http-server-key", "http.tls.key", filled, "PATH", "Private key of the server, PEM"),
-    Option("--http-root-cert", "http.tls.root", filled, "PATH", "Certificates to trust for clients, PEM"),
+    Option("--http-server-cert", "http.tls.certificate", path_text, "PATH", "Certificate chain of the server, PEM"),
+    Option("--http-server-key", "http.tls.key", path_text, "PATH", "Private key of the server, PEM"),
+    Option("--http-root-cert", "http.tls.root", path_text, "PATH", "Certificates to trust for clients, PEM"),
 )
 
 GRPC = (
@@ -315,9 +315,9 @@ GRPC = (
     ),
     Option("--grpc-use-ssl", "grpc.tls.enabled", boolean, _BOOL, "Serve gRPC over TLS"),
     Option("--grpc-use-ssl-mutual", "grpc.tls.mutual", boolean, _BOOL, "Also require client certificates"),
-    Option("--grpc-server-cert", "grpc.tls.certificate", filled, "PATH", "Certificate chain of the server, PEM"),
-    Option("--grpc-server-key", "grpc.tls.key", filled, "PATH", "Private key of the server, PEM"),
-    Option("--grpc-root-cert", "grpc.tls.root", filled, "PATH", "Certificates to trust for clients, PEM"),
+    Option("--grpc-server-cert", "grpc.tls.certificate", path_text, "PATH", "Certificate chain of the server, PEM"),
+    Option("--grpc-server-key", "grpc.tls.key", path_text, "PATH", "Private key of the server, PEM"),
+    Option("--grpc-root-cert", "grpc.tls.root", path_text, "PATH", "Certificates to trust for clients, PEM"),
     Option(
         *("--grpc-infer-response-compression-level", "grpc.response_compression", choice(CompressionLevel)),
         "none|low|medium|high",
@@ -389,16 +389,21 @@ LOGS = (
     Option("--log-warning", "log.warning", boolean, _BOOL, "Write warnings"),
     Option("--log-error", "log.error", boolean, _BOOL, "Write errors"),
     Option("--log-format", "log.format", choice(LogFormat), "default|ISO8601", "Format of the start of a line"),
-    Option("--log-file", "log.file", str, "PATH", "File to append to", default="stderr"),
+    Option("--log-file", "log.file", path_or_none, "PATH", "File to append to", default="stderr"),
     Option("--access-log", "log.access", choice(AccessLogFormat), "none|text|json", "One line for each request"),
     Option(
-        "--access-log-file", "log.access_file", str, "PATH", "File to append to; needs --access-log", default="stderr"
+        "--access-log-file",
+        "log.access_file",
+        path_or_none,
+        "PATH",
+        "File to append to; needs --access-log",
+        default="stderr",
     ),
 )
 
 TRACING = (
     Option(
-        *("--trace-file", "trace.file", str, "PATH", "Old form of --trace-config triton,file"),
+        *("--trace-file", "trace.file", path_or_none, "PATH", "Old form of --trace-config triton,file"),
         default="",
         instead="--trace-config triton,file=PATH",
     ),

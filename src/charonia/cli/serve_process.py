@@ -8,6 +8,7 @@ The descriptors are those of sockets that are bound, to listen on them.
 """
 
 import asyncio
+import contextlib
 import faulthandler
 import os
 import sys
@@ -33,7 +34,7 @@ from charonia.server.front_ends.engine_process import EnginePlace, serve_engine
 from charonia.server.front_ends.front_end import serve_front_end
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.messages import encode_error
-from charonia.server.front_ends.orders import NewEngine, options_of, read_new_engine
+from charonia.server.front_ends.orders import NewEngine, ServeCommand, options_of, read_new_engine
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.machine.memory import keep_freed_memory
@@ -54,7 +55,7 @@ async def _run(name: str, folder: Path, further: Sequence[str], notifier: Notifi
     forget_report(folder, name)
     try:
         order = read_new_engine(folder, name)
-        options = read_options(folder) if order is None else options_of(order, lambda given: _parse(given, order))
+        options = read_options(folder) if order is None else _new_options(order)
         log = logs.configure(options.log)
     except ServingError as error:
         write_report(folder, name, EngineReport(ErrorRecord(*encode_error(error))))
@@ -83,14 +84,26 @@ async def _run(name: str, folder: Path, further: Sequence[str], notifier: Notifi
         pings.cancel()
 
 
-def _parse(arguments: Sequence[str], order: NewEngine) -> ServerOptions:
-    """Return the options of a new engine's command line. Raises ServingError."""
-    options, _ = parse(arguments, os.environ)
-    if arguments != order.arguments_before and sort_given(options).needs_repository:
+def _new_options(order: NewEngine) -> ServerOptions:
+    """Return the options of a new engine. Raises ServingError."""
+    options = options_of(order, parse_command)
+    if options.models.repositories != tuple(order.repositories) and sort_given(options).needs_repository:
         raise invalid(
             "an upgrade takes repositories, not files", hint="leave out the arguments to have the same models again"
         )
     return options
+
+
+def parse_command(command: ServeCommand) -> ServerOptions:
+    """Return the options of a command line, in which all paths are absolute. Raises ServingError."""
+    try:
+        with contextlib.chdir(command.folder) if command.folder else contextlib.nullcontext():
+            return parse(command.arguments, os.environ)[0]
+    except OSError as error:
+        raise invalid(
+            f"the new engine cannot enter the folder of the command, '{command.folder}': {error.strerror}",
+            hint="run `charonia upgrade` in another folder, with absolute paths",
+        ) from error
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia.cli.command_line import Fields
-from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled, integer
+from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled, integer, path_or_none, path_text
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
 from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX, ControlMode, ReadyWhen
@@ -26,6 +26,8 @@ PORT_VARIABLE = "PORT"
 """Environment variable in which they say on which port they expect HTTP."""
 
 _CACHE_BACKEND, _CACHE_SETTING = "python", "environment-cache"
+_PLUGINS = "plugins"
+_CERTIFICATES = frozenset({"cert", "key", "cacert", "cacert_dir"})
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)
 _HOST = re.compile(r"[a-z0-9._-]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -68,7 +70,7 @@ def repository(text: str) -> str:
             parse_address(text)
         except ServingError as error:
             raise ValueError(error.message) from None
-    return filled(text)
+    return path_text(text)
 
 
 def reloading(text: str) -> Fields:
@@ -132,6 +134,10 @@ def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[s
     """Collect `--backend-config` by backend and key; of a key given several times, the last counts."""
     settings: dict[str, dict[str, str]] = {}
     for backend, key, value in values:
+        if key == _CACHE_SETTING:
+            value = path_or_none(value)
+        elif key == _PLUGINS:  # the system finds a library that is named without its folder
+            value = ";".join(path_text(part) if os.sep in part else part for part in value.split(";"))
         settings.setdefault(backend, {})[key] = value
     return settings
 
@@ -190,7 +196,7 @@ TRACE_SETTINGS: Settings = {
     ("", "level"): ("trace.level", trace_level),
     ("", "rate"): ("trace.rate", trace_rate),
     ("", "count"): ("trace.count", trace_count),
-    ("triton", "file"): ("trace.file", filled),
+    ("triton", "file"): ("trace.file", path_text),
     ("triton", "log-frequency"): ("trace.log_frequency", log_frequency),
     ("opentelemetry", "url"): ("trace.otel.url", filled),
     ("opentelemetry", "resource"): ("trace.otel.resource", _attribute),
@@ -242,7 +248,9 @@ def cache_fields(values: Sequence[tuple[str, tuple[tuple[str, str], ...]]]) -> F
     """Combine the settings of the response cache; of one given several times, the last counts."""
     if len({cache for cache, _ in values}) > 1:
         raise ValueError("found multiple cache configurations, but only a single cache is supported")
-    settings = {key: value for _, pairs in values for key, value in pairs}
+    settings = {
+        key: path_or_none(value) if key in _CERTIFICATES else value for _, pairs in values for key, value in pairs
+    }
     try:
         options = cache_options(values[0][0], settings, os.environ)
     except ServingError as error:

@@ -44,7 +44,8 @@ usage: charonia upgrade [OPTIONS] [PID] [-- ARGUMENTS]
 
 Start a new engine beside that of a running `charonia serve --front-ends N`, with the code, packages and models that
 are on the disk now, let the front ends move to it when it is ready, and then replace them, too. No request is lost.
-ARGUMENTS are those of `charonia serve` from now on, by default the same as before.
+ARGUMENTS are those of `charonia serve` from now on, by default the same as before. Their relative paths begin at the
+current folder.
 """,
     groups={
         "Options": (
@@ -95,6 +96,7 @@ def _upgrade(options: UpgradeOptions, arguments: list[str] | None) -> int:
     pid = options.pid or _only_server()
     asked = {
         "arguments": arguments,
+        "folder": "" if arguments is None else os.getcwd(),
         "stop_first": options.stop_first,
         "finish_s": options.finish_secs,
         "python": str(Path(options.python).absolute()) if options.python else "",

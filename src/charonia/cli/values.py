@@ -66,6 +66,11 @@ def path_text(value: object) -> str:
     return text if "://" in text else str(path(text))
 
 
+def path_or_none(text: str) -> str:
+    """Read a path as `path` does, "" for none."""
+    return text and path_text(text)
+
+
 def boolean(value: object) -> bool:
     """Read true/1/on/yes or false/0/off/no, in any case."""
     word = str(value).strip().lower()

@@ -1,30 +1,34 @@
 """What a new engine is told: which arguments it may have, and whether it understands the front ends."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from charonia.cli.serve import parse
+from charonia.cli.serve_process import parse_command
 from charonia.core.errors import Code, ServingError
 from charonia.server.front_ends.messages import PROTOCOL
-from charonia.server.front_ends.orders import NewEngine, new_engine_path, options_of, read_new_engine, write_new_engine
+from charonia.server.front_ends.orders import (
+    NewEngine,
+    ServeCommand,
+    new_engine_path,
+    options_of,
+    read_new_engine,
+    write_new_engine,
+)
 from charonia.server.options import ServerOptions
 
 BEFORE = ("/models", "--front-ends=2", "--http-port=0", "--metrics-port=0")
 
 
 def order(*arguments: str) -> NewEngine:
-    return NewEngine(PROTOCOL, arguments, BEFORE, ("/models", "/made/for/files"), cpu_cores=3, front_ends=2)
+    commands = ServeCommand(arguments), ServeCommand(BEFORE)
+    return NewEngine(PROTOCOL, *commands, ("/models", "/made/for/files"), cpu_cores=3, front_ends=2)
 
 
 def options(*arguments: str) -> ServerOptions:
-    def read(given: Sequence[str]) -> ServerOptions:
-        return parse(given, {})[0]
-
-    return options_of(order(*arguments), read)
+    return options_of(order(*arguments), parse_command)
 
 
 def test_the_same_arguments_have_the_repositories_and_cores_of_the_server() -> None:
@@ -62,22 +66,49 @@ def test_what_front_ends_do_can_be_changed() -> None:
     assert (changed.client_shm, changed.http.page) == (True, False)
 
 
+def test_relative_paths_begin_at_the_folder_of_the_command(tmp_path: Path) -> None:
+    here = Path.cwd()
+    given = replace(order(), command=ServeCommand(("models", "--api-keys=keys", *BEFORE[1:]), str(tmp_path)))
+
+    made = options_of(given, parse_command)
+
+    assert made.models.repositories == (f"{tmp_path}/models",)
+    assert made.api_keys == f"{tmp_path}/keys"
+    assert Path.cwd() == here
+
+
+def test_the_same_repository_in_another_folder_is_another_one(tmp_path: Path) -> None:
+    arguments = ("models", *BEFORE[1:])
+    here, there = ServeCommand(arguments), ServeCommand(arguments, str(tmp_path))
+
+    same = options_of(replace(order(), command=here, command_before=here), parse_command)
+    other = options_of(replace(order(), command=there, command_before=here), parse_command)
+
+    assert same.models.repositories == ("/models", "/made/for/files")
+    assert other.models.repositories == (f"{tmp_path}/models",)
+
+
+def test_a_folder_that_cannot_be_entered_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match=r"cannot enter the folder of the command, '.*/gone': No such file"):
+        parse_command(ServeCommand(("models",), f"{tmp_path}/gone"))
+
+
 @pytest.mark.parametrize("words", [("auto", "auto"), ("2", "auto"), ("auto", "2")])
 def test_a_number_that_was_chosen_stays_and_may_be_given(words: tuple[str, str]) -> None:
     before, after = (("/models", f"--front-ends={word}") for word in words)
-    made = options_of(replace(order(*after), arguments_before=before), lambda given: parse(given, {})[0])
+    made = options_of(replace(order(*after), command_before=ServeCommand(before)), parse_command)
 
     assert made.front_ends == 2
     with pytest.raises(ServingError, match="where they listen: front_ends"):
-        options_of(
-            replace(order("/models", "--front-ends=3"), arguments_before=before), lambda given: parse(given, {})[0]
-        )
+        options_of(replace(order("/models", "--front-ends=3"), command_before=ServeCommand(before)), parse_command)
 
 
 def test_an_order_of_another_protocol_is_refused_and_no_order_is_none(tmp_path: Path) -> None:
     assert read_new_engine(tmp_path, "engine_2") is None
-    write_new_engine(tmp_path, "engine_2", order("a", "b"))
-    assert read_new_engine(tmp_path, "engine_2") is not None
+    write_new_engine(tmp_path, "engine_2", replace(order(), command=ServeCommand(["a", "b"], "/folder")))
+    read = read_new_engine(tmp_path, "engine_2")
+    assert read is not None
+    assert (read.command, read.command_before) == (ServeCommand(["a", "b"], "/folder"), ServeCommand(list(BEFORE)))
 
     path = new_engine_path(tmp_path, "engine_2")
     path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": PROTOCOL + 1, "later": 1}))

@@ -15,7 +15,7 @@ from charonia.core.trace import RemoteParent, TraceTree
 from charonia.server.backends.python.tensors import found, placed
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Number of the form of all that front ends and engines tell each other, with the records in it: raise it with every
 change. An upgrade puts an engine of another release behind front ends only if both have the same number."""
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from charonia.core.errors import invalid, unsupported
 from charonia.server.front_ends.messages import PROTOCOL
@@ -33,22 +34,34 @@ class HandOverOrder:
     finish_s: float
 
 
+class ServeCommand(NamedTuple):
+    """A command line of `charonia serve`.
+
+    Attributes:
+        arguments: Its arguments.
+        folder: Folder that its relative paths begin at, "" for the current folder of the server.
+    """
+
+    arguments: Sequence[str]
+    folder: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class NewEngine:
     """How an engine starts that takes the place of another one.
 
     Attributes:
         protocol: `PROTOCOL` of the front ends.
-        arguments: Its arguments of `charonia serve`.
-        arguments_before: Those of the engine before.
+        command: Its command line.
+        command_before: The command line of the previous engine.
         repositories: The repositories of the engine before, with one that was made for files.
         cpu_cores: Cores of models where the arguments do not say it.
         front_ends: Number of the front ends.
     """
 
     protocol: int
-    arguments: Sequence[str]
-    arguments_before: Sequence[str]
+    command: ServeCommand
+    command_before: ServeCommand
     repositories: Sequence[str]
     cpu_cores: int
     front_ends: int
@@ -89,20 +102,21 @@ def read_new_engine(folder: Path, name: str) -> NewEngine | None:
             f"expected protocol {values['protocol']}, got {PROTOCOL}",
             hint="restart the server",
         )
-    return NewEngine(**values)
+    commands = {name: ServeCommand(*values[name]) for name in ("command", "command_before")}
+    return NewEngine(**{**values, **commands})
 
 
-def options_of(order: NewEngine, parse: Callable[[Sequence[str]], ServerOptions]) -> ServerOptions:
+def options_of(order: NewEngine, parse: Callable[[ServeCommand], ServerOptions]) -> ServerOptions:
     """Return the options of a new engine.
 
     Args:
         order: How it starts.
-        parse: Returns the options of arguments of `charonia serve`; raises ServingError.
+        parse: Returns the options of a command line; raises ServingError.
 
     Raises:
         ServingError: The arguments cannot be used, or change where the server listens.
     """
-    options, before = (_numbered(parse(given), order) for given in (order.arguments, order.arguments_before))
+    options, before = (_numbered(parse(given), order) for given in (order.command, order.command_before))
     changed = [name for name in FIXED if _field(options, name) != _field(before, name)]
     if changed:
         raise invalid(
@@ -110,7 +124,7 @@ def options_of(order: NewEngine, parse: Callable[[Sequence[str]], ServerOptions]
             hint="leave these options as they were, or restart the server",
         )
     models = options.models
-    if models.repositories == before.models.repositories:
+    if (models.repositories, models.files) == (before.models.repositories, before.models.files):
         models = replace(models, repositories=tuple(order.repositories))
     return replace(options, models=models, cpu_cores=options.cpu_cores or order.cpu_cores)
 

@@ -33,6 +33,7 @@ from charonia.server.front_ends.messages import PROTOCOL
 from charonia.server.front_ends.orders import (
     HandOverOrder,
     NewEngine,
+    ServeCommand,
     new_engine_path,
     write_new_engine,
     write_order,
@@ -58,13 +59,13 @@ class Wanted:
     """An upgrade that is asked for.
 
     Attributes:
-        arguments: Arguments of `charonia serve` for the new engine; None for those of the one that runs.
+        command: Command line of `charonia serve` for the new engine; None for that of the running engine.
         stops_first: Whether that one ends before the new one starts.
         finish_s: Seconds that what it has begun may take after that.
         python: The interpreter of the new engine and the new front ends, "" for that of the ones that run.
     """
 
-    arguments: tuple[str, ...] | None = None
+    command: ServeCommand | None = None
     stops_first: bool = False
     finish_s: float = FINISH_S
     python: str = ""
@@ -91,7 +92,7 @@ class Upgrades:
     ) -> None:
         self._folder = folder
         self._options = options
-        self._arguments = tuple(arguments)
+        self._command = ServeCommand(tuple(arguments))
         self._notifier = notifier
         self._sockets = sockets
         self._python = sys.executable
@@ -114,7 +115,9 @@ class Upgrades:
             return
         arguments = asked.get("arguments")
         wanted = Wanted(
-            tuple(map(str, arguments)) if isinstance(arguments, list) else None,
+            ServeCommand(tuple(map(str, arguments)), str(asked.get("folder", "")))
+            if isinstance(arguments, list)
+            else None,
             bool(asked.get("stop_first")),
             float(str(asked.get("finish_s", FINISH_S))),
             str(asked.get("python", "")),
@@ -194,11 +197,11 @@ class Upgrades:
         python = wanted.python or self._python
         if shutil.which(python) is None or not os.path.isabs(python):
             raise invalid(f"--python: expected the path of an interpreter that has charonia, got '{python}'")
-        arguments = self._arguments if wanted.arguments is None else wanted.arguments
+        command = self._command if wanted.command is None else wanted.command
         self._count += 1
         self._is_cancelled = False
         self._wanted, self._name, self._reports = wanted, f"{ENGINE}_{self._count}", asyncio.Queue()
-        write_new_engine(self._folder, self._name, self._order(arguments))
+        write_new_engine(self._folder, self._name, self._order(command))
         socket = () if wanted.stops_first else (_socket_of(self._name),)
         self._notifier.send(*notify.reloading(time.monotonic_ns()), notify.status("upgrade: a new engine starts"))
         try:
@@ -206,7 +209,7 @@ class Upgrades:
             self.guard.upgrade(spec, stops_first=wanted.stops_first, finish_s=wanted.finish_s)
             step("a new engine starts" if not wanted.stops_first else "the engine ends, then a new one starts")
             await self._follow(wanted, step)
-            self._arguments = arguments
+            self._command = command
             await self._follow_front_ends(step)
         except ServingError:
             self._notifier.send(notify.READY, notify.status("serving; the last upgrade has failed, the log says why"))
@@ -270,12 +273,12 @@ class Upgrades:
         before = "the engine before is started again" if wanted.stops_first else "the engine before serves on"
         return invalid(f"the new engine cannot start: {reason}", hint=f"{before}; the log of the server says more")
 
-    def _order(self, arguments: Sequence[str]) -> NewEngine:
+    def _order(self, command: ServeCommand) -> NewEngine:
         options = read_options(self._folder)
         return NewEngine(
             protocol=PROTOCOL,
-            arguments=arguments,
-            arguments_before=self._arguments,
+            command=command,
+            command_before=self._command,
             repositories=options.models.repositories,
             cpu_cores=options.cpu_cores,
             front_ends=self._options.front_ends,
