@@ -15,7 +15,7 @@ from charonia.server.access_log import AccessLog
 from charonia.server.facade import Engine
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 
-TEST_TIMEOUT_S = 20.0
+TEST_TIMEOUT_S = 10_000.0
 
 LINK_ROUNDS = 24
 """Rounds of the event loop in which a request goes over a link and its answer comes back, and some more."""

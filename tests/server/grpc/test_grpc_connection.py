@@ -218,14 +218,125 @@ def test_pings_between_answers_are_no_strikes(play: Any) -> None:
     play(scenario)
 
 
-def test_a_connection_that_says_nothing_is_closed(play: Any) -> None:
+@pytest.mark.parametrize("sent", [b"", PREFACE[:5], PREFACE, PREFACE + SETTINGS_FRAME[:4]])
+def test_a_connection_without_a_whole_handshake_is_closed(play: Any, sent: bytes) -> None:
     async def scenario(bench: Any) -> None:
-        _, transport = raw_connection(bench)
-        await asyncio.sleep(0.05)
+        protocol, transport = raw_connection(bench)
+        if sent:
+            protocol.data_received(sent)
+        await asyncio.sleep(19)
+        assert not transport.is_closed
+        await asyncio.sleep(3)
 
         assert transport.is_closed
 
-    play(scenario, GrpcLimits(handshake_timeout_s=0.02))
+    play(scenario)
+
+
+HEADERS = b"\x00\x00\x40\x01\x04\x00\x00\x00\x01"
+"""The head of a frame with 64 bytes of headers."""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [HEADERS[:4], HEADERS, HEADERS + b"\x82" * 20, HEADERS.replace(b"\x40\x01\x04", b"\x01\x01\x00") + b"\x82"],
+    ids=["half a head", "a head", "half of the headers", "headers that continue"],
+)
+def test_half_of_a_frame_is_not_waited_for(play: Any, sent: bytes) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        protocol.data_received(PREFACE + SETTINGS_FRAME)
+        protocol.data_received(sent)
+        await asyncio.sleep(29)
+        assert not transport.is_closed
+        await asyncio.sleep(5)
+
+        assert transport.is_closed
+
+    play(scenario)
+
+
+def test_bytes_that_come_one_by_one_do_not_extend_the_time_for_headers(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        protocol.data_received(PREFACE + SETTINGS_FRAME)
+        for byte in HEADERS + b"\x82" * 8:
+            protocol.data_received(bytes((byte,)))
+            await asyncio.sleep(2)
+
+        assert transport.is_closed
+
+    play(scenario)
+
+
+def test_window_updates_and_pings_of_an_idle_client_are_no_half_frames(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        await client.call("ServerLive")
+        client.feed(b"\0\0\4\x08\0\0\0\0\0\0\0\0\1" * 3)
+        await asyncio.sleep(300)
+
+        assert not client.transport.is_closed
+        assert (await client.call("ServerLive")).status == Status.OK
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+@pytest.mark.parametrize("sent", [b"", frame(INFER)[:3], frame(INFER)[:-1]])
+def test_half_of_a_message_ends_the_call(play: Any, method: str, sent: bytes) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        stream_id = client.start(method)
+        if sent:
+            client.http2.send_data(stream_id, sent)
+        client.exchange()
+        await asyncio.sleep(59)
+        client.exchange()
+        assert client.responses[stream_id].status is None
+        await asyncio.sleep(5)
+        client.exchange()
+
+        # A stream without a message is open as long as its caller likes.
+        expected = None if method == "ModelStreamInfer" and not sent else Status.DEADLINE_EXCEEDED
+        assert client.responses[stream_id].status == expected
+        assert not client.transport.is_closed
+        assert (await client.call("ServerLive")).status == Status.OK
+
+    play(scenario)
+
+
+def test_a_message_that_comes_slowly_but_steadily_is_waited_for(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        stream_id = client.start("ModelInfer")
+        message = frame(INFER + b"\x1a\x80\x80\x20" + bytes(2**19))
+        for start in range(0, len(message), 8192):
+            client.http2.send_data(stream_id, message[start : start + 8192])
+            client.exchange()
+            await asyncio.sleep(2)
+        client.http2.end_stream(stream_id)
+        await client.settle()
+
+        assert client.responses[stream_id].status == Status.OK
+
+    play(scenario)
+
+
+def test_messages_of_a_stream_have_their_time_each(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        stream_id = client.start("ModelStreamInfer")
+        content = frame(INFER) * 25
+        for size in (17, 17, 14) * 7:  # each read ends within a message
+            client.http2.send_data(stream_id, content[:size])
+            content = content[size:]
+            client.exchange()
+            await asyncio.sleep(10)
+
+        assert client.responses[stream_id].status is None
+
+    play(scenario)
 
 
 def test_one_connection_too_many_is_closed(play: Any) -> None:
@@ -310,23 +421,27 @@ def test_an_old_connection_is_closed_when_its_grace_is_over(play: Any) -> None:
 def test_an_idle_connection_is_retired(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         client = bench.client()
-        await client.call("ServerLive")
-        await asyncio.sleep(0.3)
+        for _ in range(3):
+            await asyncio.sleep(500)
+            assert (await client.call("ServerLive")).status == Status.OK
+        await asyncio.sleep(605)
 
+        client.exchange()
+        assert client.goaways
         assert client.transport.is_closed
 
-    play(scenario, GrpcLimits(connection_idle_max_s=0.03))
+    play(scenario)
 
 
 def test_a_connection_with_calls_is_not_idle(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         client = bench.client()
         client.start("ModelStreamInfer")
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(5000)
 
         assert not client.transport.is_closed
 
-    play(scenario, GrpcLimits(connection_idle_max_s=0.03))
+    play(scenario)
 
 
 def test_while_writing_is_paused_nothing_is_written_or_read(play: Any) -> None:

@@ -38,6 +38,10 @@ class DeferredCall(UnaryCall):
         except Exception:  # the calls deferred behind it begin, too
             self.table.fault(self)
 
+    def unfinished_bytes(self) -> int | None:
+        # A client whose call is deferred may have to wait itself.
+        return super().unfinished_bytes() if self._received is None else None
+
     def wind_down(self) -> None:
         """The server is shutting down: begin, which answers with that error."""
         self.resume()

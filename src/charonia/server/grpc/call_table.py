@@ -40,7 +40,6 @@ class CallTable:
         methods: Methods by path.
         http2: The HTTP/2 connection.
         flush_soon: Called when there is something to write.
-        count_changed: Called when a call is opened or removed; None for no callback.
 
     Attributes:
         service: State that all calls share.
@@ -53,7 +52,6 @@ class CallTable:
     __slots__ = (
         "_back_pressure",
         "_calls",
-        "_count_changed",
         "_flush_soon",
         "_http2",
         "_last_head",
@@ -74,7 +72,6 @@ class CallTable:
         http2: ServerConnection,
         *,
         flush_soon: Callable[[], None],
-        count_changed: Callable[[], None] | None,
     ) -> None:
         self.service = service
         self.flow = NO_FLOW
@@ -84,7 +81,6 @@ class CallTable:
         self._methods = methods
         self._http2 = http2
         self._flush_soon = flush_soon
-        self._count_changed = count_changed
         self._calls: dict[int, GrpcCall] = {}
         self._back_pressure = BackPressure(http2, self._calls, service.limits.unary_unsent_bytes_max)
         self.deferred = self._back_pressure.deferred
@@ -137,8 +133,6 @@ class CallTable:
         else:
             call = UnaryCall(self, stream_id, method.name, head, method.run)
         self._calls[stream_id] = call
-        if self._count_changed is not None:
-            self._count_changed()
         if end:
             self.receive(stream_id, b"", True)
 
@@ -182,6 +176,16 @@ class CallTable:
         """Return a count that grows with each response, None while something is in flight."""
         return self.sends if all(call.is_idle() for call in self._calls.values()) else None
 
+    def unfinished(self) -> dict[int, int]:
+        """Return the calls whose clients owe the rest of a message, with the bytes of it that have come, by stream."""
+        return {number: size for number, call in self._calls.items() if (size := call.unfinished_bytes()) is not None}
+
+    def time_out(self, stream_id: int, limit_s: float) -> None:
+        """End a call whose client takes too long to send the rest of a message."""
+        self._calls[stream_id].fail(
+            RpcError(Status.DEADLINE_EXCEEDED, f"the request did not arrive within {limit_s:.0f} s")
+        )
+
     def wind_down(self) -> None:
         for call in list(self._calls.values()):
             call.wind_down()
@@ -201,7 +205,7 @@ class CallTable:
         calls = list(self._calls.values())
         if error is None:
             self._calls.clear()
-            self._flush_soon, self._count_changed = _nothing, None  # breaks a reference cycle
+            self._flush_soon = _nothing  # breaks a reference cycle
         self.paused.clear()
         self.deferred.clear()
         for call in calls:
@@ -286,8 +290,6 @@ class CallTable:
         self._calls.pop(call.stream_id, None)
         if self.deferred:
             self.deferred.pop(call.stream_id, None)
-        if self._count_changed is not None:
-            self._count_changed()
         self._flush_soon()
 
 

@@ -144,6 +144,10 @@ class GrpcCall:
         """Whether nothing is in flight, though the caller may send more."""
         return False
 
+    def unfinished_bytes(self) -> int | None:
+        """Return how much of a message has come whose rest the caller owes, None if it owes nothing."""
+        return None
+
     def wind_down(self) -> None: ...
 
     def drop(self) -> None:
@@ -216,6 +220,11 @@ class UnaryCall(GrpcCall):
                 self._begin(self._only_message(self._reader))
         except RpcError as error:
             self.fail(error)
+
+    def unfinished_bytes(self) -> int | None:
+        if self.is_received or self.is_over:
+            return None
+        return self._reader.pending_bytes if self._reader is not None else 0
 
     def infer(self, message: Buffer) -> None:
         """Run an inference.

@@ -90,6 +90,7 @@ class GrpcConnection(asyncio.Protocol):
     __slots__ = (
         "_abuse_limits",
         "_calls",
+        "_handshake_timeout_s",
         "_held_until_s",
         "_http2",
         "_intake",
@@ -129,11 +130,11 @@ class GrpcConnection(asyncio.Protocol):
             methods,
             self._http2,
             flush_soon=self._flush_soon,
-            count_changed=self._timers.call_count_changed if limits.connection_idle_max_s else None,
         )
         self._transport: asyncio.Transport
         self._write_buffer_bytes = limits.write_buffer_bytes
         self._offender_wait_s = limits.offender_wait_s
+        self._handshake_timeout_s = limits.handshake_timeout_s
         self._phase = _Phase.OPEN
         self._read_s = 0.0
         self._opened_s = self._loop.time()
@@ -155,7 +156,6 @@ class GrpcConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(self._write_buffer_bytes)
-        self._timers.await_greeting()
         self._owner.opened(self)
         peer = transport.get_extra_info("peername")
         self._calls.flow = flow_of_peer(peer)
@@ -228,6 +228,17 @@ class GrpcConnection(asyncio.Protocol):
             self._pace()
 
     # Called by timers and the front end.
+
+    def check_time(self, now_s: float) -> None:
+        """End calls, or the connection, if the client takes too long to send what it has begun."""
+        if self._phase is _Phase.CLOSING:
+            return
+        if self._is_reading_paused:
+            self._timers.excuse()
+        elif self._abuse_limits.has_settings:
+            self._timers.check(now_s, self._http2.last_stream_id, is_cut=self._intake.is_cut)
+        elif now_s - self._opened_s > self._handshake_timeout_s:
+            self.abort()
 
     def send_ping(self) -> None:
         """Send a keepalive ping."""

@@ -1,6 +1,7 @@
 """The gRPC front end: a listening socket and its connections."""
 
 import asyncio
+import logging
 import ssl as tls
 from collections.abc import Sequence
 
@@ -12,6 +13,11 @@ from charonia.server.grpc.methods import method_table
 from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
 
 __all__ = ["GrpcFrontend", "GrpcLimits"]
+
+_log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+"""Interval between checks of what clients take too long for."""
 
 UNREAD_NOTICE_S = 20.0
 """Time for which a front end that hands on serves new calls of a client that does not read that it should reconnect."""
@@ -67,6 +73,7 @@ class GrpcFrontend:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._servers: list[asyncio.AbstractServer] = []
+        self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(
         self,
@@ -129,6 +136,8 @@ class GrpcFrontend:
         self._connections.add(connection)
         self.accepted_count += 1
         self._is_empty.clear()
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         if len(self._connections) > self.limits.connections_max:
             connection.abort()
 
@@ -136,6 +145,16 @@ class GrpcFrontend:
         self._connections.discard(connection)
         if not self._connections:
             self._is_empty.set()
+
+    def _sweep(self) -> None:
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep) if self._connections else None
+        now_s = self.loop.time()
+        for connection in list(self._connections):
+            try:
+                connection.check_time(now_s)
+            except Exception:  # a bug: it must not stop the sweep
+                _log.exception("%r is closed after a fault", connection)
+                connection.abort()
 
 
 def _let_go(connection: GrpcConnection) -> int | None:

@@ -22,14 +22,21 @@ PIECE_BYTES_MAX = 1024 * 1024
 """Bytes that are parsed at once after several pieces with few events."""
 
 
+FRAME_HEAD_BYTES = 9
+
+_OF_HEADERS = (b"\x01", b"\x09")
+"""Types of frames: HEADERS and CONTINUATION."""
+
+
 class Intake:
     """Turns the bytes of a connection into events, a few at a time.
 
     Attributes:
         has_more: Whether bytes or events wait.
+        is_cut: Whether the last bytes that were parsed had no event, and end within a frame or within headers.
     """
 
-    __slots__ = ("_events", "_http2", "_piece_bytes", "_unread", "has_more")
+    __slots__ = ("_events", "_http2", "_piece_bytes", "_unread", "has_more", "is_cut")
 
     def __init__(self, http2: ServerConnection) -> None:
         self._http2 = http2
@@ -37,6 +44,7 @@ class Intake:
         self._unread = b""
         self._piece_bytes = PIECE_BYTES_MIN
         self.has_more = False
+        self.is_cut = False
 
     def add(self, data: bytes) -> None:
         """Add bytes behind what is there."""
@@ -68,6 +76,7 @@ class Intake:
             size = self._piece_bytes
             data, self._unread = self._unread[:size], self._unread[size:]
             events = self._http2.receive(data)
+            self.is_cut = not events and _ends_within(data)
             if len(events) <= room:
                 if size < PIECE_BYTES_MAX:
                     self._piece_bytes = size * 2
@@ -100,3 +109,12 @@ class Intake:
             elif isinstance(event, StreamReset) and not cancelled(event):
                 return []
         return found
+
+
+def _ends_within(data: bytes) -> bool:
+    """Return whether frames end within one, or with headers that go on in the next frame."""
+    at, kind = 0, b""
+    while at < len(data) <= PIECE_BYTES_MIN:
+        kind = data[at + 3 : at + 4]
+        at += FRAME_HEAD_BYTES + int.from_bytes(data[at : at + 3], "big")
+    return at > len(data) or kind in _OF_HEADERS

@@ -54,7 +54,10 @@ class GrpcLimits:
         offence_kept_s: Time for which the address of a connection that was closed for abuse is remembered.
         offender_wait_s: Time that a connection from such an address waits before it is read.
         connections_max: Most connections; another one is closed.
-        handshake_timeout_s: Time from the connection to its first bytes.
+        handshake_timeout_s: Time from the connection to the client's preface and first settings.
+        header_timeout_s: Time for the rest of a frame, or of headers, that a client without an open call has begun.
+        body_timeout_s: Time for the rest of a message, plus its size over `body_bytes_per_s_min`.
+        body_bytes_per_s_min: Slowest rate at which a message may arrive.
         keepalive_time_s: Silence after which the server sends a ping.
         keepalive_timeout_s: Time to wait for its answer before the connection is closed.
         keepalive_without_calls: Whether pings are sent and accepted while no call is open.
@@ -84,6 +87,9 @@ class GrpcLimits:
     offender_wait_s: float = 1.0
     connections_max: int = 16_384
     handshake_timeout_s: float = 20.0
+    header_timeout_s: float = 30.0
+    body_timeout_s: float = 60.0
+    body_bytes_per_s_min: int = 4096
     keepalive_time_s: float = 7200.0
     keepalive_timeout_s: float = 20.0
     keepalive_without_calls: bool = False
@@ -92,7 +98,7 @@ class GrpcLimits:
     ping_strikes_max: int = 2
     connection_age_max_s: float = 0.0
     connection_age_grace_s: float = 0.0
-    connection_idle_max_s: float = 0.0
+    connection_idle_max_s: float = 600.0
 
     @classmethod
     def of(cls, options: GrpcOptions) -> "GrpcLimits":
@@ -147,12 +153,15 @@ class Offenders:
 
 
 class AbuseLimits:
-    """Counts the pings and resets of one client, which cost the server more than the client."""
+    """Counts the pings and resets of one client, which cost the server more than the client.
+
+    Attributes:
+        has_settings: Whether the client has sent its first settings.
+    """
 
     __slots__ = (
         "_address",
         "_burst",
-        "_has_settings",
         "_last_ping_ns",
         "_limits",
         "_offenders",
@@ -160,6 +169,7 @@ class AbuseLimits:
         "_resets",
         "_sends",
         "_strikes",
+        "has_settings",
     )
 
     def __init__(self, limits: GrpcLimits, offenders: Offenders) -> None:
@@ -170,7 +180,7 @@ class AbuseLimits:
         self._sends = 0
         self._last_ping_ns: int | None = None
         self._burst = self._resets = float(limits.resets_burst)
-        self._has_settings = False
+        self.has_settings = False
         self._reset_ns = 0
 
     def begin(self, address: str, now_ns: int) -> bool:
@@ -217,7 +227,7 @@ class AbuseLimits:
 
     def may_set(self, now_ns: int) -> bool:
         """Count a change of the client's settings; return whether the connection may stay open."""
-        if not self._has_settings:  # each client sends some at first
-            self._has_settings = True
+        if not self.has_settings:  # each client sends some at first
+            self.has_settings = True
             return True
         return self.may_reset(now_ns, SETTINGS_COST)

@@ -111,6 +111,10 @@ class StreamCall(GrpcCall):
     def is_idle(self) -> bool:
         return self._conversation.in_flight() == 0 and not self._reader.pending_bytes
 
+    def unfinished_bytes(self) -> int | None:
+        # None between messages, and while one waits.
+        return None if self._unconsumed_bytes else self._reader.pending_bytes or None
+
     def wind_down(self) -> None:
         """The server is shutting down: end when nothing is in flight."""
         self._is_winding_down = True

@@ -1,4 +1,7 @@
-"""The timers of a connection: handshake, keepalive, idleness, age."""
+"""The time limits of a connection: keepalive and age have timers, all others are checked once in a while (`check`).
+
+A check costs requests nothing. It ends what a client has begun and does not finish: a frame, a message, an idle time.
+"""
 
 import asyncio
 import random
@@ -11,6 +14,10 @@ from charonia.server.listening import unsent_bytes
 
 AGE_JITTER = 0.1
 """Random variation of the age limit, so that clients do not all reconnect at once."""
+
+
+_FRAME = 0
+"""In place of a stream: a frame that is no part of a call yet."""
 
 
 class Timed(Protocol):
@@ -37,7 +44,19 @@ class Timers:
         calls: The connection's calls.
     """
 
-    __slots__ = ("_connection", "_handles", "_limits", "_loop", "_pings", "_sends", "active", "calls")
+    __slots__ = (
+        "_connection",
+        "_handles",
+        "_limits",
+        "_loop",
+        "_newest_stream",
+        "_pings",
+        "_quiet_since_s",
+        "_sends",
+        "_unfinished",
+        "active",
+        "calls",
+    )
 
     calls: CallTable
 
@@ -48,21 +67,18 @@ class Timers:
         self._handles: dict[str, asyncio.TimerHandle] = {}
         self._pings = 0
         self._sends = 0
+        self._newest_stream = -1
+        self._quiet_since_s = 0.0
+        self._unfinished: dict[int, tuple[float, int]] = {}
         self.active = False
 
-    def await_greeting(self) -> None:
-        """Start the time limit for the client's first bytes."""
-        self._arm("handshake", self._limits.handshake_timeout_s, self._connection.abort)
-
     def start(self) -> None:
-        """Start keepalive, age and idleness: the client has sent its preface."""
+        """Start keepalive and age: the client has begun its preface."""
         limits = self._limits
-        self._disarm("handshake")
         self._arm("keepalive", limits.keepalive_time_s, self._keepalive)
         if limits.connection_age_max_s:
             jitter = random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
             self._arm("age", limits.connection_age_max_s * jitter, self._too_old)
-        self.call_count_changed()
 
     def stop(self) -> None:
         """Cancel all timers."""
@@ -76,20 +92,40 @@ class Timers:
         left = unsent_bytes(transport)
         self._arm("end", self._limits.keepalive_timeout_s, lambda: self._check_end(transport, left))
 
-    def call_count_changed(self) -> None:
-        """Start or stop the idle timer."""
-        if self._limits.connection_idle_max_s:
-            self._disarm("idle")
-            if not self.calls:
-                self._arm("idle", self._limits.connection_idle_max_s, self._idle)
+    def excuse(self) -> None:
+        """Begin again with the time for unfinished messages: the server does not read."""
+        self._unfinished = {}
+
+    def check(self, now_s: float, newest_stream: int, *, is_cut: bool) -> None:
+        """End the calls and the connection of a client that takes too long.
+
+        Args:
+            now_s: Time of the event loop.
+            newest_stream: The newest stream with a request.
+            is_cut: Whether what the client has sent ends within a frame.
+        """
+        limits, calls, before = self._limits, self.calls, self._unfinished
+        unfinished = calls.unfinished()
+        if is_cut and not calls:
+            unfinished[_FRAME] = 0
+        self._unfinished = {}
+        for stream_id, received in unfinished.items():
+            since_s, earlier = before.get(stream_id, (now_s, received))
+            if received < earlier:  # of a further message
+                since_s = now_s
+            self._unfinished[stream_id] = since_s, received
+            limit_s = limits.body_timeout_s + received / limits.body_bytes_per_s_min
+            if stream_id == _FRAME and now_s - since_s > limits.header_timeout_s:
+                self._connection.retire(limits.connection_age_grace_s)
+            elif stream_id != _FRAME and now_s - since_s > limit_s:
+                calls.time_out(stream_id, limit_s)
+        if calls or newest_stream != self._newest_stream:
+            self._newest_stream, self._quiet_since_s = newest_stream, now_s
+        elif limits.connection_idle_max_s and now_s - self._quiet_since_s > limits.connection_idle_max_s:
+            self._connection.retire(limits.connection_age_grace_s)
 
     def _arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
         self._handles[name] = self._loop.call_later(delay_s, callback)
-
-    def _disarm(self, name: str) -> None:
-        handle = self._handles.pop(name, None)
-        if handle is not None:
-            handle.cancel()
 
     def _keepalive(self) -> None:
         limits = self._limits
@@ -119,7 +155,3 @@ class Timers:
 
     def _too_old(self) -> None:
         self._connection.retire(self._limits.connection_age_grace_s)
-
-    def _idle(self) -> None:
-        if not self.calls:
-            self._connection.retire(self._limits.connection_age_grace_s)
