@@ -133,6 +133,26 @@ class Bench:
         return [isinstance(outcome, InferResponse) and final for outcome, final in self.outcomes.get(id, [])] == [True]
 
 
+def test_what_is_dropped_for_another_reason_than_load_does_not_count_as_rejected() -> None:
+    async def scenario() -> None:
+        bench = Bench(config())
+        bench.send("stray", 7)
+        bench.send("a", 1, flags=SEQUENCE_START)
+        bench.send("b", 1)
+        bench.send("c", 1)
+        bench.tickets["b"].cancel()
+
+        assert [bench.code(name) for name in ("stray", "b", "c")] == [
+            Code.INVALID_ARG,
+            Code.CANCELLED,
+            Code.CANCELLED,
+        ]
+        counts = {reason.value: count for reason, count in bench.runner.metrics.failures.items() if count}
+        assert counts == {"OTHER": 1, "CANCELED": 2}
+
+    asyncio.run(scenario())
+
+
 async def settle() -> None:
     """Let what was put off happen: a slot of a batching model is offered on the next turn of the loop."""
     for _ in range(3):

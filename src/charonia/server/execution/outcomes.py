@@ -8,7 +8,18 @@ from charonia.core.errors import Code, ServingError, internal, invalid, turned_a
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.execution.admission import with_request_id
+from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import DropReason
+
+_NOT_REJECTED = {
+    DropReason.STOPPING: FailureReason.OTHER,
+    DropReason.SCHEDULER_FAILED: FailureReason.OTHER,
+    DropReason.NO_SEQUENCE: FailureReason.OTHER,
+    DropReason.STRATEGY_FAILED: FailureReason.BACKEND,
+    DropReason.STATE_LOST: FailureReason.BACKEND,
+    DropReason.CANCELLED: FailureReason.CANCELED,
+}
+"""Drops that are no matter of capacity or time."""
 
 
 def selected(
@@ -26,6 +37,11 @@ def selected(
             tensor = classify(tensor, output.classification, labels, batched=config.max_batch_size > 0)
         chosen.append(tensor)
     return chosen
+
+
+def drop_failure(reason: DropReason) -> FailureReason:
+    """Return how a dropped request is counted: REJECTED if there was no room or no time for it."""
+    return _NOT_REJECTED.get(reason, FailureReason.REJECTED)
 
 
 def drop_error(reason: DropReason, request: InferRequest, model: str) -> ServingError:

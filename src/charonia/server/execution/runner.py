@@ -38,7 +38,7 @@ from charonia.server.execution.in_flight import (
     RunningBatch,
     StreamingBatch,
 )
-from charonia.server.execution.outcomes import drop_error
+from charonia.server.execution.outcomes import drop_error, drop_failure
 from charonia.server.execution.tracing import BatchKind
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.rate_limiter.limiter import Claim
@@ -409,7 +409,7 @@ class ModelRunner:
         entry = self._in_flight.requests.get(drop.id)
         if entry is not None and entry.state == QUEUED:  # else the reply to another one has cancelled it
             error = self._abandoned_for or drop_error(drop.reason, entry.request, self.config.name)
-            self._in_flight.fail(entry, error, FailureReason.REJECTED)
+            self._in_flight.fail(entry, error, drop_failure(drop.reason))
 
     def _begin(self, run: Run) -> RunningBatch:
         slot = run.slot
