@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 from tests.support.simulation import Simulation
 
-from charonia.server.scheduling.api import EMPTY_ROW, Run, Submit
+from charonia.server.scheduling.api import EMPTY_ROW, Cancel, DropReason, Run, Submit
 from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.sequences.api import SequenceMember, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
@@ -160,3 +160,89 @@ def test_the_same_simulation_is_the_same_twice() -> None:
 
     first.check()
     assert first.sim.runs == second.sim.runs
+
+
+class Sessions:
+    """Clients that come at random, begin a sequence, and leave if its first answer takes longer than they wait.
+
+    Args:
+        per_s: Clients in a second.
+        patience_ns: How long they wait, 0 for any time.
+        adapts: Whether the sequencer adapts to overload.
+        seconds: For how long they come.
+    """
+
+    PIECES, PACE_NS, ROWS = 10, 10 * MS, 4
+
+    def __init__(self, per_s: float, patience_ns: int, *, adapts: bool, seconds: int = 10) -> None:
+        self.end_ns = seconds * 1000 * MS
+        policy = SequencePolicy(1000 * MS, rows=self.ROWS, size_max=self.ROWS, keeps_rows=False, adapts=adapts)
+        self.sim = Simulation(Sequencer(policy, 1), _service_ns, on_left=self._left)
+        self.of: dict[int, tuple[int, int]] = {}  # client and piece by request
+        self.begun_ns: dict[int, int] = {}
+        self.done: dict[int, int] = {}  # when the last answer came, by client
+        self._patience_ns = patience_ns
+        chance, time_ns = random.Random(7), 0
+        while (time_ns := time_ns + round(chance.expovariate(per_s) * 1000 * MS)) < self.end_ns:
+            self.begun_ns[len(self.begun_ns)] = time_ns
+            first = self._plan(time_ns, len(self.begun_ns) - 1, 0)
+            if patience_ns:
+                self.sim.at(time_ns + patience_ns, Cancel(first))
+        self.sim.run()
+
+    def _plan(self, at_ns: int, client: int, piece: int) -> int:
+        which = len(self.of) + 1
+        self.of[which] = client, piece
+        self.sim.at(at_ns, Submit(which, 1, SequenceMember(client + 1, piece == 0, piece == self.PIECES - 1)))
+        return which
+
+    def _left(self, which: int, now_ns: int) -> None:
+        client, piece = self.of[which]
+        late = piece == 0 and self._patience_ns and now_ns - self.begun_ns[client] > self._patience_ns
+        if which in self.sim.dropped or late:
+            return
+        if piece + 1 < self.PIECES:
+            self._plan(now_ns + self.PACE_NS, client, piece + 1)
+        else:
+            self.done[client] = now_ns
+
+    def finished(self) -> int:
+        """How many sequences came to their end in the last five seconds of arrivals."""
+        return sum(self.end_ns - 5000 * MS <= at < self.end_ns for at in self.done.values())
+
+    def first_waits_ns(self) -> list[int]:
+        """How long the first pieces of the later clients that were served waited, ascending."""
+        starts = self.sim.started_ns
+        return sorted(
+            starts[which] - self.begun_ns[client]
+            for which, (client, piece) in self.of.items()
+            if piece == 0 and which in starts and self.begun_ns[client] >= self.end_ns - 5000 * MS
+        )
+
+
+def test_under_overload_new_sequences_are_refused_and_the_others_come_to_their_end() -> None:
+    # A sequence takes 101 ms at least: four slots do 40 of them in a second.
+    patience_ns = 1000 * MS
+    plain = Sessions(200, patience_ns, adapts=False)
+    adapted = Sessions(200, patience_ns, adapts=True)
+
+    refused = {which for which, (_, why) in adapted.sim.dropped.items() if why is DropReason.OVERLOADED}
+    assert refused
+    assert {adapted.of[which][1] for which in refused} == {0}
+    assert adapted.finished() >= 0.9 * 5 * 36
+    assert adapted.finished() > plain.finished()
+    waits = adapted.first_waits_ns()
+    assert waits[len(waits) * 99 // 100] <= 0.75 * patience_ns
+
+
+def test_patient_clients_of_sequences_lose_nothing() -> None:
+    sessions = Sessions(200, 0, adapts=True, seconds=2)
+
+    assert not sessions.sim.dropped
+    assert len(sessions.done) == len(sessions.begun_ns)
+
+
+def test_without_overload_no_sequence_is_refused() -> None:
+    sessions = Sessions(20, 1000 * MS, adapts=True)
+
+    assert DropReason.OVERLOADED not in {why for _, why in sessions.sim.dropped.values()}

@@ -17,9 +17,11 @@ runs is one whose client is about to leave. Clients rarely say how long they wai
 6. Shedding ends when nothing was lost or refused for `QUIET` times the patience.
 """
 
+import sys
 from collections import Counter
 
 from charonia.core.flow import Flow
+from charonia.server.scheduling.api import Submit
 
 FLOWS_MAX = 256
 """Flows of a level that are told apart."""
@@ -47,6 +49,9 @@ QUIET = 10
 
 RUNS_AVERAGED = 16
 """Runs after which the weight of earlier ones is halved."""
+
+
+_NS_PER_US = 1000
 
 
 class Pace:
@@ -169,6 +174,12 @@ class Overload:
         self._is_shedding = self._is_shedding or self._bad >= BAD_SLICES
         self._lost = self._served = self._late = 0
         self._slice_ends_ns = now_ns + max(SLICE_MIN_NS, self.patience_ns // SLICES_PER_PATIENCE)
+
+
+def waits_ns(request: Submit, now_ns: int) -> int:
+    """Return how long the client of a request waits at most, 0 if that is unknown."""
+    left_ns = request.timeout_us * _NS_PER_US
+    return min(left_ns or sys.maxsize, max(1, request.deadline_ns - now_ns)) if request.deadline_ns else left_ns
 
 
 def has_time(patience_ns: int, pace: Pace) -> bool:

@@ -27,7 +27,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from charonia.core.flow import Flow
 from charonia.server.scheduling.api import BatchPolicy, QueueLimits, Submit
-from charonia.server.scheduling.overload import FLOWS_MAX, Overload, Pace, has_time
+from charonia.server.scheduling.overload import FLOWS_MAX, Overload, Pace, has_time, waits_ns
 
 NS_PER_US = 1000
 
@@ -290,10 +290,7 @@ class RequestQueue:
                 return False
             ahead = min(rank.count, rank.turns(request.flow))
         ahead += sum(self._ranks[number].count for number in self._order if number < 2 * level)
-        left_ns = request.timeout_us * NS_PER_US
-        if request.deadline_ns:
-            left_ns = min(left_ns or sys.maxsize, max(1, request.deadline_ns - now_ns))
-        if not overload.is_too_long(self.pace, self.pace.wait_ns(ahead, now_ns), left_ns):
+        if not overload.is_too_long(self.pace, self.pace.wait_ns(ahead, now_ns), waits_ns(request, now_ns)):
             return False
         overload.refused(now_ns)
         return True

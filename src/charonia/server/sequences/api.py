@@ -77,6 +77,7 @@ class SequencePolicy:
         utilization_min: For the direct strategy: share of rows with a request that makes a batch leave without waiting
             for the delay. 0 for no waiting at all.
         queue_max: Most requests that wait, in all sequences.
+        adapts: Under overload, refuse new sequences that would wait for a slot longer than clients do.
         adapt_delay: Skip the delay when every sequence of the instance has a request.
         state_key: Batch key of a new sequence's states, in addition to the shapes of its requests.
     """
@@ -89,6 +90,7 @@ class SequencePolicy:
     delay_ns: int = 0
     utilization_min: float = 0.0
     queue_max: int = 0
+    adapts: bool = False
     adapt_delay: bool = True
     state_key: Hashable = None
 

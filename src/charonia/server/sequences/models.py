@@ -37,6 +37,7 @@ def sequence_policy(config: ModelConfig, state_key: Hashable = None) -> Sequence
         rows=size_max,
         size_max=size_max,
         queue_max=QUEUE_SIZE_MAX,
+        adapts=True,
         adapt_delay=adapts_delay(config),
         state_key=state_key,
     )

@@ -12,7 +12,9 @@
 5. A request that is cancelled while it waits would leave a gap, so its sequence ends with the running request: all its
    waiting requests are dropped, `CANCELLED`, and the slot is free. One that is cancelled while it runs leaves no gap.
 6. A rescheduled request goes back to the head of its sequence, and runs after those that were ready before.
-7. When an instance loses its state, the sequences that have run there are over: those of their requests that wait, or
+7. Under overload (`scheduling/overload.py`), a request that would start a sequence is refused, `OVERLOADED`, if it
+   would wait longer for a slot than clients do. Later requests of a sequence never are.
+8. When an instance loses its state, the sequences that have run there are over: those of their requests that wait, or
    the next one to come, are dropped, `STATE_LOST`.
 
 Batches of the direct strategy (`keeps_rows`) have a row for each slot up to the highest with a request; rows without a
@@ -186,6 +188,8 @@ class Sequencer:
         elif sequence is not None and sequence.is_lost and not member.start:
             self._cut(sequence, EndReason.LOST, DropReason.STATE_LOST, now_ns, commands)
             refusal = DropReason.STATE_LOST
+        elif sequence is None and self._table.refuses(event, now_ns):
+            refusal = DropReason.OVERLOADED
         if refusal is not None:
             commands.append(Drop(event.id, refusal))
             self._send_due(now_ns, commands)  # a sequence that has just ended may have left its slot to another
@@ -231,6 +235,7 @@ class Sequencer:
                 return
             sequence, request = self._running[id]
             request.is_rescheduled = False
+        self._table.lose(sequence, now_ns)
         self._cut(sequence, EndReason.CANCELLED, DropReason.CANCELLED, now_ns, commands, spare=id)
 
     def _lose(self, instance: Instance, now_ns: int, commands: list[Command]) -> None:

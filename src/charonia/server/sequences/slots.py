@@ -4,7 +4,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable
 from heapq import heapify, heappop, heappush
 
-from charonia.server.scheduling.api import CloseReason
+from charonia.core.flow import NO_FLOW
+from charonia.server.scheduling.api import CloseReason, Submit
+from charonia.server.scheduling.overload import Overload, Pace, has_time, waits_ns
 from charonia.server.sequences.api import (
     EndReason,
     SequenceEnd,
@@ -162,7 +164,7 @@ class SequenceTable:
     """
 
     __slots__ = (
-        *("_by_key", "_ended", "_ended_counts", "_numbers", "_policy", "_timeouts"),
+        *("_by_key", "_ended", "_ended_counts", "_numbers", "_overload", "_pace", "_policy", "_timeouts"),
         *("backlog", "idle", "instances"),
     )
 
@@ -176,6 +178,8 @@ class SequenceTable:
         self._timeouts: list[tuple[int, int, Sequence]] = []  # heap of (time, number, sequence), with stale ones
         self._ended: list[SequenceEnd] = []
         self._ended_counts: Counter[EndReason] = Counter()
+        self._overload: Overload | None = None  # what was learned from clients that left the backlog
+        self._pace = Pace(1)  # of the backlog, while there is an overload
 
     @property
     def live(self) -> int:
@@ -200,6 +204,29 @@ class SequenceTable:
         before.successor, sequence.predecessor = sequence, before
         self.end_if_over(before, now_ns)
         return sequence
+
+    def refuses(self, request: Submit, now_ns: int) -> bool:
+        """Return whether to refuse the first request of a sequence because of overload."""
+        overload, pace = self._overload, self._pace
+        if overload is None or min(each.count for each in self.instances) < self._policy.rows:
+            return False
+        if overload.is_over(now_ns):
+            self._overload = None
+            return False
+        wait_ns = pace.wait_ns(len(self.backlog), now_ns)
+        if not (overload.sheds(pace) and overload.is_too_long(pace, wait_ns, waits_ns(request, now_ns))):
+            return False
+        overload.refused(now_ns)
+        return True
+
+    def lose(self, sequence: Sequence, now_ns: int) -> None:
+        """The client of a sequence is leaving; if the sequence waits for a slot, overload is the reason."""
+        waited_ns = now_ns - sequence.since_ns
+        if not self._policy.adapts or sequence not in self.backlog or not has_time(waited_ns, self._pace):
+            return
+        if self._overload is None or self._overload.is_over(now_ns):
+            self._overload, self._pace = Overload(), Pace(1)
+        self._overload.lost(NO_FLOW, waited_ns, now_ns)
 
     def make_ready(self, sequence: Sequence, now_ns: int) -> None:
         """The next request of a sequence can run."""
@@ -231,7 +258,7 @@ class SequenceTable:
         if instance is not None:
             instance.release(sequence)
             if self.backlog:
-                self._bind(self.backlog.popitem(last=False)[0], instance, now_ns)
+                self._bind(self.backlog.popitem(last=False)[0], instance, now_ns, waited=True)
 
     def end_idle(self, now_ns: int, *, all_of_them: bool = False) -> None:
         """End the sequences that were idle for too long, or all idle ones."""
@@ -310,7 +337,11 @@ class SequenceTable:
             sequence.since_ns = now_ns
             self.backlog[sequence] = None
 
-    def _bind(self, sequence: Sequence, instance: Instance, now_ns: int) -> None:
+    def _bind(self, sequence: Sequence, instance: Instance, now_ns: int, *, waited: bool = False) -> None:
+        if self._overload is not None:
+            self._pace.started(instance.slot, 1, len(self.backlog) if waited else -1, now_ns)
+            if waited:
+                self._overload.served(now_ns - sequence.since_ns, now_ns)
         sequence.expires_ns = 0
         instance.bind(sequence)
         if sequence.queue:
