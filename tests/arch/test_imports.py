@@ -158,7 +158,7 @@ INTERNAL = {
     "platform.database": {"core"},
     "platform.people": {"core", "wire.browsers"},
     "platform.tasks": {"core", "die_with_parent"},
-    "platform.artifacts": {"archives", "core", "die_with_parent", "install_hint", "stores"},
+    "platform.artifacts": {"archives", "core", "die_with_parent", "install_hint", "python_command", "stores"},
     "platform.isolation": {"core"},
     "platform.models": {"archives", "core", "config", "python_command", "stores", "platform.artifacts"},
     "platform.environments": {"core"},

@@ -26,6 +26,7 @@ from pathlib import Path
 from charonia.archives import UNPACKED_BYTES_FREE
 from charonia.core.errors import ServingError
 from charonia.platform.artifacts.archives import ENTRIES_MAX, unpack
+from charonia.platform.isolation.isolation import Isolation
 
 MIB = 1024 * 1024
 BLOCK = 512
@@ -427,7 +428,7 @@ def unpacked(folder: Path, scale: int) -> Iterator[Unpacked]:
         path.write_bytes(each.content)
         started, answer = time.monotonic(), ""
         try:
-            unpack(path, each.name, place / "out", lambda: None)
+            unpack(path, each.name, place / "out", Isolation(place / "data", mode="available"), lambda: None)
         except ServingError as error:
             answer = error.message
         yield Unpacked(each, answer, time.monotonic() - started)

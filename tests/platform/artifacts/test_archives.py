@@ -19,6 +19,12 @@ from charonia.core.errors import ServingError, TooLargeError
 from charonia.platform.artifacts import archives, blobs
 from charonia.platform.artifacts.archives import extract, is_archive, unpack
 from charonia.platform.artifacts.faults import StorageFullError
+from charonia.platform.isolation.isolation import Isolation
+
+
+@pytest.fixture
+def isolation(tmp_path: Path) -> Isolation:
+    return Isolation(tmp_path / "data", mode="available")
 
 
 def make_zip(path: Path, entries: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
@@ -192,14 +198,14 @@ def test_there_must_be_room_before_a_file_is_written(tmp_path: Path, monkeypatch
         unpacked(make_zip(tmp_path / "m.zip", {"a": b"x"}), tmp_path / "out")
 
 
-def test_it_can_be_cancelled(tmp_path: Path) -> None:
+def test_it_can_be_cancelled(tmp_path: Path, isolation: Isolation) -> None:
     archive = make_tar(tmp_path / "m.tgz", {"a": b"x"})
 
     def cancelled() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        unpack(archive, archive.name, tmp_path, cancelled)
+        unpack(archive, archive.name, tmp_path, isolation, cancelled)
 
 
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"dictionaries"}))
@@ -234,21 +240,21 @@ def test_a_header_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
     assert peak_bytes < 8 * 2**20
 
 
-def test_the_process_that_unpacks_has_little_memory(tmp_path: Path) -> None:
+def test_the_process_that_unpacks_has_little_memory(tmp_path: Path, isolation: Isolation) -> None:
     for archive in dictionaries():
         (tmp_path / archive.name).write_bytes(archive.content)
 
         with pytest.raises(TooLargeError, match=rf"archive '{archive.name}': it needs more than 512 MiB of memory"):
-            unpack(tmp_path / archive.name, archive.name, tmp_path, lambda: None)
+            unpack(tmp_path / archive.name, archive.name, tmp_path, isolation, lambda: None)
 
 
-def test_errors_of_the_process_that_unpacks_keep_their_kind(tmp_path: Path) -> None:
+def test_errors_of_the_process_that_unpacks_keep_their_kind(tmp_path: Path, isolation: Isolation) -> None:
     archive = make_zip(tmp_path / "m.zip", {".m": bytes(2**20)})
     content = archive.read_bytes()
     archive.write_bytes(content.replace(struct.pack("<L", 2**20), struct.pack("<L", 2**31)))
 
     with pytest.raises(TooLargeError, match=r"archive 'm.zip': its files have more than 1073741824 bytes"):
-        unpack(archive, "m.zip", tmp_path, lambda: None)
+        unpack(archive, "m.zip", tmp_path, isolation, lambda: None)
 
 
 def test_a_process_that_unpacks_and_is_killed_says_nothing(tmp_path: Path) -> None:
@@ -256,9 +262,9 @@ def test_a_process_that_unpacks_and_is_killed_says_nothing(tmp_path: Path) -> No
     assert "was killed" in reading.failure("archive 'm.zip'", '{"kind": 1}').message
 
 
-def test_files_come_out_of_the_process_that_unpacks(tmp_path: Path) -> None:
+def test_files_come_out_of_the_process_that_unpacks(tmp_path: Path, isolation: Isolation) -> None:
     (tmp_path / "out").mkdir()
 
-    unpack(make_tar(tmp_path / "m.tgz", {"1/a": b"x"}), "m.tgz", tmp_path / "out", lambda: None)
+    unpack(make_tar(tmp_path / "m.tgz", {"1/a": b"x"}), "m.tgz", tmp_path / "out", isolation, lambda: None)
 
     assert (tmp_path / "out" / "1" / "a").read_bytes() == b"x"

@@ -6,7 +6,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +15,9 @@ import pytest
 from tests.campaign.hostile_models import PRINTED, Prey
 
 from charonia.core.errors import Code, ServingError
+from charonia.platform.artifacts.archives import unpack
 from charonia.platform.isolation import isolation as module
-from charonia.platform.isolation.isolation import Isolation, Layers, Reach, collect, layers
+from charonia.platform.isolation.isolation import Isolation, Layers, PrivateFolders, Reach, collect, layers
 
 pytestmark = pytest.mark.skipif(layers().landlock < 6, reason="the kernel lacks Landlock 6")
 
@@ -148,6 +149,25 @@ socket.getaddrinfo("localhost", 80)
         left = (room.home, room.temporary)
 
     assert not any(folder.exists() for folder in left)
+
+
+def test_what_unpacks_reaches_its_archive_and_its_folder_only(prey: Prey, tmp_path: Path) -> None:
+    class Exploited(Isolation):
+        """Runs the attempts in place of the reader of archives, as a fault in it could."""
+
+        def command(self, command: Sequence[str], room: PrivateFolders, reach: Reach) -> list[str]:
+            archive, _, folder = command[-3:]
+            script = 'cat "$1" > "$0/archive" && shift && exec "$@" > "$0/found"'
+            attempts = [sys.executable, "-P", "-c", PRINTED, json.dumps(asdict(prey))]
+            return super().command(["/bin/sh", "-c", script, folder, archive, *attempts], room, reach)
+
+    archive, folder = tmp_path / "m.zip", tmp_path / "data" / "incoming"
+    archive.write_text("content")
+    folder.mkdir()
+    unpack(archive, "m.zip", folder, Exploited(tmp_path / "data"), lambda: None)
+
+    assert (folder / "archive").read_text() == "content"
+    assert json.loads((folder / "found").read_text()) == []
 
 
 def test_a_process_listens_on_its_own_ports(prey: Prey) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from charonia.platform.targets import local_server
 from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, Workload
 from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget
-from charonia.platform.targets.local_folder import DeploymentFolder, ServerFolder
+from charonia.platform.targets.local_folder import DeploymentFolder, ServerFolder, Steps
 from charonia.platform.targets.local_reasons import MOVED
 from charonia.platform.targets.local_server import DeployedServer
 from charonia.platform.targets.rollout import LOST_STARTS_MAX
@@ -105,6 +105,32 @@ def test_what_a_new_engine_is_asked_for_while_the_one_before_still_ends_stays(
 
     assert (moved.serving, moved.applying, ended.serving, ended.applying) == (2, 0, 2, 0)
     assert (before_the_end, forgotten) == (["echo"], ["echo"])
+
+
+def test_commands_to_a_server_have_no_variable_of_the_platform_and_no_home_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments: list[Mapping[str, str]] = []
+    monkeypatch.setenv("CHARONIA_DATABASE", "postgresql://user:secret@host/name")
+    monkeypatch.setattr(ServerFolder, "is_running", lambda self: True)
+    monkeypatch.setattr(ServerFolder, "pid", lambda self: os.getpid())
+    monkeypatch.setattr(Steps, "start", lambda self, command, environment: environments.append(environment))
+    monkeypatch.setattr(local_server.subprocess, "run", lambda command, env, **_: environments.append(env))
+    folder = DeploymentFolder(tmp_path / "default" / "reader")
+    folder.revision(2).path.mkdir(parents=True)
+    folder.revision(2).write("serve", arguments=[], made="two")
+    folder.write("address", ports=[22000, 22001])
+    server = DeployedServer(folder, 1, {}, Isolation(tmp_path, mode="off"))
+    server.folder.path.mkdir()
+    server.folder.write("ports", ports=[22002, 22003])
+
+    server.upgrade(2)
+    server.cancel()
+
+    assert len(environments) == 2
+    for environment in environments:
+        assert "CHARONIA_DATABASE" not in environment
+        assert environment["HOME"] == str(server.folder.path)  # models write to "home" in it
 
 
 IN_USE = "  cannot listen on 127.0.0.1:22000: Address already in use\n"

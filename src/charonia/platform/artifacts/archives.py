@@ -1,4 +1,4 @@
-"""Unpacks archives that users send: zip and tar, in a process with limited memory.
+"""Unpacks archives that users send: zip and tar, in an isolated process with limited memory.
 
 Only files come out of them, below the folder that they are unpacked into: an archive with links, devices, or names that
 lead out of the folder is refused as a whole.
@@ -29,6 +29,8 @@ from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.artifacts.blobs import PIECE_BYTES, demand_room
 from charonia.platform.artifacts.faults import StorageFullError, disk_faults
 from charonia.platform.artifacts.paths import FILES_MAX, check_together, is_content, safe_path
+from charonia.platform.isolation.isolation import Isolation, Reach
+from charonia.python_command import python_module
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 """What an archive's name ends with. Files that are archives inside, such as .keras and .pt, stay as they are."""
@@ -48,13 +50,14 @@ def is_archive(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def unpack(archive: Path, name: str, folder: Path, check: Callable[[], None]) -> None:
-    """Unpack an archive in a process with limited memory.
+def unpack(archive: Path, name: str, folder: Path, isolation: Isolation, check: Callable[[], None]) -> None:
+    """Unpack an archive in a process with limited memory, which reads the archive and writes the folder only.
 
     Args:
         archive: The file.
         name: Its name, for messages and to tell its format.
         folder: An empty folder.
+        isolation: Confines the process.
         check: Called again and again; what it raises ends the work.
 
     Raises:
@@ -62,25 +65,30 @@ def unpack(archive: Path, name: str, folder: Path, check: Callable[[], None]) ->
         StorageFullError: The disk is full.
         ServingError: INVALID_ARG for one that is damaged, or has content that is not allowed.
     """
-    own = [sys.executable, "-P", "-m", __name__, str(archive), name, str(folder)]
+    archive, folder = archive.absolute(), folder.absolute()
+    reach = Reach(read=[archive], write=[folder], project=None, network=False)
     end_s = time.monotonic() + UNPACK_S_MAX
-    with subprocess.Popen(
-        with_parent_death_signal(own, signal.SIGKILL),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        try:
-            while True:
-                check()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    output, _ = process.communicate(timeout=CHECK_S)
-                    break
-                if time.monotonic() > end_s:
-                    raise too_large(f"archive '{name}': it was not unpacked within {UNPACK_S_MAX:g} s")
-        finally:
-            process.kill()
+    with isolation.room(None) as room:
+        own = isolation.command(python_module(__name__, str(archive), name, str(folder)), room, reach)
+        with subprocess.Popen(
+            with_parent_death_signal(own, signal.SIGKILL),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=isolation.environment(room, installs=False),
+            cwd=room.home,
+            text=True,
+        ) as process:
+            try:
+                while True:
+                    check()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        output, _ = process.communicate(timeout=CHECK_S)
+                        break
+                    if time.monotonic() > end_s:
+                        raise too_large(f"archive '{name}': it was not unpacked within {UNPACK_S_MAX:g} s")
+            finally:
+                process.kill()
     if process.returncode:
         raise failure(f"archive '{name}'", output, (TooLargeError, StorageFullError))
 

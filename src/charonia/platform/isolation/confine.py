@@ -34,7 +34,7 @@ _SCOPES = 3  # abstract sockets and signals stay within the domain
 
 _DEATH_SIGNAL, _NO_NEW_PRIVILEGES, _DROP_BOUND = 1, 38, 24
 _CAPABILITIES = 64
-_NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
+_NEW_USER, _NEW_MOUNTS, _NEW_NETWORK = 0x10000000, 0x00020000, 0x40000000
 _BIND_MOUNT, _RECURSIVE, _PRIVATE, _REMOUNT, _READ_ONLY = 4096, 16384, 1 << 18, 32, 1
 _NO_SUID, _NO_DEVICES = 2, 4
 _KEPT_FLAGS = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}  # of statvfs, and of mount
@@ -47,14 +47,24 @@ def landlock_abi() -> int:
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ABI_VERSION)))
 
 
-def hide(folders: Sequence[str], read: Iterable[str], write: Iterable[str], *, in_user_namespace: bool) -> None:
+def hide(
+    folders: Sequence[str],
+    read: Iterable[str],
+    write: Iterable[str],
+    *,
+    in_user_namespace: bool,
+    has_network: bool = True,
+) -> None:
     """Put empty folders in place of folders, in which only these files and folders are left.
+
+    Without a network, the process has no network device that works, and no abstract socket of other processes.
 
     Raises:
         OSError: The system refuses.
     """
     user, group = os.getuid(), os.getgid()
-    _check(_libc.unshare(_NEW_MOUNTS | (_NEW_USER if in_user_namespace else 0)), "unshare")
+    own = _NEW_MOUNTS | _NEW_USER * in_user_namespace | _NEW_NETWORK * (not has_network)
+    _check(_libc.unshare(own), "unshare")
     if in_user_namespace:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -81,7 +91,13 @@ def hide(folders: Sequence[str], read: Iterable[str], write: Iterable[str], *, i
 
 
 def restrict(
-    abi: int, read: Iterable[str], write: Iterable[str], bind: Sequence[Sequence[int]], connect: Sequence[int]
+    abi: int,
+    read: Iterable[str],
+    write: Iterable[str],
+    bind: Sequence[Sequence[int]],
+    connect: Sequence[int],
+    *,
+    has_network: bool = True,
 ) -> None:
     """Restrict this process and its children to these files, and keep them from these ports.
 
@@ -91,12 +107,13 @@ def restrict(
         write: Those to change, too.
         bind: First and last port of each range that nothing listens on.
         connect: Ports that nothing connects to.
+        has_network: Whether any other port may be used.
 
     Raises:
         OSError: The system refuses.
     """
     handled = (1 << _RIGHTS_BY_ABI.get(abi, _RIGHTS)) - 1
-    net = _BIND | _CONNECT if abi >= _PORTS_ABI and (bind or connect) else 0
+    net = _BIND | _CONNECT if abi >= _PORTS_ABI and (bind or connect or not has_network) else 0
     attributes = struct.pack("QQQ", handled, net, _SCOPES if abi >= _SCOPES_ABI else 0)
     rules = _check(_libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "landlock")
     for paths, rights in ((read, _READ), (write, handled & ~(_MAKE_CHAR | _MAKE_BLOCK))):
@@ -107,7 +124,7 @@ def restrict(
                 rule = struct.pack("=Qi", allowed, beneath)
                 _check(_libc.syscall(_ADD_RULE, rules, _BENEATH, rule, 0), f"landlock: {path}")
                 os.close(beneath)
-    if net:
+    if net and has_network:
         refused = {port for first, last in bind for port in range(first, last + 1)}
         port_rule = ctypes.create_string_buffer(16)
         for port in range(2**16):
@@ -150,10 +167,12 @@ def _confine(rules: dict[str, Any]) -> None:
             os.set_inheritable(asking.fileno(), True)
             os.environ["CHARONIA_BESIDE_SOCKET"] = str(asking.detach())
     if rules["namespace"]:
-        hide(rules["hidden"], read, write, in_user_namespace=rules["namespace"] == "user")
+        is_user = rules["namespace"] == "user"
+        hide(rules["hidden"], read, write, in_user_namespace=is_user, has_network=rules["network"])
     os.chdir(rules["folder"])
     if rules["landlock"]:
-        restrict(rules["landlock"], read, write, rules["bind"], rules["connect"])
+        ports = rules["bind"], rules["connect"]
+        restrict(rules["landlock"], read, write, *ports, has_network=rules["network"])
     if os.getuid() == 0:
         drop_rights(rules["user"])
     if rules["parent"]:  # a change of users forgets it

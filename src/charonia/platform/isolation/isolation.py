@@ -4,6 +4,7 @@
 users are empty; and, where the platform runs as root, a user for each project. See `docs/threat_model.md`.
 """
 
+import hashlib
 import logging
 import os
 import shutil
@@ -41,6 +42,7 @@ FIRST_USER = 1_900_000_000
 """User id of the first project; by convention, no system uses this range."""
 
 TEMPORARY_PREFIX = "charonia-run-"
+"""Temporary folders of rooms begin like this, followed by a hash of the data folder."""
 
 PROBE_S_MAX = 30.0
 
@@ -74,7 +76,9 @@ class Reach:
         python: The interpreter, None for the platform's; those of the project's environments are always in reach.
         ports: Ports of deployments that it listens on.
         beside: Abstract socket of another server that it needs at its start.
-        project: Number of its project.
+        project: Number of its project, None for a process that runs no code of a project: where projects have users,
+            it keeps the platform's user, without capabilities.
+        network: Whether it can use the network.
         ends_with_platform: Whether the kernel ends it together with the platform.
     """
 
@@ -83,7 +87,8 @@ class Reach:
     python: Path | None = None
     ports: Sequence[int] = ()
     beside: str = ""
-    project: int = 0
+    project: int | None = 0
+    network: bool = True
     ends_with_platform: bool = True
 
 
@@ -125,6 +130,9 @@ class Isolation:
         refused: Sequence[int] = (),
     ) -> None:
         self._data = data.absolute()
+        self._rooms = self._data / "rooms"
+        # Two platforms of one machine share the folder of temporary files.
+        self._prefix = f"{TEMPORARY_PREFIX}{hashlib.sha256(os.fsencode(self._data.resolve())).hexdigest()[:8]}-"
         self._mode = mode
         self._readable = tuple(path.absolute() for path in readable)
         self._hidden = (*HIDDEN, str(Path.home()), *(str(path.absolute()) for path in (data, *hidden)))
@@ -154,28 +162,27 @@ class Isolation:
         return found
 
     @contextmanager
-    def room(self, project: int = 0) -> Iterator[PrivateFolders]:
+    def room(self, project: int | None = 0) -> Iterator[PrivateFolders]:
         """Yield a room that is removed at the end."""
-        folder = self._data / "rooms"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as home:
+        self._rooms.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._rooms, ignore_cleanup_errors=True) as home:
             room = self.furnish(Path(home), project)
             try:
                 yield room
             finally:
                 shutil.rmtree(room.temporary, ignore_errors=True)
 
-    def furnish(self, home: Path, project: int = 0) -> PrivateFolders:
+    def furnish(self, home: Path, project: int | None = 0) -> PrivateFolders:
         """Return a room with this home and a new temporary folder."""
-        temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+        temporary = Path(tempfile.mkdtemp(prefix=self._prefix))
         (home / "cache").mkdir(parents=True, exist_ok=True)
         for path in (home, home / "cache", temporary):
             self.give(path, project)
         return PrivateFolders(home, temporary)
 
-    def give(self, path: Path, project: int) -> None:
+    def give(self, path: Path, project: int | None) -> None:
         """Let the user of a project own a file or folder."""
-        if self.layers.has_users:
+        if self.layers.has_users and project is not None:
             os.chown(path, _user(project), _user(project), follow_symlinks=False)
 
     def give_all(self, folder: Path, project: int) -> None:
@@ -198,7 +205,7 @@ class Isolation:
             return list(command)
         read = [*self._always_read(), *map(str, reach.read)]
         read += [str(reach.python)] if reach.python is not None else []
-        read += self._environments(reach.project)
+        read += self._environments(reach.project) if reach.project is not None else []
         write = [*_devices(), str(room.home), str(room.temporary), *map(str, reach.write)]
         rules = Rules(
             read=tuple(dict.fromkeys(read)),
@@ -207,9 +214,10 @@ class Isolation:
             folder=str(room.home),
             bind=bind_ranges(self._reserved, self._refused, reach.ports),
             connect=self._refused,
+            network=reach.network,
             beside=reach.beside,
             parent=os.getpid() if reach.ends_with_platform else 0,
-            user=_user(reach.project) if self.layers.has_users else 0,
+            user=_user(reach.project) if self.layers.has_users and reach.project is not None else 0,
             namespace=self.layers.namespace,
             landlock=self.layers.landlock,
         )

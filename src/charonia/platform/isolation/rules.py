@@ -74,6 +74,7 @@ class Rules:
         folder: The working folder.
         bind: First and last port of each range that it cannot listen on.
         connect: Ports that it cannot connect to, of any machine.
+        network: Whether it can use any other port.
         beside: Abstract socket that is connected before, "" for none.
         parent: The process together with which it is ended, 0 for none.
         user: The user that a process of root becomes, 0 for root without capabilities.
@@ -87,6 +88,7 @@ class Rules:
     folder: str = "/"
     bind: Sequence[tuple[int, int]] = ()
     connect: Sequence[int] = ()
+    network: bool = True
     beside: str = ""
     parent: int = 0
     user: int = 0

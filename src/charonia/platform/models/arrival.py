@@ -111,7 +111,7 @@ class VersionTasks:
         uploads: Files that are being sent.
         environments: Folder of the environments, a folder by project and digest each.
         hosts: Servers that versions may be read from. Administrators of all projects may name any.
-        isolation: Confines checks.
+        isolation: Confines checks, and what unpacks archives.
     """
 
     database: Database
@@ -174,7 +174,7 @@ class VersionTasks:
         is_admin = bool(run.arguments["may_read_folders"])
         hosts = AllowedHosts((ANY,)) if is_admin else self.hosts
         files, title = open_source(source, self.uploads, sent, may_read_folders=is_admin, hosts=hosts)
-        with unpacked(files, self.store, pace.seen) as inner:
+        with unpacked(files, self.store, self.isolation, pace.seen) as inner:
             sizes = inner.sizes()
             found = _arranged(inner, list(sizes), source.take)
             pace.total = sum(sizes[path] for path in found.files.values())

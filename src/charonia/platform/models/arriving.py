@@ -14,6 +14,7 @@ from charonia.platform.artifacts.faults import disk_faults
 from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.artifacts.paths import FILES_MAX, is_content, safe_path
 from charonia.platform.artifacts.store import ArtifactStore
+from charonia.platform.isolation.isolation import Isolation
 from charonia.stores.remote import RemoteFile, RemoteStore
 
 START_BYTES = 64
@@ -173,7 +174,7 @@ class RemoteFiles:
 
 
 @contextmanager
-def unpacked(files: ArrivingFiles, store: ArtifactStore, seen: Seen) -> Iterator[ArrivingFiles]:
+def unpacked(files: ArrivingFiles, store: ArtifactStore, isolation: Isolation, seen: Seen) -> Iterator[ArrivingFiles]:
     """Yield files as they came; of a single archive, what is in it.
 
     Raises:
@@ -184,7 +185,7 @@ def unpacked(files: ArrivingFiles, store: ArtifactStore, seen: Seen) -> Iterator
         yield files
         return
     with store.scratch() as folder:
-        unpack(files.local(paths[0], store, seen), paths[0], folder, lambda: seen(0))
+        unpack(files.local(paths[0], store, seen), paths[0], folder, isolation, lambda: seen(0))
         yield OwnFiles({path: folder / path for path in _below(folder)})
 
 

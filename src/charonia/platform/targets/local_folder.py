@@ -203,10 +203,7 @@ class Steps:
 
     def text(self) -> str:
         """Return what it has said."""
-        try:
-            return self._output.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
+        return tail(self._output, LINES_MAX)
 
     def status(self) -> int | None:
         """Return its exit status, None while it is under way; 1 if it was killed."""

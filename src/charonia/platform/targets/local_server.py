@@ -2,7 +2,6 @@
 
 import contextlib
 import http.client
-import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from charonia.platform.isolation.isolation import Isolation, Reach
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
 from charonia.platform.targets.api import Replica
 from charonia.platform.targets.live_traffic import change_traffic, forget_changes, traffic_of
 from charonia.platform.targets.local_folder import (
@@ -166,7 +165,7 @@ class DeployedServer:
         self.folder.write("applying", revision=revision, is_upgrade=True, made=self._how(revision)["made"])
         command = python_module("charonia", "upgrade", str(self.folder.pid()))
         command += ["--python", self._python(revision), "--", *self._arguments(revision)]
-        steps.start(command, os.environ)
+        steps.start(command, self._control_environment())
 
     def retune(self, revision: int) -> None:
         """Split traffic as a revision says, now and whenever it is started again.
@@ -188,7 +187,9 @@ class DeployedServer:
         if applying and self.folder.is_running():
             if applying["is_upgrade"]:
                 command = python_module("charonia", "upgrade", "--cancel", str(self.folder.pid()))
-                subprocess.run(command, timeout=60, check=False, capture_output=True)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    environment = self._control_environment()
+                    subprocess.run(command, timeout=60, check=False, capture_output=True, env=environment)
             else:
                 self.folder.forget("applying")
                 self.folder.signal(signal.SIGKILL)
@@ -215,6 +216,14 @@ class DeployedServer:
         """Return the revisions whose folders it needs."""
         serving, applying = self.folder.read("serving"), self.folder.read("applying")
         return {int(note[name]) for note in (serving, applying) for name in ("revision", "base") if name in note}
+
+    def _control_environment(self) -> dict[str, str]:
+        """Return the variables of a command that tells the server something.
+
+        The command is not confined: the kernel would keep it from the server's socket. It is the platform's own
+        program, runs nothing that the server answers, and has no variable of the platform and no home of a model.
+        """
+        return self._isolation.environment(PrivateFolders(self.folder.path, self.folder.path), installs=False)
 
     def _leave_room(self) -> None:
         """Remove the temporary files of a process that has ended."""

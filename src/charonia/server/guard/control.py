@@ -73,9 +73,13 @@ def command(pid: int, asked: Message) -> Iterator[Message]:
         sock.sendall(json.dumps(asked).encode() + b"\n")
         lines = 0
         with sock.makefile("rb") as answers:
-            for line in answers:
+            while line := answers.readline(LINE_BYTES_MAX):
                 lines += 1
-                yield json.loads(line)
+                try:
+                    answer = json.loads(line)
+                except ValueError:
+                    raise unavailable(f"server {pid} has sent a line that is not JSON") from None
+                yield answer
     if not lines:
         raise unavailable(f"server {pid} has closed the connection")
 
