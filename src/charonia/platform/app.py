@@ -110,6 +110,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
     for remark in isolation.check():
         _log.warning("isolation: %s", remark)
     local = LocalTarget(data / "deployments", settings.ports, isolation)
+    isolation.sweep(local.temporary_folders())
     targets: dict[str, DeploymentTarget] = {local.name: local}
     opens = (open_kubernetes, open_kserve) if settings.kubernetes.config else ()
     clusters = [each(settings.kubernetes, artifacts, data) for each in opens]

@@ -19,6 +19,8 @@ from tests.support.process import eventually
 
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.isolation.isolation import Isolation
+from charonia.platform.targets.local_folder import ServerFolder
 
 READY_S = 110.0
 
@@ -66,9 +68,13 @@ def test_a_platform_that_is_killed_finds_its_servers_again_and_finishes_what_it_
             call(platform, "POST", "", spec(1))
             assert eventually((folder / "server-1" / "pid").exists)
             platform.kill()  # while its server starts
+        left = Isolation(tmp_path, mode="off").furnish(tmp_path / "rooms" / "of-a-check")
         with PlatformProcess(tmp_path, *arguments) as platform:
             first = until(platform, state="ready", serving=1)
             pid = (folder / "server-1" / "pid").read_text()
+            assert not left.home.exists()
+            assert not left.temporary.exists()
+            assert Path(ServerFolder(folder / "server-1").read("room")["temporary"]).is_dir()
             with Load(first) as load:
                 call(platform, "PUT", "/adder", spec(2))
                 assert eventually((folder / "server-1" / "steps").exists)

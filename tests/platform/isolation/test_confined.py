@@ -170,6 +170,37 @@ def test_what_unpacks_reaches_its_archive_and_its_folder_only(prey: Prey, tmp_pa
     assert json.loads((folder / "found").read_text()) == []
 
 
+HOLDS_A_ROOM = """
+import sys
+from pathlib import Path
+from charonia.platform.isolation.isolation import Isolation
+with Isolation(Path(sys.argv[1]), mode="off").room() as room:
+    print(room.home, room.temporary, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_platform_has_left_is_removed(tmp_path: Path) -> None:
+    folders = (tmp_path / "own", tmp_path / "other")
+    left: list[tuple[Path, ...]] = []
+    for folder in folders:
+        command = [sys.executable, "-P", "-c", HOLDS_A_ROOM, str(folder)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as platform:
+            assert platform.stdout is not None
+            left.append(tuple(map(Path, platform.stdout.readline().split())))
+            platform.kill()
+    isolation = Isolation(folders[0], mode="off")
+    used = isolation.furnish(folders[0] / "deployments" / "home").temporary
+    assert all(path.is_dir() for paths in left for path in paths)
+
+    isolation.sweep({used})
+
+    assert [[path.exists() for path in paths] for paths in left] == [[False, False], [True, True]]
+    assert used.is_dir()
+    for folder in folders:
+        Isolation(folder, mode="off").sweep(())
+
+
 def test_a_process_listens_on_its_own_ports(prey: Prey) -> None:
     isolation = isolated(prey)
     code = f"import socket; socket.socket().bind(('127.0.0.1', {prey.reserved}))"

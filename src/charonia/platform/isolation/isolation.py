@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -171,6 +171,16 @@ class Isolation:
                 yield room
             finally:
                 shutil.rmtree(room.temporary, ignore_errors=True)
+
+    def sweep(self, used: Collection[Path]) -> None:
+        """Remove the rooms that a platform with this data folder has left behind because it was killed.
+
+        Args:
+            used: Temporary folders of processes that outlive the platform.
+        """
+        left = [path for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*") if path not in used]
+        for path in (self._rooms, *left):
+            shutil.rmtree(path, ignore_errors=True)
 
     def furnish(self, home: Path, project: int | None = 0) -> PrivateFolders:
         """Return a room with this home and a new temporary folder."""

@@ -184,6 +184,12 @@ class LocalTarget:
     def deployments(self) -> Sequence[str]:
         return [f"{path.parent.name}/{path.name}" for path in self._root.glob("*/*") if path.is_dir()]
 
+    def temporary_folders(self) -> set[Path]:
+        """Return the temporary folders of all servers, which outlive the platform."""
+        folders = map(self._folder, self.deployments())
+        notes = (folder.server(number).read("room") for folder in folders for number in folder.servers())
+        return {Path(note["temporary"]) for note in notes if note}
+
     def log(self, deployment: str, lines: int) -> str:
         folder = self._folder(deployment)
         logs = {number: tail(folder.server(number).log, lines) for number in folder.servers()}
