@@ -4,6 +4,7 @@ A port that was bound and closed can go to any other process. These ports lie be
 and a locked file reserves each of them for the process that asked, until it exits.
 """
 
+import atexit
 import fcntl
 import os
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 
 _FIRST = 16_384
 _held = ExitStack()
+atexit.register(_held.close)
 
 
 def free_port() -> int:

@@ -246,11 +246,14 @@ def test_a_canary_begins_is_promoted_and_says_what_it_did(page: Page, running: R
 
 def test_one_click_rolls_back(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "deployments", "digits", "revisions"))
+    newest = page.locator("#revisions > li").first
+    expect(newest).to_contain_text("promoted")  # the canary's revision follows a moment after its end
+    expect(newest.locator(".badge")).to_have_text("serving")
 
     page.get_by_role("button", name="Roll back to revision 1", exact=True).click()
 
-    expect(page.locator("#revisions > li").first).to_contain_text("back to revision 1")
-    expect(page.locator("#revisions > li").first.locator(".badge")).to_have_text("serving")
+    expect(newest).to_contain_text("back to revision 1")
+    expect(newest.locator(".badge")).to_have_text("serving")
     page.goto(path(running, "deployments", "digits"))
     address = page.locator(".address code").inner_text()
     assert infer(address, "digits", {"inputs": [tensor("input", 64)]})["model_version"] == "1"
