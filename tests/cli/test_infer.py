@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from charonia.cli.infer import LINE, _picture, file_hint
-from charonia.cli.infer_inputs import tensors_of
-from charonia.cli.infer_outputs import classes, content_of, describe, piece
+from charonia.cli.infer import LINE, _picture, classes, content_of, describe, file_hint, piece, tensors_of
 from charonia.config.model import ModelConfig, ModelInput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError

@@ -6,8 +6,7 @@ import pytest
 
 from charonia.cli.command_line import HELP_COLUMNS_MAX, Option
 from charonia.cli.serve import parse, run
-from charonia.cli.serve_elsewhere import UNSUPPORTED
-from charonia.cli.serve_options import LINE
+from charonia.cli.serve_options import LINE, UNSUPPORTED
 from charonia.cli.serve_values import METRICS_SETTINGS, TRACE_SETTINGS
 from charonia.core.errors import ServingError
 from charonia.server.options import FRONT_ENDS_AUTO, CompressionLevel, ControlMode, ServerOptions

@@ -12,7 +12,7 @@ import trustme
 from tests.support.fake_engine import FakeEngine
 
 from charonia.client import AsyncClient, ClientError, Failure, TlsOptions, WireOptions
-from charonia.client.tls import tls_context
+from charonia.client.dialing import tls_context
 from charonia.core.errors import Code, ServingError
 from charonia.server.grpc.frontend import GrpcFrontend
 from charonia.server.http.frontend import HttpFrontend, HttpLimits

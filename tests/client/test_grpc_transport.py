@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests.support.client_servers import Answers, Talk, ask, identity_request, scripted, served
 
-from charonia.client import grpc_call
-from charonia.client.grpc_transport import GrpcTransport
+from charonia.client import grpc_transport
+from charonia.client.grpc_transport import GrpcCall, GrpcTransport
 from charonia.core.errors import Code, ServingError
 from charonia.core.response import InferResponse
 from charonia.server.grpc.limits import GrpcLimits
@@ -72,9 +72,9 @@ def test_a_request_counts_as_sent_once_it_is_in_frames_whatever_is_written_first
 
 def test_waiting_for_the_rest_of_a_response_is_no_time_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 0
-    monkeypatch.setattr(grpc_call, "_now_ns", lambda: now_ns)
+    monkeypatch.setattr(grpc_transport, "_now_ns", lambda: now_ns)
     answers = Answers()
-    call = grpc_call.GrpcCall(UnusedOwner(), GrpcRequest((), []), answers.take, keep_body=True)
+    call = GrpcCall(UnusedOwner(), GrpcRequest((), []), answers.take, keep_body=True)
 
     parts: list[Callable[[], None]] = [
         lambda: call.headers_received(HEAD),
@@ -96,7 +96,7 @@ class UnusedOwner:
         self.options = WireOptions()
         self.failures: dict[Failure, int] = {}
 
-    def send_again(self, call: grpc_call.GrpcCall) -> None:
+    def send_again(self, call: GrpcCall) -> None:
         raise AssertionError("nothing fails")
 
 

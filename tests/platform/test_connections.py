@@ -8,8 +8,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from charonia.platform import connections
-from charonia.platform.connections import BoundedProtocol
+from charonia.platform import serve as connections
+from charonia.platform.serve import BoundedProtocol
 
 HEAD = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n"
 

@@ -30,6 +30,7 @@ class ConfigOptions:
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
+# fmt: off
 LINE = CommandLine(
     command="charonia config",
     intro="""\
@@ -42,23 +43,17 @@ Print the complete configuration of a model to stdout and what was inferred to s
             Option("MODEL_DIR", "model_dir", str, "MODEL_DIR", "Folder of the model, which contains its versions"),
             flag("--json", "json", True, "Print JSON instead of config.pbtxt"),
             Option("--model-config-name", "config_name", str, "NAME", "Start from configs/NAME.pbtxt"),
-            flag(
-                *("--disable-auto-complete-config", "auto_complete", False),
-                "Do not complete the configuration from the model",
-            ),
-            Option(
-                *("--backend-directory", "backend_directory", Path, "PATH"),
-                "Folder of backends written in Python, NAME/model.py each",
-            ),
-            Option(
-                *("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE"),
-                "Setting of one or all backends; repeatable",
-                backend_settings,
-            ),
+            flag("--disable-auto-complete-config", "auto_complete", False,
+                 "Do not complete the configuration from the model"),
+            Option("--backend-directory", "backend_directory", Path, "PATH",
+                   "Folder of backends written in Python, NAME/model.py each"),
+            Option("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE",
+                   "Setting of one or all backends; repeatable", backend_settings),
         )
     },
     record=ConfigOptions(),
 )
+# fmt: on
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.values import integer, names, number
 from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import BY_WIRE
+from charonia.server.convert.check import OutputDifference
 from charonia.server.convert.options import PRECISIONS, ROWS_MAX, TARGET_NAMES, ConvertOptions, Range
 
 _STEP_COLUMNS = 12
@@ -57,6 +58,7 @@ def tensor(text: str) -> SignatureTensor:
     return SignatureTensor(name, datatype, shape)
 
 
+# fmt: off
 LINE = CommandLine(
     command="charonia convert",
     intro="""\
@@ -70,58 +72,39 @@ a model, also one of ONNX, to a TensorRT plan.
             Option("MODEL", "model", str, "MODEL", "A file, or the folder of a SavedModel"),
             Option("--to", "target", target, "FORM", f"Form to convert to: {', '.join(TARGET_NAMES)}"),
             Option("--output -o", "output", str, "FILE", "File to write", default="MODEL's name, here"),
-            Option(
-                "--repository",
-                "repository",
-                str,
-                "DIR",
-                "Write NAME/1/model.onnx, or model.plan, in this folder instead",
-            ),
+            Option("--repository", "repository", str, "DIR",
+                   "Write NAME/1/model.onnx, or model.plan, in this folder instead"),
             Option("--name", "name", str, "NAME", "Name of the model in the repository", default="MODEL's name"),
             flag("--force", "force", True, "Replace a file that is there already"),
             flag("--trust", "trust", True, "Read files that can run code: pickles, Lambda layers"),
-            Option(
-                *("--trusted-types", "trusted_types", names, "TYPE,..."),
-                "Types that a file of skops may make, by full name",
-            ),
+            Option("--trusted-types", "trusted_types", names, "TYPE,...",
+                   "Types that a file of skops may make, by full name"),
         ),
         "Conversion": (
-            Option(
-                *("--input", "inputs", tensor, "NAME:TYPE:DIMS"),
-                "An input, where the file does not say it; -1 for a dimension of any size; repeatable",
-                tuple,
-            ),
-            Option(
-                *("--signature", "signature", str, "NAME", "Signature of a SavedModel"),
-                default="serving_default, else the first",
-            ),
-            Option(
-                *("--opset", "opset", integer(1), "N", "Version of ONNX's operators"), default="what the converter has"
-            ),
+            Option("--input", "inputs", tensor, "NAME:TYPE:DIMS",
+                   "An input, where the file does not say it; -1 for a dimension of any size; repeatable", tuple),
+            Option("--signature", "signature", str, "NAME", "Signature of a SavedModel",
+                   default="serving_default, else the first"),
+            Option("--opset", "opset", integer(1), "N", "Version of ONNX's operators",
+                   default="what the converter has"),
         ),
         "TensorRT": (
             Option("--precision", "precision", precision, "NAME", f"Precision of the plan: {', '.join(PRECISIONS)}"),
-            Option(
-                *("--shapes", "shapes", shapes, "NAME:MIN,OPT,MAX"),
-                "Smallest, best and largest shape of an input, such as x:1x64,8x64,32x64; repeatable",
-                tuple,
-                default="batches of 1, 8 and 32",
-            ),
+            Option("--shapes", "shapes", shapes, "NAME:MIN,OPT,MAX",
+                   "Smallest, best and largest shape of an input, such as x:1x64,8x64,32x64; repeatable", tuple,
+                   default="batches of 1, 8 and 32"),
         ),
         "Check": (
-            Option(
-                *("--samples", "samples", str, "FILE.npz", "An array for each input, by its name"),
-                default="random ones",
-            ),
+            Option("--samples", "samples", str, "FILE.npz", "An array for each input, by its name",
+                   default="random ones"),
             Option("--rows", "rows", integer(2, ROWS_MAX), "N", "Rows of random samples"),
-            Option(
-                *("--tolerance", "tolerance", number(0), "X"),
-                "Greatest difference that is accepted, absolute plus relative",
-            ),
+            Option("--tolerance", "tolerance", number(0), "X",
+                   "Greatest difference that is accepted, absolute plus relative"),
         ),
     },
     record=ConvertOptions(),
 )
+# fmt: on
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -130,7 +113,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def _convert(given: ConvertOptions) -> int:
     # Imported late, because it imports ONNX Runtime, which `--help` does not need.
-    from charonia.cli.convert_table import table
     from charonia.server.convert.convert import convert
 
     done = convert(given, _progress)
@@ -158,3 +140,25 @@ def _progress(step: str, text: str) -> None:
 def _size(path: Path) -> str:
     size = path.stat().st_size
     return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
+
+
+_HEADINGS = ("output", "datatype", "shape", "max absolute", "max relative", "beyond tolerance")
+
+
+def table(differences: Sequence[OutputDifference]) -> str:
+    """Return a row for each output."""
+    rows = [_HEADINGS, *map(_row, differences)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _row(difference: OutputDifference) -> tuple[str, ...]:
+    dims = ", ".join(map(str, difference.shape))
+    beyond = f"{difference.beyond:,} of {difference.elements:,}" if difference.beyond else "none"
+    if difference.is_exact:
+        apart = ("equal", "") if not difference.beyond else ("differs", "")
+    else:
+        apart = (f"{difference.absolute:.2g}", f"{difference.relative:.2g}")
+    return (difference.name, difference.datatype.wire, f"[{dims}]", *apart, beyond)

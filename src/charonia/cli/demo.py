@@ -23,6 +23,7 @@ class DemoOptions:
     once: bool = False
 
 
+# fmt: off
 LINE = CommandLine(
     command="charonia demo",
     intro="""\
@@ -32,18 +33,15 @@ Serve models from installed packages, send real inputs over HTTP and gRPC, print
 """,
     groups={
         "Options": (
-            Option(
-                *("--repository", "repository", Path, "FOLDER", "Where to write the models"),
-                default="./demo-repository",
-            ),
-            flag(
-                *("--once", "once", True),
-                "Stop the server afterwards, and use free ports instead of 8000, 8001 and 8002",
-            ),
+            Option("--repository", "repository", Path, "FOLDER", "Where to write the models",
+                   default="./demo-repository"),
+            flag("--once", "once", True,
+                 "Stop the server afterwards, and use free ports instead of 8000, 8001 and 8002"),
         )
     },
     record=DemoOptions(),
 )
+# fmt: on
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -63,6 +63,7 @@ class DeployOptions:
     access: PlatformAccess = THIS_MACHINE
 
 
+# fmt: off
 LINE = CommandLine(
     command="charonia deploy",
     intro="""\
@@ -85,22 +86,13 @@ the version is loaded beside the others, and --traffic gives it requests.
             Option("--instances", "instances", integer(1), "N", "Instances of the model", default=""),
             Option("--instances-max", "instances_max", integer(1), "N", "Bound of instances by load", default=""),
             Option("--max-batch-size", "max_batch_size", integer(1), "N", "Largest batch", default=""),
-            Option(
-                *("--max-queue-delay-us", "max_queue_delay_us", integer(0), "N"),
-                "Longest wait for a fuller batch, in microseconds",
-                default="",
-            ),
-            Option(
-                *("--traffic", "traffic", by_version, "VERSION=N,..."),
-                "Split requests by these weights, among these versions: 1=90,2=10",
-                default="",
-            ),
+            Option("--max-queue-delay-us", "max_queue_delay_us", integer(0), "N",
+                   "Longest wait for a fuller batch, in microseconds", default=""),
+            Option("--traffic", "traffic", by_version, "VERSION=N,...",
+                   "Split requests by these weights, among these versions: 1=90,2=10", default=""),
             flag("--keys", "keys", True, "Clients need an API key"),
-            Option(
-                *("--ready-within", "ready_within_s", number(0, above=True), "SECONDS"),
-                "A revision that is not ready after this has failed",
-                default="",
-            ),
+            Option("--ready-within", "ready_within_s", number(0, above=True), "SECONDS",
+                   "A revision that is not ready after this has failed", default=""),
             Option("--note", "note", str, "TEXT", "What to write about the change"),
             flag("--dry-run", "is_dry", True, "Only show what would change; nothing is added to the registry"),
             NO_WAIT,
@@ -109,6 +101,7 @@ the version is loaded beside the others, and --traffic gives it requests.
     },
     record=DeployOptions(),
 )
+# fmt: on
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ class DoctorOptions:
     json: bool = False
 
 
+# fmt: off
 LINE = CommandLine(
     command="charonia doctor",
     intro="""\
@@ -32,17 +33,15 @@ Show what this machine offers to models, and what the models of a repository nee
 """,
     groups={
         "Options": (
-            Option(
-                *("--model-repository REPOSITORY", "repositories", str, "PATH"),
-                "Also examine the models of this folder, without loading them; repeatable",
-                tuple,
-            ),
+            Option("--model-repository REPOSITORY", "repositories", str, "PATH",
+                   "Also examine the models of this folder, without loading them; repeatable", tuple),
             flag("--models-only", "models_only", True, "Show the models only, not the machine"),
             flag("--json", "json", True, "Print JSON"),
         )
     },
     record=DoctorOptions(),
 )
+# fmt: on
 
 
 def run(arguments: Sequence[str]) -> int:

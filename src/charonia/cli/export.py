@@ -19,6 +19,7 @@ from charonia.core.errors import not_found, unsupported
 from charonia.export.kserve import ExportedModels, Json, kserve_objects
 from charonia.export.options import PERCENT_MAX, REPLICAS_MAX, KserveOptions, Mode, Protocol, RuntimeScope, ScaleMetric
 
+# fmt: off
 KSERVE = CommandLine(
     command="charonia export kserve",
     intro="""\
@@ -35,75 +36,42 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
             Option("--namespace", "namespace", filled, "NAME", "Its namespace", default="that of kubectl"),
             Option("--image", "image", filled, "IMAGE", "Image of the server"),
             Option("--runtime", "runtime", filled, "NAME", "Name of the runtime", default="that of the service"),
-            Option(
-                *("--scope", "scope", choice(RuntimeScope), "cluster|namespace"),
-                "Whether the runtime is a ClusterServingRuntime or a ServingRuntime",
-            ),
-            Option(
-                *("--mode", "mode", choice(Mode), "knative|standard"),
-                "Whether KServe runs it with Knative, or as a plain Deployment",
-            ),
+            Option("--scope", "scope", choice(RuntimeScope), "cluster|namespace",
+                   "Whether the runtime is a ClusterServingRuntime or a ServingRuntime"),
+            Option("--mode", "mode", choice(Mode), "knative|standard",
+                   "Whether KServe runs it with Knative, or as a plain Deployment"),
             Option("--protocol", "protocol", choice(Protocol), "v2|grpc-v2|v1", "Protocol of the clients"),
-            Option(
-                *("--argument", "arguments", filled, "ARGUMENT"),
-                "Further argument of charonia serve; repeatable",
-                tuple,
-                default="",
-            ),
+            Option("--argument", "arguments", filled, "ARGUMENT", "Further argument of charonia serve; repeatable",
+                   tuple, default=""),
         ),
         "Replicas": (
             Option("--cpu", "cpu", filled, "CORES", "Cores of a replica"),
             Option("--memory", "memory", filled, "SIZE", "Memory of a replica"),
             Option("--gpus", "gpus", integer(0), "N", "NVIDIA GPUs of a replica"),
-            Option(
-                *("--min-replicas", "replicas_min", integer(0, REPLICAS_MAX), "N"),
-                "Fewest replicas; 0 for none while there are no requests",
-                default="KServe's",
-            ),
-            Option(
-                *("--max-replicas", "replicas_max", integer(1, REPLICAS_MAX), "N", "Most replicas"), default="KServe's"
-            ),
-            Option(
-                *("--scale-metric", "scale_metric", choice(ScaleMetric), "concurrency|rps|cpu|memory"),
-                "What the number of replicas follows",
-                default="KServe's",
-            ),
-            Option(
-                *(
-                    "--scale-target",
-                    "scale_target",
-                    integer(1),
-                    "N",
-                    "Value of the metric for each replica; per cent of cpu and memory",
-                ),
-                default="KServe's",
-            ),
-            Option(
-                *("--canary-percent", "canary_percent", integer(0, PERCENT_MAX), "N"),
-                "Share of the traffic that the new revision gets",
-                default="all",
-            ),
+            Option("--min-replicas", "replicas_min", integer(0, REPLICAS_MAX), "N",
+                   "Fewest replicas; 0 for none while there are no requests", default="KServe's"),
+            Option("--max-replicas", "replicas_max", integer(1, REPLICAS_MAX), "N", "Most replicas",
+                   default="KServe's"),
+            Option("--scale-metric", "scale_metric", choice(ScaleMetric), "concurrency|rps|cpu|memory",
+                   "What the number of replicas follows", default="KServe's"),
+            Option("--scale-target", "scale_target", integer(1), "N",
+                   "Value of the metric for each replica; per cent of cpu and memory", default="KServe's"),
+            Option("--canary-percent", "canary_percent", integer(0, PERCENT_MAX), "N",
+                   "Share of the traffic that the new revision gets", default="all"),
         ),
         "Several models": (
             flag("--multi-model", "multi_model", True, "Add the models to a running service, as TrainedModels"),
-            Option(
-                *("--model-memory", "model_memory", filled, "SIZE"),
-                "Memory of each such model; it cannot be changed later",
-                default="equal shares",
-            ),
-            flag(
-                *("--transformer", "transformer", True),
-                "Divide an ensemble: one step is the predictor, the others run in a transformer",
-            ),
-            Option(
-                *("--predictor", "predictor", filled, "STEP"),
-                "The step of the ensemble that is the predictor",
-                default="the only one that computes",
-            ),
+            Option("--model-memory", "model_memory", filled, "SIZE",
+                   "Memory of each such model; it cannot be changed later", default="equal shares"),
+            flag("--transformer", "transformer", True,
+                 "Divide an ensemble: one step is the predictor, the others run in a transformer"),
+            Option("--predictor", "predictor", filled, "STEP", "The step of the ensemble that is the predictor",
+                   default="the only one that computes"),
         ),
     },
     record=KserveOptions(),
 )
+# fmt: on
 
 TRUST = "--trust"
 """Argument of `charonia serve` for pickles."""

@@ -17,7 +17,7 @@ from charonia.cli.values import with_key
 from charonia.core.errors import ServingError
 from charonia.tools.perf.api import RunSettings
 from charonia.tools.perf.options import RANGES, PerfOptions, run_settings
-from charonia.tools.report.failures import failures
+from charonia.tools.report.summary import failures
 from charonia.tools.results.records import LoadMode, PerfRun, Verdict
 
 _WAYS = (LoadMode.CONCURRENCY, LoadMode.PERIODIC, LoadMode.REQUEST_RATE, LoadMode.INTERVALS)

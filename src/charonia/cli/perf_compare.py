@@ -28,6 +28,7 @@ class CompareOptions:
     any_model: bool = False
 
 
+# fmt: off
 LINE = CommandLine(
     command="charonia perf compare",
     intro="""\
@@ -40,19 +41,13 @@ Compare two runs level by level: significant changes, and noise.
             Option("BEFORE", "before", Path, "BEFORE", "File that `charonia perf --json` wrote", default=""),
             Option("AFTER", "after", Path, "AFTER", "File of a later run", default=""),
             flag("--json", "json", True, "Print JSON instead of a table"),
-            Option(
-                "--html", "html", Path, "FILE", "Also write a page: the changes, and both runs with plots", default=""
-            ),
+            Option("--html", "html", Path, "FILE", "Also write a page: the changes, and both runs with plots",
+                   default=""),
             Option("--markdown", "markdown", Path, "FILE", "Also write the changes as Markdown", default=""),
-            Option(
-                *("--png", "png", output_folder, "FOLDER"),
-                "Also write pictures of the plots; needs matplotlib",
-                default="",
-            ),
-            Option(
-                *("--confidence -c", "confidence", number(50, 99.99), "PERCENT"),
-                "Probability that all intervals hold",
-            ),
+            Option("--png", "png", output_folder, "FOLDER", "Also write pictures of the plots; needs matplotlib",
+                   default=""),
+            Option("--confidence -c", "confidence", number(50, 99.99), "PERCENT",
+                   "Probability that all intervals hold"),
             Option("--threshold -t", "threshold", number(0, 1000), "PERCENT", "Smallest change that counts"),
             flag("--any-model", "any_model", True, "Also compare runs of models with different names"),
         )
@@ -60,6 +55,7 @@ Compare two runs level by level: significant changes, and noise.
     record=CompareOptions(),
     epilog="Exit status: 0 no figure got worse, 1 a figure got worse, 2 misuse or files that cannot be compared.",
 )
+# fmt: on
 
 
 def run(arguments: Sequence[str]) -> int:

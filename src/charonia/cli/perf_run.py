@@ -52,9 +52,9 @@ from charonia.tools.report.console import (
     summary_text,
 )
 from charonia.tools.report.csv import csv_files
-from charonia.tools.report.failures import failures
 from charonia.tools.report.quantities import clock
 from charonia.tools.report.run_files import write_profile, write_run, write_whole
+from charonia.tools.report.summary import failures
 from charonia.tools.results.json_form import to_json
 from charonia.tools.results.records import PerfRun
 from charonia.wire.transport import Failure

@@ -40,18 +40,16 @@ class PlatformAccess:
 
 THIS_MACHINE = PlatformAccess()
 
+# fmt: off
 ACCESS = (
     Option("--project", "access.project", filled, "NAME", "The project"),
-    Option(
-        *("--server", "access.server", filled, "URL"),
-        f"Address of the platform, also as {SERVER_VARIABLE}; by default the one of this machine",
-    ),
-    Option(
-        *("--key", "access.key", filled, "KEY"),
-        f"An API key, also as {KEY_VARIABLE}; the platform of this machine has left one in its data folder",
-    ),
+    Option("--server", "access.server", filled, "URL",
+           f"Address of the platform, also as {SERVER_VARIABLE}; by default the one of this machine"),
+    Option("--key", "access.key", filled, "KEY",
+           f"An API key, also as {KEY_VARIABLE}; the platform of this machine has left one in its data folder"),
     Option("--data", "access.data", path, "PATH", "Data folder of the platform of this machine"),
 )
+# fmt: on
 """The options of every such command."""
 
 

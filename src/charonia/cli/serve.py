@@ -21,8 +21,7 @@ from typing import Protocol
 
 from charonia.cli import logs
 from charonia.cli.command_line import HELP_NAMES, complain
-from charonia.cli.serve_cloud_options import vertex_ai_options
-from charonia.cli.serve_options import LINE
+from charonia.cli.serve_options import LINE, vertex_ai_options
 from charonia.cli.serve_values import cache_folder, knative_port, with_cache
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.parameters import EXAMPLE_REFUSED

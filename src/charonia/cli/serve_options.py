@@ -2,13 +2,14 @@
 
 Names and defaults are tritonserver's, and an option's default that of its field in `ServerOptions`. Start scripts use
 options that do not apply here: one that only tunes tritonserver's internals is accepted, with a warning; one that
-requests an unsupported behaviour is refused, unless its value turns it off.
+requests an unsupported behaviour is refused, unless its value turns it off. Options that people know from other servers
+lead to those that stand here for them.
 """
 
-from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined
-from charonia.cli.serve_cloud_options import CLOUDS
-from charonia.cli.serve_elsewhere import ELSEWHERE, UNSUPPORTED
-from charonia.cli.serve_kserve_options import KSERVE
+from collections.abc import Mapping
+from typing import Any
+
+from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined, refused, without_effect
 from charonia.cli.serve_values import (
     METRICS_SETTINGS,
     TRACE_SETTINGS,
@@ -62,197 +63,210 @@ _PORT = integer(0, PORT_MAX)
 _MS = integer(0)
 _BOOL = "true|false"
 
+
+def _port_range(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    if not dash:
+        raise ValueError(f"expected FIRST-LAST, such as 8081-9000, got '{text}'")
+    return integer(1, PORT_MAX)(first), integer(1, PORT_MAX)(last)
+
+
+# fmt: off
+CLOUDS = (
+    Option("--allow-sagemaker", "clouds.sagemaker", boolean, _BOOL, "Serve the routes of Amazon SageMaker"),
+    Option("--sagemaker-port", "clouds.sagemaker_port", _PORT, "PORT", "Port of SageMaker's routes"),
+    Option("--sagemaker-safe-port-range", "clouds.safe_ports", _port_range, "FIRST-LAST",
+           "Ports that other endpoints may have beside SageMaker's", default="any"),
+    Option(
+        "--allow-vertex-ai", "clouds.vertex_ai", boolean, _BOOL,
+        "Serve the routes of Google Vertex AI; true if AIP_MODE=PREDICTION, which turns HTTP and gRPC off by default"
+    ),
+    Option("--vertex-ai-port", "clouds.vertex_ai_port", _PORT, "PORT",
+           "Port of Vertex AI's routes; AIP_HTTP_PORT, if that is set"),
+    Option("--vertex-ai-default-model", "clouds.vertex_ai_model", filled, "NAME",
+           "Model that predictions run; by default the only one", default="none"),
+)
+# fmt: on
+
+
+def vertex_ai_options(environment: Mapping[str, str], given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options that the environment of Vertex AI sets; `given` are the options of the command line.
+
+    Raises:
+        ValueError: AIP_HTTP_PORT is not a port.
+    """
+    found: dict[str, Any] = {}
+    if environment.get("AIP_MODE") == "PREDICTION":
+        found |= {"clouds.vertex_ai": True, "http.enabled": False, "grpc.enabled": False}
+    if not given.get("clouds.vertex_ai", found.get("clouds.vertex_ai")):
+        return {} if "clouds.vertex_ai" in given else found
+    if environment.get("AIP_HTTP_PORT"):
+        try:
+            found["clouds.vertex_ai_port"] = integer(1, PORT_MAX)(environment["AIP_HTTP_PORT"])
+        except ValueError as error:
+            raise ValueError(f"environment variable AIP_HTTP_PORT: {error}") from error
+    if environment.get("AIP_STORAGE_URI"):
+        found["models.repositories"] = (environment["AIP_STORAGE_URI"],)
+    return found
+
+
+# fmt: off
+KSERVE = (
+    Option("--model_name", "models.files.model_name", filled, "NAME",
+           "Name of the model at PATH, if that is one model and no repository; KServe gives that of its service"),
+    Option("--predictor", "models.files.predictor", filled, "MODEL",
+           "The model of the repository that another server runs: requests to it are passed on"),
+    Option("--predictor_host", "models.files.predictor_host", filled, "HOST",
+           "The server that runs the model of --predictor; KServe gives it to transformers"),
+    flag("--kserve-v1", "http.kserve_v1", True, "Serve KServe's v1 protocol, POST /v1/models/MODEL:predict"),
+)
+# fmt: on
+
+
+_PATH_HINT = "charonia serve PATH, the folder or file itself"
+_PLACE_HINT = (
+    "instance_group in a model's config.pbtxt says where its instances run; without it, on the GPUs if there are any"
+)
+_CERTIFICATE_HINT = "--http-use-ssl=true with --http-server-cert and --http-server-key"
+
+ELSEWHERE = {
+    **dict.fromkeys(("--model", "--models", "--model-dir", "--model_dir", "--model-path", "--model_path"), _PATH_HINT),
+    **dict.fromkeys(("--model_base_path", "--model_repository", "--model-repo", "--repository"), _PATH_HINT),
+    **dict.fromkeys(("--model-name", "--served-model-name"), "--name names the model of a file"),
+    **dict.fromkeys(("--rest-port", "--rest_port", "--rest_api_port"), "--http-port"),
+    **dict.fromkeys(("--bind", "--address"), "--host and --port"),
+    **dict.fromkeys(
+        ("--device", "--devices", "--gpu", "--gpus", "--accelerator", "--tensor-parallel-size"), _PLACE_HINT
+    ),
+    **dict.fromkeys(("--log-level", "--log_level", "--verbose", "--debug"), "--log-verbose=1 logs more"),
+    **dict.fromkeys(("--batch-size", "--batch_size", "--max_batch_size"), "--max-batch-size"),
+    **dict.fromkeys(("--ssl-certfile", "--ssl-keyfile"), _CERTIFICATE_HINT),
+    "--api-key": "--api-keys FILE; charonia key makes a key",
+    "--timeout": "a request has its own, the parameter timeout in microseconds; --exit-timeout-secs is for the end",
+}
+"""What stands here for options that people know from other servers."""
+
+_THREADS = "an event loop replaces these threads"
+_POOL = "there is no such memory pool"
+
+UNSUPPORTED = (
+    *without_effect(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
+    *without_effect(_THREADS, "--sagemaker-thread-count", "--vertex-ai-thread-count"),
+    *without_effect(_POOL, "--grpc-infer-allocation-pool-size", "--grpc-max-response-pool-size"),
+    *without_effect(_POOL, "--cuda-memory-pool-byte-size", "--cuda-virtual-address-size"),
+    *without_effect("there are no copies between GPUs", "--enable-peer-access"),
+    *without_effect("caches are part of the server", "--cache-directory"),
+    *refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
+    *refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),
+)
+"""Options of tritonserver that are known, and have no effect or are refused."""
+
+
+# fmt: off
 FILES = (
     Option("--name", "models.files.name", filled, "NAME", "Name of the model, where one file is served"),
-    Option(
-        *("--max-batch-size", "models.files.max_batch_size", integer(0, BATCH_SIZE_MAX), "N"),
-        "Largest batch of the models in the files, 0 for what a model allows",
-    ),
-    Option(
-        *("--workers", "models.files.workers", integer(0, WORKERS_MAX), "N"),
-        "Instances of each model in the files, processes for those of Python; 0 for one, or what a file says",
-    ),
+    Option("--max-batch-size", "models.files.max_batch_size", integer(0, BATCH_SIZE_MAX), "N",
+           "Largest batch of the models in the files, 0 for what a model allows"),
+    Option("--workers", "models.files.workers", integer(0, WORKERS_MAX), "N",
+           "Instances of each model in the files, processes for those of Python; 0 for one, or what a file says"),
     flag("--trust", "models.files.trust", True, "Read estimators that can run code: pickles, unknown types of skops"),
-    Option(
-        *("--reload", "", reloading, ""),
-        "Load a model again when its file changes: --model-control-mode=poll --repository-poll-secs=1",
-        Fields.merged,
-        default="",
-    ),
+    Option("--reload", "", reloading, "",
+           "Load a model again when its file changes: --model-control-mode=poll --repository-poll-secs=1",
+           Fields.merged, default=""),
 )
 
 MODELS = (
-    Option(
-        *("--model-repository REPOSITORY", "models.repositories", repository, "PATH"),
-        "Folder of models, or URI of one in a store (s3://, gs://, as://); repeatable",
-        tuple,
-    ),
-    Option(
-        *("--model-store", "models.repositories", repository, "PATH", "Old name of --model-repository", tuple),
-        instead="--model-repository",
-    ),
-    Option(
-        *("--model-control-mode", "models.control_mode", choice(ControlMode), "none|poll|explicit|auto"),
-        "What loads models: start (none), start and changes in the repositories (poll), the API (explicit), "
-        "the first request (auto)",
-    ),
-    Option(
-        *("--repository-poll-secs", "models.poll_secs", integer(0), "SECONDS"),
-        "Time between two scans of the repositories in modes poll and auto",
-    ),
-    Option(
-        *("--load-model", "models.load", filled, "NAME"),
-        "Model to load at start in modes explicit and auto, * for all; repeatable",
-        tuple,
-    ),
-    Option(
-        *("--model-memory-budget", "models.auto.memory_mb", integer(0, MEMORY_MB_MAX), "MIB"),
-        "Memory of the loaded models in mode auto, 0 for four fifths of this process's limit",
-    ),
-    Option(
-        *("--pin-model", "models.auto.pinned", filled, "NAME"),
-        "Model that is loaded at start and never evicted in mode auto; repeatable",
-        tuple,
-    ),
-    Option(
-        *("--auto-queue-size", "models.auto.waiting_max", integer(1, WAITING_MAX), "N"),
-        "Limit of requests that wait for a model to load in mode auto",
-    ),
-    Option(
-        *("--auto-wait-secs", "models.auto.wait_secs", integer(1, WAIT_SECS_MAX), "SECONDS"),
-        "Longest time that a request waits for its model in mode auto",
-    ),
-    Option(
-        *("--model-store-cache", "models.stores.cache", path_text, "PATH"),
-        "Cache of files from stores",
-        default="~/.cache/charonia/stores",
-    ),
-    Option(
-        *("--model-store-cache-size", "models.stores.cache_mb", integer(1, MEMORY_MB_MAX), "MIB"),
-        "Size of that cache; files in use are never removed",
-    ),
-    Option(
-        *("--model-store-downloads", "models.stores.downloads", integer(1, DOWNLOADS_MAX), "N"),
-        "Concurrent downloads of parts of files",
-    ),
-    Option(
-        *("--model-namespacing", "models.namespacing", boolean, _BOOL),
-        "Allow models of one name in several repositories",
-    ),
-    Option(
-        *("--repoagent-directory", "models.agents", path_text, "PATH"),
-        "Folder of repository agents, NAME/agent.py each",
-        default="built-in agents only",
-    ),
-    Option(
-        *("--model-config-name", "models.config_name", str, "NAME"),
-        "Use configs/NAME.pbtxt of a model if it exists, else its config.pbtxt",
-    ),
-    flag(
-        *("--disable-auto-complete-config", "models.auto_complete", False),
-        "Do not complete configurations from the models",
-        default="off",
-    ),
-    Option(
-        *("--strict-model-config", "models.auto_complete", negated, _BOOL),
-        "Old form of --disable-auto-complete-config",
-        default="false",
-        instead="--disable-auto-complete-config",
-    ),
-    Option(
-        "--model-load-thread-count", "models.load_thread_count", integer(1, 1024), "N", "Models loaded concurrently"
-    ),
-    Option(
-        *("--model-load-retry-count", "models.load_retry_count", integer(0, 1000), "N"),
-        "Retries of a failed load",
-    ),
-    Option(
-        *("--strict-versions", "models.strict_versions", boolean, _BOOL),
-        "If one version of a model fails to load, serve none of those loaded with it",
-    ),
-    Option(
-        *("--backend-directory", "backend_directory", path_text, "PATH"),
-        "Folder of backends written in Python, NAME/model.py each",
-        default="none",
-    ),
-    Option(
-        *("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE"),
-        "Setting of one or all backends; repeatable",
-        backend_settings,
-    ),
-    Option(
-        *("--pinned-memory-pool-byte-size", "pinned_memory_bytes", integer(0), "BYTES"),
-        "Limit of pinned memory for copies to and from GPUs, 0 for none",
-    ),
-    Option(
-        *("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N"),
-        "Cores that models may use, 0 for all that this process may use, less those of front ends",
-    ),
-    Option(
-        *("--host-policy", "host_policies", assignment, "NAME,KEY=VALUE"),
-        "Cores for instances: NAME,cpu-cores=0-3 or NAME,numa-node=0; repeatable",
-        read_policies,
-    ),
-    Option(
-        *("--busy-poll-us", "busy_poll_us", integer(0, BUSY_POLL_US_MAX), "N"),
-        "Microseconds of busy polling between the requests of a single client, 0 for none",
-    ),
+    Option("--model-repository REPOSITORY", "models.repositories", repository, "PATH",
+           "Folder of models, or URI of one in a store (s3://, gs://, as://); repeatable", tuple),
+    Option("--model-store", "models.repositories", repository, "PATH", "Old name of --model-repository", tuple,
+           instead="--model-repository"),
+    Option("--model-control-mode", "models.control_mode", choice(ControlMode), "none|poll|explicit|auto",
+           "What loads models: start (none), start and changes in the repositories (poll), the API (explicit), "
+           "the first request (auto)"),
+    Option("--repository-poll-secs", "models.poll_secs", integer(0), "SECONDS",
+           "Time between two scans of the repositories in modes poll and auto"),
+    Option("--load-model", "models.load", filled, "NAME",
+           "Model to load at start in modes explicit and auto, * for all; repeatable", tuple),
+    Option("--model-memory-budget", "models.auto.memory_mb", integer(0, MEMORY_MB_MAX), "MIB",
+           "Memory of the loaded models in mode auto, 0 for four fifths of this process's limit"),
+    Option("--pin-model", "models.auto.pinned", filled, "NAME",
+           "Model that is loaded at start and never evicted in mode auto; repeatable", tuple),
+    Option("--auto-queue-size", "models.auto.waiting_max", integer(1, WAITING_MAX), "N",
+           "Limit of requests that wait for a model to load in mode auto"),
+    Option("--auto-wait-secs", "models.auto.wait_secs", integer(1, WAIT_SECS_MAX), "SECONDS",
+           "Longest time that a request waits for its model in mode auto"),
+    Option("--model-store-cache", "models.stores.cache", path_text, "PATH", "Cache of files from stores",
+           default="~/.cache/charonia/stores"),
+    Option("--model-store-cache-size", "models.stores.cache_mb", integer(1, MEMORY_MB_MAX), "MIB",
+           "Size of that cache; files in use are never removed"),
+    Option("--model-store-downloads", "models.stores.downloads", integer(1, DOWNLOADS_MAX), "N",
+           "Concurrent downloads of parts of files"),
+    Option("--model-namespacing", "models.namespacing", boolean, _BOOL,
+           "Allow models of one name in several repositories"),
+    Option("--repoagent-directory", "models.agents", path_text, "PATH",
+           "Folder of repository agents, NAME/agent.py each",
+           default="built-in agents only"),
+    Option("--model-config-name", "models.config_name", str, "NAME",
+           "Use configs/NAME.pbtxt of a model if it exists, else its config.pbtxt"),
+    flag("--disable-auto-complete-config", "models.auto_complete", False,
+         "Do not complete configurations from the models", default="off"),
+    Option("--strict-model-config", "models.auto_complete", negated, _BOOL,
+           "Old form of --disable-auto-complete-config", default="false", instead="--disable-auto-complete-config"),
+    Option("--model-load-thread-count", "models.load_thread_count", integer(1, 1024), "N",
+           "Models loaded concurrently"),
+    Option("--model-load-retry-count", "models.load_retry_count", integer(0, 1000), "N", "Retries of a failed load"),
+    Option("--strict-versions", "models.strict_versions", boolean, _BOOL,
+           "If one version of a model fails to load, serve none of those loaded with it"),
+    Option("--backend-directory", "backend_directory", path_text, "PATH",
+           "Folder of backends written in Python, NAME/model.py each", default="none"),
+    Option("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE",
+           "Setting of one or all backends; repeatable", backend_settings),
+    Option("--pinned-memory-pool-byte-size", "pinned_memory_bytes", integer(0), "BYTES",
+           "Limit of pinned memory for copies to and from GPUs, 0 for none"),
+    Option("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N",
+           "Cores that models may use, 0 for all that this process may use, less those of front ends"),
+    Option("--host-policy", "host_policies", assignment, "NAME,KEY=VALUE",
+           "Cores for instances: NAME,cpu-cores=0-3 or NAME,numa-node=0; repeatable", read_policies),
+    Option("--busy-poll-us", "busy_poll_us", integer(0, BUSY_POLL_US_MAX), "N",
+           "Microseconds of busy polling between the requests of a single client, 0 for none"),
 )
 
 SERVER = (
     Option("--id", "id", filled, "NAME", "Server name in the server metadata"),
     Option("--exit-delay-secs", "exit_delay_secs", integer(0), "SECONDS", "Time to still take requests at shutdown"),
-    Option(
-        "--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS", "Time for requests to finish at shutdown"
-    ),
+    Option("--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS",
+           "Time for requests to finish at shutdown"),
     Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "Exit if a model fails to load at start"),
+    Option("--strict-readiness", "readiness", readiness, "true|false|start",
+           "Report ready only if all models are ready; start: once those of the startup have been"),
+    Option("--front-ends", "front_ends", front_ends, "N|auto",
+           "Processes that take requests, 0 for the process that runs the models; auto chooses by cores and models"),
     Option(
-        *("--strict-readiness", "readiness", readiness, "true|false|start"),
-        "Report ready only if all models are ready; start: once those of the startup have been",
+        "--memory-limit-mib", "memory_limit_mib", integer(0, _MEMORY_MIB_MAX), "MIB",
+        "Memory of the engine, its workers and the front ends; an engine with more is started again; 0 for no limit"
     ),
-    Option(
-        *("--front-ends", "front_ends", front_ends, "N|auto"),
-        "Processes that take requests, 0 for the process that runs the models; auto chooses by cores and models",
-    ),
-    Option(
-        *("--memory-limit-mib", "memory_limit_mib", integer(0, _MEMORY_MIB_MAX), "MIB"),
-        "Memory of the engine, its workers and the front ends; an engine with more is started again; 0 for no limit",
-    ),
-    Option(
-        *("--replica-port", "replica_port", integer(1, PORT_MAX), "PORT"),
-        "Further HTTP port, on 127.0.0.1, of this server alone; others may share the HTTP and gRPC ports",
-    ),
-    Option(
-        *("--beside", "beside", integer(1, _PID_MAX), "PID"),
-        "Take connections from the HTTP and gRPC ports of the server of this process, which goes on",
-    ),
+    Option("--replica-port", "replica_port", integer(1, PORT_MAX), "PORT",
+           "Further HTTP port, on 127.0.0.1, of this server alone; others may share the HTTP and gRPC ports"),
+    Option("--beside", "beside", integer(1, _PID_MAX), "PID",
+           "Take connections from the HTTP and gRPC ports of the server of this process, which goes on"),
     Option("--api-keys", "api_keys", path_text, "PATH", "File of API keys and their scopes; reloaded when it changes"),
     Option(
-        *("--fairness-header", "fairness_header", filled, "HEADER"),
-        "Header that tells clients apart when they share a busy model; default: their API key, otherwise their address",
+        "--fairness-header", "fairness_header", filled, "HEADER",
+        "Header that tells clients apart when they share a busy model; default: their API key, otherwise their address"
     ),
-    Option(
-        "--allow-client-shm", "client_shm", boolean, _BOOL, "Allow clients to register shared memory of this machine"
-    ),
-    Option(
-        *("--client-shm-byte-size", "client_shm_bytes_max", integer(1, _CLIENT_SHM_BYTES_MAX), "BYTES"),
-        "Limit of registered shared memory of clients",
-    ),
+    Option("--allow-client-shm", "client_shm", boolean, _BOOL,
+           "Allow clients to register shared memory of this machine"),
+    Option("--client-shm-byte-size", "client_shm_bytes_max", integer(1, _CLIENT_SHM_BYTES_MAX), "BYTES",
+           "Limit of registered shared memory of clients"),
 )
 
 ADDRESS = (
-    Option(
-        *("--host", "", address, "ADDRESS"),
-        "Address of all endpoints: --http-address, --grpc-address and --metrics-address",
-        Fields.merged,
-        default="0.0.0.0",
-    ),
-    Option(
-        *("--port", "", ports, "PORT"),
-        "HTTP port; gRPC has the next one, and metrics the one after that; 0 for any free ones",
-        Fields.merged,
-        default="8000",
-    ),
+    Option("--host", "", address, "ADDRESS",
+           "Address of all endpoints: --http-address, --grpc-address and --metrics-address", Fields.merged,
+           default="0.0.0.0"),
+    Option("--port", "", ports, "PORT",
+           "HTTP port; gRPC has the next one, and metrics the one after that; 0 for any free ones", Fields.merged,
+           default="8000"),
 )
 
 HTTP = (
@@ -260,34 +274,20 @@ HTTP = (
     Option("--http-address", "http.address", filled, "ADDRESS", "Address to listen on"),
     Option("--http-port --http_port", "http.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
     Option("--reuse-http-port", "http.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
-    Option(
-        *("--http-max-input-size", "http.input_bytes_max", integer(1, _HTTP_INPUT_BYTES_MAX), "BYTES"),
-        "Largest request body, decompressed",
-    ),
-    Option(
-        *("--allow-page", "http.page", boolean, _BOOL),
-        "Serve a page at / to look at models and try them, and /openapi.json",
-    ),
+    Option("--http-max-input-size", "http.input_bytes_max", integer(1, _HTTP_INPUT_BYTES_MAX), "BYTES",
+           "Largest request body, decompressed"),
+    Option("--allow-page", "http.page", boolean, _BOOL,
+           "Serve a page at / to look at models and try them, and /openapi.json"),
     Option("--openai", "http.openai", boolean, _BOOL, "Serve OpenAI's API at /v1"),
-    Option(
-        *("--http-restricted-api", "http.access.restricted", read_restriction, "API[,API]:HEADER=VALUE"),
-        "Parts of the protocol that require a header; repeatable",
-        tuple,
-    ),
-    Option(
-        *("--http-header-forward-pattern", "http.access.header_forward_pattern", str, "REGEX"),
-        "Pattern of headers to forward as request parameters",
-    ),
-    Option(
-        *("--cors-origins", "http.cors_origins", origins, "ORIGIN[,ORIGIN]"),
-        *("Sites whose pages may call the server from a browser, * for all; repeatable", joined),
-        default="none",
-    ),
-    Option(
-        *("--allowed-hosts", "http.allowed_hosts", hosts, "HOST[,HOST]"),
-        *("Hosts that requests may be for besides localhost and addresses, * for all; repeatable", joined),
-        default="all; on the loopback interface none",
-    ),
+    Option("--http-restricted-api", "http.access.restricted", read_restriction, "API[,API]:HEADER=VALUE",
+           "Parts of the protocol that require a header; repeatable", tuple),
+    Option("--http-header-forward-pattern", "http.access.header_forward_pattern", str, "REGEX",
+           "Pattern of headers to forward as request parameters"),
+    Option("--cors-origins", "http.cors_origins", origins, "ORIGIN[,ORIGIN]",
+           "Sites whose pages may call the server from a browser, * for all; repeatable", joined, default="none"),
+    Option("--allowed-hosts", "http.allowed_hosts", hosts, "HOST[,HOST]",
+           "Hosts that requests may be for besides localhost and addresses, * for all; repeatable", joined,
+           default="all; on the loopback interface none"),
     Option("--http-use-ssl", "http.tls.enabled", boolean, _BOOL, "Serve HTTPS instead of HTTP"),
     Option("--http-use-ssl-mutual", "http.tls.mutual", boolean, _BOOL, "Also require client certificates"),
     Option("--http-server-cert", "http.tls.certificate", path_text, "PATH", "Certificate chain of the server, PEM"),
@@ -300,88 +300,53 @@ GRPC = (
     Option("--grpc-address", "grpc.address", filled, "ADDRESS", "Address to listen on"),
     Option("--grpc-port", "grpc.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
     Option("--reuse-grpc-port", "grpc.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
-    Option(
-        *("--grpc-max-input-size", "grpc.input_bytes_max", integer(1, GRPC_INPUT_BYTES_MAX), "BYTES"),
-        "Largest request message, decompressed",
-    ),
-    Option(
-        *("--grpc-restricted-protocol", "grpc.access.restricted", read_restriction, "API[,API]:KEY=VALUE"),
-        "Parts of the protocol that require the header triton-grpc-protocol-KEY; repeatable",
-        tuple,
-    ),
-    Option(
-        *("--grpc-header-forward-pattern", "grpc.access.header_forward_pattern", str, "REGEX"),
-        "Pattern of headers to forward as request parameters",
-    ),
+    Option("--grpc-max-input-size", "grpc.input_bytes_max", integer(1, GRPC_INPUT_BYTES_MAX), "BYTES",
+           "Largest request message, decompressed"),
+    Option("--grpc-restricted-protocol", "grpc.access.restricted", read_restriction, "API[,API]:KEY=VALUE",
+           "Parts of the protocol that require the header triton-grpc-protocol-KEY; repeatable", tuple),
+    Option("--grpc-header-forward-pattern", "grpc.access.header_forward_pattern", str, "REGEX",
+           "Pattern of headers to forward as request parameters"),
     Option("--grpc-use-ssl", "grpc.tls.enabled", boolean, _BOOL, "Serve gRPC over TLS"),
     Option("--grpc-use-ssl-mutual", "grpc.tls.mutual", boolean, _BOOL, "Also require client certificates"),
     Option("--grpc-server-cert", "grpc.tls.certificate", path_text, "PATH", "Certificate chain of the server, PEM"),
     Option("--grpc-server-key", "grpc.tls.key", path_text, "PATH", "Private key of the server, PEM"),
     Option("--grpc-root-cert", "grpc.tls.root", path_text, "PATH", "Certificates to trust for clients, PEM"),
-    Option(
-        *("--grpc-infer-response-compression-level", "grpc.response_compression", choice(CompressionLevel)),
-        "none|low|medium|high",
-        "Compression of inference responses",
-    ),
-    Option(
-        *("--grpc-keepalive-time", "grpc.keepalive_time_ms", _MS, "MS"),
-        "Idle time of a connection after which the server sends a ping",
-    ),
-    Option(
-        *("--grpc-keepalive-timeout", "grpc.keepalive_timeout_ms", _MS, "MS"),
-        "Time to wait for the reply to a ping before the connection is closed",
-    ),
-    Option(
-        *("--grpc-keepalive-permit-without-calls", "grpc.keepalive_permit_without_calls", boolean, _BOOL),
-        "Send and accept pings while no call is open",
-    ),
-    Option(
-        *("--grpc-http2-max-pings-without-data", "grpc.http2_max_pings_without_data", integer(0), "N"),
-        "Limit of pings without data, 0 for none",
-    ),
-    Option(
-        "--grpc-http2-min-recv-ping-interval-without-data",
-        *("grpc.http2_min_recv_ping_interval_without_data_ms", _MS, "MS"),
-        "Shortest interval of a client's pings without data; faster ones are strikes",
-    ),
-    Option(
-        *("--grpc-http2-max-ping-strikes", "grpc.http2_max_ping_strikes", integer(0), "N"),
-        "Strikes after which the connection is closed, 0 for no limit",
-    ),
-    Option(
-        *("--grpc-max-connection-age", "grpc.max_connection_age_ms", _MS, "MS"),
-        "Age at which a connection is closed gracefully, 0 for none",
-    ),
-    Option(
-        *("--grpc-max-connection-age-grace", "grpc.max_connection_age_grace_ms", _MS, "MS"),
-        "Time for its calls to finish, 0 for no limit",
-    ),
+    Option("--grpc-infer-response-compression-level", "grpc.response_compression", choice(CompressionLevel),
+           "none|low|medium|high", "Compression of inference responses"),
+    Option("--grpc-keepalive-time", "grpc.keepalive_time_ms", _MS, "MS",
+           "Idle time of a connection after which the server sends a ping"),
+    Option("--grpc-keepalive-timeout", "grpc.keepalive_timeout_ms", _MS, "MS",
+           "Time to wait for the reply to a ping before the connection is closed"),
+    Option("--grpc-keepalive-permit-without-calls", "grpc.keepalive_permit_without_calls", boolean, _BOOL,
+           "Send and accept pings while no call is open"),
+    Option("--grpc-http2-max-pings-without-data", "grpc.http2_max_pings_without_data", integer(0), "N",
+           "Limit of pings without data, 0 for none"),
+    Option("--grpc-http2-min-recv-ping-interval-without-data", "grpc.http2_min_recv_ping_interval_without_data_ms", _MS,
+           "MS", "Shortest interval of a client's pings without data; faster ones are strikes"),
+    Option("--grpc-http2-max-ping-strikes", "grpc.http2_max_ping_strikes", integer(0), "N",
+           "Strikes after which the connection is closed, 0 for no limit"),
+    Option("--grpc-max-connection-age", "grpc.max_connection_age_ms", _MS, "MS",
+           "Age at which a connection is closed gracefully, 0 for none"),
+    Option("--grpc-max-connection-age-grace", "grpc.max_connection_age_grace_ms", _MS, "MS",
+           "Time for its calls to finish, 0 for no limit"),
 )
 
 METRICS = (
     Option("--allow-metrics", "metrics.enabled", boolean, _BOOL, "Serve metrics"),
     Option("--allow-cpu-metrics", "metrics.cpu", boolean, _BOOL, "Include CPU metrics"),
     Option("--allow-gpu-metrics", "metrics.gpu", boolean, _BOOL, "Include GPU metrics"),
-    Option(
-        *("--metrics-address", "metrics.address", filled, "ADDRESS", "Address to listen on"), default="that of HTTP"
-    ),
+    Option("--metrics-address", "metrics.address", filled, "ADDRESS", "Address to listen on", default="that of HTTP"),
     Option("--metrics-port", "metrics.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
-    Option(
-        *("--metrics-interval-ms", "metrics.interval_ms", integer(1), "MS"),
-        "Shortest time between two samples of the CPU and GPU metrics",
-    ),
-    Option(
-        *("--metrics-config", "", setting(METRICS_SETTINGS), "KEY=VALUE"),
-        "counter_latencies, histogram_latencies, summary_latencies (true or false), summary_quantiles; repeatable",
-        Fields,
-        default="",
-    ),
-    Option(
-        *("--load-metrics", "metrics.load", load_metrics, "NAME[,NAME]"),
-        *("Metrics in reports of the server's load, also custom ones of models; repeatable", joined),
-        default=",".join(LOAD_METRICS),
-    ),
+    Option("--metrics-interval-ms", "metrics.interval_ms", integer(1), "MS",
+           "Shortest time between two samples of the CPU and GPU metrics"),
+    Option("--metrics-config", "", setting(METRICS_SETTINGS), "KEY=VALUE",
+           "counter_latencies, histogram_latencies, summary_latencies (true or false), summary_quantiles; repeatable",
+           Fields, default=""),
+    Option("--load-metrics", "metrics.load", load_metrics, "NAME[,NAME]",
+           "Metrics in reports of the server's load, also custom ones of models; repeatable", joined,
+           default=",".join(LOAD_METRICS)),
 )
+# fmt: on
 
 LOGS = (
     Option("--log-verbose", "log.verbose", verbosity, "LEVEL", "Level of verbose messages, 0 for none"),
@@ -401,68 +366,37 @@ LOGS = (
     ),
 )
 
+# fmt: off
 TRACING = (
-    Option(
-        *("--trace-file", "trace.file", path_or_none, "PATH", "Old form of --trace-config triton,file"),
-        default="",
-        instead="--trace-config triton,file=PATH",
-    ),
-    Option(
-        *(
-            "--trace-level",
-            "trace.level",
-            trace_level,
-            "OFF|TIMESTAMPS|TENSORS",
-            "Old form of --trace-config level; repeatable",
-        ),
-        all_levels,
-        default="OFF",
-        instead="--trace-config level=LEVEL",
-    ),
-    Option(
-        *("--trace-rate", "trace.rate", trace_rate, "N", "Old form of --trace-config rate"),
-        instead="--trace-config rate=N",
-    ),
-    Option(
-        *("--trace-count", "trace.count", trace_count, "N", "Old form of --trace-config count"),
-        instead="--trace-config count=N",
-    ),
-    Option(
-        *("--trace-log-frequency", "trace.log_frequency", log_frequency, "N"),
-        "Old form of --trace-config triton,log-frequency",
-        instead="--trace-config triton,log-frequency=N",
-    ),
+    Option("--trace-file", "trace.file", path_or_none, "PATH", "Old form of --trace-config triton,file", default="",
+           instead="--trace-config triton,file=PATH"),
+    Option("--trace-level", "trace.level", trace_level, "OFF|TIMESTAMPS|TENSORS",
+           "Old form of --trace-config level; repeatable", all_levels, default="OFF",
+           instead="--trace-config level=LEVEL"),
+    Option("--trace-rate", "trace.rate", trace_rate, "N", "Old form of --trace-config rate",
+           instead="--trace-config rate=N"),
+    Option("--trace-count", "trace.count", trace_count, "N", "Old form of --trace-config count",
+           instead="--trace-config count=N"),
+    Option("--trace-log-frequency", "trace.log_frequency", log_frequency, "N",
+           "Old form of --trace-config triton,log-frequency", instead="--trace-config triton,log-frequency=N"),
     # After the old forms, which it overrides.
-    Option(
-        *("--trace-config", "", setting(TRACE_SETTINGS), "[MODE,]KEY=VALUE"),
-        "Which requests to trace, and where to: mode, level, rate, count, triton,file and others; repeatable",
-        trace_fields,
-        default="",
-    ),
+    Option("--trace-config", "", setting(TRACE_SETTINGS), "[MODE,]KEY=VALUE",
+           "Which requests to trace, and where to: mode, level, rate, count, triton,file and others; repeatable",
+           trace_fields, default=""),
 )
 
 SHARING = (
-    Option(
-        *("--cache-config", "", cache_setting, "CACHE,KEY=VALUE"),
-        "Response cache: local,size=BYTES, or redis,host=HOST,port=PORT and others; repeatable",
-        cache_fields,
-        default="",
-    ),
-    Option(
-        *("--response-cache-byte-size", "cache.byte_size", integer(0, CACHE_BYTES_MAX), "BYTES"),
-        "Old form of --cache-config=local,size",
-        instead="--cache-config=local,size=BYTES",
-    ),
-    Option(
-        *("--rate-limit", "rate_limit.mode", choice(RateLimitMode), "off|execution_count"),
-        "Whether instances share the resources of their models' configurations",
-    ),
-    Option(
-        *("--rate-limit-resource", "rate_limit.resources", resource_limit, "NAME:COUNT[:DEVICE]"),
-        "Amount of a resource, by default the highest demand of an instance; repeatable",
-        tuple,
-    ),
+    Option("--cache-config", "", cache_setting, "CACHE,KEY=VALUE",
+           "Response cache: local,size=BYTES, or redis,host=HOST,port=PORT and others; repeatable", cache_fields,
+           default=""),
+    Option("--response-cache-byte-size", "cache.byte_size", integer(0, CACHE_BYTES_MAX), "BYTES",
+           "Old form of --cache-config=local,size", instead="--cache-config=local,size=BYTES"),
+    Option("--rate-limit", "rate_limit.mode", choice(RateLimitMode), "off|execution_count",
+           "Whether instances share the resources of their models' configurations"),
+    Option("--rate-limit-resource", "rate_limit.resources", resource_limit, "NAME:COUNT[:DEVICE]",
+           "Amount of a resource, by default the highest demand of an instance; repeatable", tuple),
 )
+# fmt: on
 
 LINE = CommandLine(
     command="charonia serve",

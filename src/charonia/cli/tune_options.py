@@ -90,80 +90,45 @@ def _idle(names: str, read: Read, metavar: str, reason: str, *, in_file_only: bo
 
 CONFIG_FILE = Option("--config-file -f", "config_file", path, "FILE", "Options from a YAML file", default="")
 
+# fmt: off
 MODELS = (
     Option("--model-repository -m", "launch.repository", path, "PATH", "Folder of models", default=""),
-    Option(
-        *("--profile-models", "models.profile", model_requests, "NAME,..."),
-        "Models to tune; in YAML with settings of their own",
-        default="",
-    ),
-    Option(
-        *("--bls-composing-models", "models.composing", composing_models, "NAME,..."),
-        "Models that a tuned model calls, tuned with it",
-        default="",
-    ),
-    Option(
-        *("--ensemble-composing-models", "models.composing", composing_models, "NAME,..."),
-        "Models of a tuned ensemble that have settings of their own; the others are found in its steps",
-        default="",
-    ),
-    Option(
-        *("--cpu-only-composing-models", "models.cpu_only_composing", names, "NAME,..."),
-        "Models of these whose instances are to be on the CPU",
-        default="",
-    ),
-    Option(
-        *("--output-model-repository-path", "output.repository", path, "PATH"),
-        "Folder for the variants, each ready to serve",
-        default="./output_model_repository",
-    ),
-    _switch(
-        *("--override-output-model-repository", "output.override"),
-        "Replace variants of an earlier run; anything else in the folder stays",
-    ),
+    Option("--profile-models", "models.profile", model_requests, "NAME,...",
+           "Models to tune; in YAML with settings of their own", default=""),
+    Option("--bls-composing-models", "models.composing", composing_models, "NAME,...",
+           "Models that a tuned model calls, tuned with it", default=""),
+    Option("--ensemble-composing-models", "models.composing", composing_models, "NAME,...",
+           "Models of a tuned ensemble that have settings of their own; the others are found in its steps", default=""),
+    Option("--cpu-only-composing-models", "models.cpu_only_composing", names, "NAME,...",
+           "Models of these whose instances are to be on the CPU", default=""),
+    Option("--output-model-repository-path", "output.repository", path, "PATH",
+           "Folder for the variants, each ready to serve", default="./output_model_repository"),
+    _switch("--override-output-model-repository", "output.override",
+            "Replace variants of an earlier run; anything else in the folder stays"),
 )
 
 SERVER = (
-    Option(
-        *("--triton-launch-mode", "launch.mode", choice(LaunchMode), "local|remote|docker"),
-        "Start a server, or use one that runs in mode explicit; docker does the same as local",
-    ),
+    Option("--triton-launch-mode", "launch.mode", choice(LaunchMode), "local|remote|docker",
+           "Start a server, or use one that runs in mode explicit; docker does the same as local"),
     Option("--triton-http-endpoint", "launch.http_endpoint", filled, "HOST:PORT", "HTTP of a remote server"),
     Option("--triton-grpc-endpoint", "launch.grpc_endpoint", filled, "HOST:PORT", "gRPC of a remote server"),
     Option("--triton-metrics-url", "launch.metrics_url", filled, "URL", "Metrics page of a remote server"),
-    Option(
-        *("--triton-server-path", "launch.server_path", filled, "COMMAND"),
-        "Server to start in place of this one, e.g. a tritonserver program",
-        default="charonia serve",
-    ),
+    Option("--triton-server-path", "launch.server_path", filled, "COMMAND",
+           "Server to start in place of this one, e.g. a tritonserver program", default="charonia serve"),
     Option("--triton-output-path", "launch.server_log", path, "FILE", "File for the server's log", default=""),
-    Option(
-        *("--triton-server-flags", "launch.server_flags", pairs, "{NAME: VALUE}", "More flags of the server"),
-        in_file_only=True,
-        default="",
-    ),
-    Option(
-        *("--triton-server-environment", "launch.server_environment", pairs, "{NAME: VALUE}"),
-        "More environment of the server",
-        in_file_only=True,
-        default="",
-    ),
-    Option(
-        *("--client-max-retries -r", "launch.retries", integer(1, 10_000), "N"),
-        "Most attempts to reach a remote server while it starts, about one a second",
-    ),
+    Option("--triton-server-flags", "launch.server_flags", pairs, "{NAME: VALUE}", "More flags of the server",
+           in_file_only=True, default=""),
+    Option("--triton-server-environment", "launch.server_environment", pairs, "{NAME: VALUE}",
+           "More environment of the server", in_file_only=True, default=""),
+    Option("--client-max-retries -r", "launch.retries", integer(1, 10_000), "N",
+           "Most attempts to reach a remote server while it starts, about one a second"),
     _switch("--reload-model-disable", "launch.reload_disabled", "Load no variants: search the load alone"),
 )
 
 SEARCH = (
-    Option(
-        *("--run-config-search-mode", "search.mode", choice(SearchMode), "race|brute|quick|optuna"),
-        "Successive halving, brute force, hill climbing, or the library optuna",
-    ),
-    Option(
-        *("--time-budget", "search.time_budget_s", seconds, "TIME", "Most time for it, e.g. 90s or 5m"),
-        default="",
-    ),
+    Option("--run-config-search-mode", "search.mode", choice(SearchMode), "race|brute|quick|optuna",
+           "Successive halving, brute force, hill climbing, or the library optuna"),
+    Option("--time-budget", "search.time_budget_s", seconds, "TIME", "Most time for it, e.g. 90s or 5m", default=""),
     Option("--seed", "search.seed", integer(0), "N", "Seed of random choices"),
     _switch("--run-config-search-disable", "search.disabled", "Measure only what is written down"),
     Option("--run-config-search-min-concurrency", "search.concurrency_min", integer(1), "N", "Least concurrency"),
@@ -172,37 +137,23 @@ SEARCH = (
     Option("--run-config-search-max-request-rate", "search.rate_max", integer(1), "N", "Most requests a second"),
     Option("--run-config-search-min-instance-count", "search.instances_min", integer(1), "N", "Least instances"),
     Option("--run-config-search-max-instance-count", "search.instances_max", integer(1), "N", "Most instances"),
-    Option(
-        "--run-config-search-min-model-batch-size", "search.batch_size_min", integer(1), "N", "Least max_batch_size"
-    ),
-    Option(
-        *(
-            "--run-config-search-max-model-batch-size",
-            "search.batch_size_max",
-            integer(1),
-            "N",
-            "Largest max_batch_size",
-        )
-    ),
-    Option(
-        *("--run-config-search-max-binary-search-steps", "search.binary_steps_max", integer(0), "N"),
-        "Most steps between a load that keeps the constraints and one that does not",
-    ),
+    Option("--run-config-search-min-model-batch-size", "search.batch_size_min", integer(1), "N",
+           "Least max_batch_size"),
+    Option("--run-config-search-max-model-batch-size", "search.batch_size_max", integer(1), "N",
+           "Largest max_batch_size"),
+    Option("--run-config-search-max-binary-search-steps", "search.binary_steps_max", integer(0), "N",
+           "Most steps between a load that keeps the constraints and one that does not"),
     _switch("--request-rate-search-enable", "search.by_rate", "Search request rates in place of concurrencies"),
     _switch("--early-exit-enable", "search.stops_early", "End given loads, too, where throughput no longer grows"),
     _switch("--use-concurrency-formula", "search.formula", "Concurrency is 2 x batch size x instances"),
-    _switch(
-        *("--run-config-profile-models-concurrently-enable", "search.together"),
-        "Tune all models together, with load on all of them",
-    ),
+    _switch("--run-config-profile-models-concurrently-enable", "search.together",
+            "Tune all models together, with load on all of them"),
     Option("--min-percentage-of-search-space", "search.share_min", integer(1, 100), "N", "Least part for optuna, in %"),
     Option("--max-percentage-of-search-space", "search.share_max", integer(1, 100), "N", "Largest part, in %"),
     Option("--optuna-min-trials", "search.trials_min", integer(0), "N", "Least variants of optuna", default=""),
     Option("--optuna-max-trials", "search.trials_max", integer(0), "N", "Most variants of optuna", default=""),
-    Option(
-        *("--optuna-early-exit-threshold", "search.patience", integer(1), "N"),
-        "Variants without a better one after which optuna ends",
-    ),
+    Option("--optuna-early-exit-threshold", "search.patience", integer(1), "N",
+           "Variants without a better one after which optuna ends"),
 )
 
 LOAD = (
@@ -210,47 +161,23 @@ LOAD = (
     Option("--request-rate", "measure.request_rate", numbers(0), "LIST", "Exactly these requests a second", default=""),
     Option("--batch-sizes -b", "measure.batch_sizes", integers(1), "LIST", "Items of a request"),
     Option("--client-protocol", "measure.protocol", choice(WireProtocol), "http|grpc", "Protocol"),
-    Option(
-        *("--measurement-time", "measure.time_s", number(0, above=True), "SECONDS"),
-        "Longest time of one measurement; it ends sooner where that is enough",
-    ),
-    Option(
-        *("--shape", "measure.shapes", shapes, "NAME:D1,D2,..."),
-        "Shape of an input with variable dimensions, without the batch dimension; repeatable",
-        joined,
-        default="",
-    ),
-    Option(
-        *("--perf-analyzer-flags", "measure.perf_flags", pairs, "{NAME: VALUE}"),
-        "Options of charonia perf by name, e.g. percentile, shape or input-data",
-        in_file_only=True,
-        default="",
-    ),
-    Option(
-        *("--monitoring-interval -i", "measure.metrics_interval_s", number(0, above=True), "SECONDS"),
-        "Interval between readings of the metrics page",
-    ),
+    Option("--measurement-time", "measure.time_s", number(0, above=True), "SECONDS",
+           "Longest time of one measurement; it ends sooner where that is enough"),
+    Option("--shape", "measure.shapes", shapes, "NAME:D1,D2,...",
+           "Shape of an input with variable dimensions, without the batch dimension; repeatable", joined, default=""),
+    Option("--perf-analyzer-flags", "measure.perf_flags", pairs, "{NAME: VALUE}",
+           "Options of charonia perf by name, e.g. percentile, shape or input-data", in_file_only=True, default=""),
+    Option("--monitoring-interval -i", "measure.metrics_interval_s", number(0, above=True), "SECONDS",
+           "Interval between readings of the metrics page"),
 )
 
 GOAL = (
     Option("--latency-budget", "goal.latency_budget_ms", integer(1), "MS", "Largest p99 latency", default=""),
     Option("--min-throughput", "goal.min_throughput", integer(1), "N", "Least inferences a second", default=""),
-    Option(
-        *(
-            "--objectives",
-            "goal.objectives",
-            objectives,
-            "[METRIC] or {METRIC: WEIGHT}",
-            "What to maximise or minimise",
-        ),
-        in_file_only=True,
-        default="perf_throughput",
-    ),
-    Option(
-        *("--constraints", "goal.constraints", constraints, "{METRIC: {min or max: N}}", "Limits to keep"),
-        in_file_only=True,
-        default="",
-    ),
+    Option("--objectives", "goal.objectives", objectives, "[METRIC] or {METRIC: WEIGHT}",
+           "What to maximise or minimise", in_file_only=True, default="perf_throughput"),
+    Option("--constraints", "goal.constraints", constraints, "{METRIC: {min or max: N}}", "Limits to keep",
+           in_file_only=True, default=""),
 )
 
 OUTPUT = (
@@ -258,25 +185,22 @@ OUTPUT = (
     Option("--json", "output.json", path, "FILE", "Everything as JSON, - for stdout", default=""),
     Option("--html", "output.html", path, "FILE", "The report", default=""),
     Option("--png", "output.png", path, "FOLDER", "Pictures of the plots; needs matplotlib", default=""),
-    Option(
-        *("--checkpoint-directory -s", "output.journal_folder", path, "PATH"),
-        "Folder of the journal; what is in it is not measured again",
-        default="./checkpoints",
-    ),
+    Option("--checkpoint-directory -s", "output.journal_folder", path, "PATH",
+           "Folder of the journal; what is in it is not measured again", default="./checkpoints"),
     Option("--filename-model-inference", "output.inference_file", filled, "NAME", "Table of measurements"),
     Option("--filename-model-gpu", "output.gpu_file", filled, "NAME", "Table of GPUs"),
     Option("--filename-server-only", "output.server_file", filled, "NAME", "Table of the idle server"),
     Option("--inference-output-fields", "output.inference_fields", names, "LIST", "Columns of the first", default=""),
     Option("--gpu-output-fields", "output.gpu_fields", names, "LIST", "Columns of the second", default=""),
     Option("--server-output-fields", "output.server_fields", names, "LIST", "Columns of the third", default=""),
-    Option(
-        "--num-configs-per-model", "output.configs_per_model", integer(1), "N", "Variants of a model in the summary"
-    ),
+    Option("--num-configs-per-model", "output.configs_per_model", integer(1), "N",
+           "Variants of a model in the summary"),
     Option("--num-top-model-configs", "output.top_configs", integer(0), "N", "Variants of all models together in it"),
     Option("--skip-summary-reports", "output.summaries", lambda value: not switch(value), "", "No summary", default=""),
     Option("--quiet -q", "output.quiet", switch, "", "Print nothing but errors", default=""),
     Option("--verbose -v", "output.verbose", switch, "", "Print the tables too", default=""),
 )
+# fmt: on
 
 _PERF = "the load generator is built in"
 _ALWAYS = "the memory of a server on this machine is always measured"

@@ -36,7 +36,7 @@ from charonia.platform.targets.api import DeploymentTarget
 from charonia.platform.targets.kserve.opened import open_kserve
 from charonia.platform.targets.kubernetes.opened import open_kubernetes
 from charonia.platform.targets.local import LocalTarget
-from charonia.platform.targets.ray.opened import open_ray
+from charonia.platform.targets.ray.target import open_ray
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials.trials import Trials

@@ -5,8 +5,8 @@ import pytest
 from charonia.config import pbtxt
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
-from charonia.platform.deployments.configuration import configured
 from charonia.platform.deployments.spec import DeployedModel
+from charonia.platform.deployments.workloads import configured
 
 
 def result(text: str = "", **changes: object) -> ModelConfig:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from charonia.platform.deployments.merged import merged_traffic
+from charonia.platform.deployments.servers import merged_traffic
 
 
 def answer(requests: int = 0, p99: float = 1.0, state: str = "", **more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from charonia.platform.deployments.spec import DeploymentSpec
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.fit import MIB, GpuMemory, LocalMachine, Needs, misfits, needs_of, obstacle
-from charonia.platform.targets.machine import gpu_memory
+from charonia.platform.targets.local import gpu_memory
 
 GPUS = (GpuMemory(16000 * MIB, 12000 * MIB), GpuMemory(16000 * MIB, 16000 * MIB))
 MACHINE = LocalMachine(8, 4000 * MIB, 2, GPUS, idle_cores=4.0)

@@ -1,6 +1,6 @@
 import pytest
 
-from charonia.tools.perf.machine_load import MachineWatch
+from charonia.tools.perf.observer import MachineWatch
 
 
 @pytest.fixture(autouse=True)

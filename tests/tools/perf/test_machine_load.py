@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.tools.perf.machine_load import CpuSample, load_between
+from charonia.tools.perf.observer import CpuSample, load_between
 from charonia.tools.perf.outcome import judged
 from charonia.tools.results.records import Verdict
 from charonia.tools.results.server import MachineLoad

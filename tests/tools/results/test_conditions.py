@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.support.runs import synthetic_run
 
-from charonia.tools.report.failures import failures
+from charonia.tools.report.summary import failures
 from charonia.tools.results.conditions import Condition
 from charonia.tools.results.records import ErrorKind, Estimate, LevelResult, PerfRun
 

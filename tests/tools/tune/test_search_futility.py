@@ -18,8 +18,8 @@ from charonia.tools.tune.api import (
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, decide, percent
-from charonia.tools.tune.futility import may_decide
 from charonia.tools.tune.objective import Point, Score
+from charonia.tools.tune.search.final import may_decide
 from charonia.tools.tune.search.start import make_search
 from charonia.tools.tune.space import automatic_dimensions
 

@@ -26,8 +26,7 @@ from charonia.tools.tune.api import (
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, Decision
-from charonia.tools.tune.report.html import render
-from charonia.tools.tune.report.tables import ROWS_MAX
+from charonia.tools.tune.report.html import ROWS_MAX, render
 from charonia.tools.tune.report.wording import goal_text, headline, settings_of, value_text
 from charonia.tools.tune.result import GroupRecord, TrialRecord, TuneRun, VariantRecord
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from fastapi import APIRouter, Request, Response
+
 from charonia.core.errors import not_found
+from charonia.platform.values import Text
 
 PREFIX = "/assets"
 KEPT = "public, max-age=31536000, immutable"
@@ -78,3 +81,16 @@ def _made(name: str) -> Asset:
     content = b"\n".join(package.joinpath(path).read_bytes() for path in BUNDLES[name])
     digest = hashlib.sha256(content).hexdigest()[:12]
     return Asset(content, gzip.compress(content, 9, mtime=0), _TYPES[name.rpartition(".")[2]], digest)
+
+
+router = APIRouter()
+
+
+@router.get(PREFIX + "/{digest}/{name}")
+def send(request: Request, digest: Text, name: Text) -> Response:
+    """Send a file of the pages. Only under its own hash may it be kept."""
+    found = asset(name)
+    headers = {"Cache-Control": KEPT if digest == found.digest else "no-cache", "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(found.compressed, media_type=found.media_type, headers={**headers, "Content-Encoding": "gzip"})
+    return Response(found.content, media_type=found.media_type, headers=headers)

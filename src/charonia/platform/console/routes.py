@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from charonia.platform.console import (
-    asset_route,
+    assets,
     audit_page,
     deploy_pages,
     deployment_pages,
@@ -15,12 +15,11 @@ from charonia.platform.console import (
     sign_in,
     traffic_pages,
     trial_pages,
-    trial_route,
 )
 
 router = APIRouter(include_in_schema=False)
 for page in (
-    asset_route,
+    assets,
     sign_in,
     audit_page,
     people_page,
@@ -31,7 +30,6 @@ for page in (
     deployment_pages,
     traffic_pages,
     trial_pages,
-    trial_route,
     measure_forms,
 ):
     router.include_router(page.router)

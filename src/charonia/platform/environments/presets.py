@@ -22,18 +22,17 @@ class Preset:
     imports: tuple[str, ...]
 
 
+# fmt: off
 PRESETS = (
     Preset("onnx", "ONNX Runtime", "Models in ONNX, and nothing else.", "", ("onnxruntime",)),
     Preset("pytorch-2", "PyTorch 2", "TorchScript, exported programs, safetensors.", "charonia[torch]", ("torch",)),
     Preset("tensorflow-2", "TensorFlow 2", "SavedModels and Keras.", "charonia[tensorflow]", ("tensorflow",)),
     Preset("tflite", "LiteRT", "TensorFlow Lite models.", "charonia[tflite]", ("ai_edge_litert",)),
     Preset("openvino", "OpenVINO", "OpenVINO's IR, and ONNX on Intel.", "charonia[openvino]", ("openvino",)),
-    Preset(
-        *("scikit-learn", "scikit-learn", "Estimators of scikit-learn."),
-        *("charonia[sklearn]", ("sklearn",)),
-    ),
+    Preset("scikit-learn", "scikit-learn", "Estimators of scikit-learn.", "charonia[sklearn]", ("sklearn",)),
     Preset("forests", "Forests", "XGBoost, LightGBM and treelite.", "charonia[fil]", ("xgboost", "lightgbm")),
     Preset("llama-cpp", "llama.cpp", "Language models in GGUF, on any CPU.", "charonia[llama,openai]", ("xllamacpp",)),
     Preset("vllm", "vLLM", "Language models on GPUs.", "charonia[vllm,openai]", ("vllm",)),
 )
+# fmt: on
 """In the order of pages."""

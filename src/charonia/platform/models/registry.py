@@ -1,6 +1,8 @@
-"""Models and their versions: listed, added, changed, removed."""
+"""Models and their versions: listed, added, changed, removed; their tags, and the deployments that have them."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +12,7 @@ from sqlalchemy.orm import Session
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.platform.artifacts.manifest import from_json
 from charonia.platform.database.connection import now
-from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, VersionRow
-from charonia.platform.models import usage
+from charonia.platform.database.tables import DeploymentRow, ModelRow, ProjectRow, RevisionRow, TaskRow, VersionRow
 from charonia.platform.models.difference import VersionDifference, changed_values, compare_files
 from charonia.platform.models.kinds import ADD, CHECK, COLLECT
 from charonia.platform.models.records import (
@@ -28,7 +29,6 @@ from charonia.platform.models.records import (
     VersionReport,
     VersionSummary,
 )
-from charonia.platform.models.tags import check_details, tag_counts, tag_text
 from charonia.platform.names import check_name
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole, permits
@@ -129,7 +129,7 @@ def model(session: Session, who: Principal, project: str, name: str) -> ModelRec
         links=row.links,
         created=row.created,
         versions=_settled(session, row, versions),
-        deployments=usage.names(usage.uses(session, row.project_id, name)),
+        deployments=names(uses(session, row.project_id, name)),
     )
 
 
@@ -161,7 +161,7 @@ def version(session: Session, who: Principal, project: str, name: str, number: i
         report=report,
         files=[VersionFile(path, blob.size, blob.sha256) for path, blob in from_json(row.files).items()],
         task=task.id if task is not None else 0,
-        deployments=usage.names(u for u in usage.uses(session, owner.project_id, name) if u.has(number, newest)),
+        deployments=names(u for u in uses(session, owner.project_id, name) if u.has(number, newest)),
     )
 
 
@@ -223,7 +223,7 @@ def delete(session: Session, who: Principal, project: str, name: str) -> None:
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = find(session, found, name)
-    users = usage.names(usage.uses(session, found.id, name))
+    users = names(uses(session, found.id, name))
     if users:
         raise ServingError(
             Code.ALREADY_EXISTS, f"model '{name}' is deployed by {', '.join(users)}", hint="remove it there first"
@@ -259,7 +259,7 @@ def delete_version(session: Session, who: Principal, project: str, name: str, nu
     owner = find(session, found, name)
     row = find_version(session, owner, number)
     newest = _newest_ready(session, owner)
-    users = usage.names(use for use in usage.uses(session, found.id, name) if use.has(number, newest))
+    users = names(use for use in uses(session, found.id, name) if use.has(number, newest))
     if users:
         raise ServingError(
             Code.ALREADY_EXISTS,
@@ -449,3 +449,83 @@ def _on_its_way(task: TaskRow) -> ServingError:
     return ServingError(
         Code.ALREADY_EXISTS, f"'{task.subject}' is on its way", hint=f"wait for task {task.id}, or cancel it"
     )
+
+
+TAGS_MAX = 50
+LINKS_MAX = 50
+TEXT_CHARS_MAX = 200
+ADDRESS_CHARS_MAX = 2000
+
+_SCHEMES = ("https://", "http://")
+
+
+def check_details(tags: Sequence[str] | None, links: Mapping[str, str] | None) -> None:
+    """Check tags and links. None is not given.
+
+    Raises:
+        ServingError: INVALID_ARG for too many, for empty or long ones, and for links that browsers cannot follow.
+    """
+    if len(tags or ()) > TAGS_MAX or len(links or {}) > LINKS_MAX:
+        raise invalid(f"expected at most {TAGS_MAX} tags and {LINKS_MAX} links")
+    for text in [*(tags or ()), *(links or {})]:
+        if not text.strip() or len(text) > TEXT_CHARS_MAX:
+            raise invalid(
+                f"expected tags and labels of 1 to {TEXT_CHARS_MAX} characters, got '{text[:TEXT_CHARS_MAX]}'"
+            )
+    for label, address in (links or {}).items():
+        if not address.startswith(_SCHEMES) or len(address) > ADDRESS_CHARS_MAX:
+            raise invalid(f"link '{label}': expected an address that begins with https:// or http://")
+
+
+def tag_counts(tags: Iterable[Sequence[str]]) -> dict[str, int]:
+    """Return all tags with the number of models that have them, the most frequent first."""
+    counts = Counter(tag for each in tags for tag in each)
+    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def tag_text(text: str) -> str:
+    """Return a text as it stands within the JSON of the tags."""
+    return json.dumps(text)[1:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A deployment that has a model.
+
+    Attributes:
+        deployment: Its name.
+        versions: The versions of the model; none for the latest.
+    """
+
+    deployment: str
+    versions: frozenset[int]
+
+    def has(self, number: int, newest: int) -> bool:
+        """Return whether it has a version; `newest` is the latest one that is ready."""
+        return number in self.versions or (not self.versions and number == newest)
+
+
+def uses(session: Session, project_id: int, model: str) -> list[Use]:
+    """Return the deployments that have a model in what they are to be or are, each once for every revision."""
+    rows = session.execute(
+        select(DeploymentRow.name, RevisionRow.spec)
+        .join(RevisionRow.deployment)
+        .where(DeploymentRow.project_id == project_id, ~DeploymentRow.removed)
+        .where(RevisionRow.number.in_([DeploymentRow.latest, DeploymentRow.wanted, DeploymentRow.serving]))
+        .order_by(DeploymentRow.name)
+    )
+    return [
+        Use(name, _numbers(entry.get("versions")))
+        for name, spec in rows
+        for entry in spec.get("models", [])
+        if entry.get("name") == model
+    ]
+
+
+def names(found: Iterable[Use]) -> list[str]:
+    """Return the names of deployments, each once."""
+    return list(dict.fromkeys(use.deployment for use in found))
+
+
+def _numbers(versions: object) -> frozenset[int]:
+    return frozenset(map(int, versions)) if isinstance(versions, list | tuple) else frozenset()

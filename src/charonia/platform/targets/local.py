@@ -8,25 +8,30 @@ how traffic is split is changed in the servers that run. `rollout.py` says which
 import contextlib
 import hashlib
 import json
+import os
+import re
 import secrets
 import shutil
+import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from charonia.core.errors import Code, ServingError, unavailable
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets.api import Observed, RevisionPhase, Workload, key_file, key_files
-from charonia.platform.targets.fit import LocalMachine, Needs, misfits, needs_of, obstacle
+from charonia.platform.targets.fit import GpuMemory, LocalMachine, Needs, misfits, needs_of, obstacle
 from charonia.platform.targets.live_traffic import without_traffic
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, NotesFolder, tail, write_whole
 from charonia.platform.targets.local_server import HOST, DeployedServer
-from charonia.platform.targets.machine import this_machine
 from charonia.platform.targets.model_folder import make_model_folder
-from charonia.platform.targets.ports import FreePorts
 from charonia.platform.targets.rollout import (
     RUNNING,
     CancelServer,
@@ -43,6 +48,43 @@ from charonia.platform.targets.rollout import (
     judged,
     next_acts,
 )
+
+_DEVICE = re.compile(r"nvidia[0-9]+")
+
+
+def this_machine(devices: Path = Path("/dev")) -> LocalMachine:
+    """Return what this machine has now: the driver of GPUs makes one device file for each."""
+    gpus = sum(1 for entry in devices.glob("nvidia*") if _DEVICE.fullmatch(entry.name))
+    cores = len(os.sched_getaffinity(0))
+    return LocalMachine(
+        cores,
+        psutil.virtual_memory().available,
+        gpus,
+        gpu_memory() if gpus else (),
+        idle_cores=cores * (1.0 - psutil.cpu_percent() / 100.0),
+    )
+
+
+def gpu_memory(api: Any = None) -> Sequence[GpuMemory]:
+    """Return the memory of the GPUs, nothing where it is not known.
+
+    Args:
+        api: The module `pynvml` of the package nvidia-ml-py (extra `gpu`), None to import it.
+    """
+    try:
+        api = api or import_module("pynvml")
+        api.nvmlInit()
+    except Exception:  # no package, or no driver: the library has an error class of its own
+        return ()
+    try:
+        handles = [api.nvmlDeviceGetHandleByIndex(number) for number in range(api.nvmlDeviceGetCount())]
+        found = [api.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        return [GpuMemory(int(each.total), int(each.free)) for each in found]
+    except api.NVMLError:
+        return ()
+    finally:
+        api.nvmlShutdown()
+
 
 PORTS = 2
 """A deployment has one for HTTP and the next one for gRPC; each of its servers one for HTTP, and one for metrics."""
@@ -417,3 +459,39 @@ def _made(workload: Workload) -> str:
     ]
     rest = [key_file(spec), str(workload.python), spec.cpu_cores, list(spec.gpus), spec.memory_mib]
     return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()
+
+
+class FreePorts:
+    """Looks for free ports in a row.
+
+    Args:
+        ports: First and last port.
+        count: How many in a row.
+    """
+
+    def __init__(self, ports: tuple[int, int], count: int) -> None:
+        self.first, self.last = ports
+        self._count = count
+
+    def find_many(self, taken: Container[int], rows: int) -> list[list[int]]:
+        """Return as many rows of ports that nobody listens on, without those that are taken, or fewer."""
+        found: list[list[int]] = []
+        for first in range(self.first, self.last - self._count + 2, self._count):
+            ports = list(range(first, first + self._count))
+            if len(found) < rows and not any(port in taken for port in ports) and all(map(_is_free, ports)):
+                found.append(ports)
+        return found
+
+    def are_free(self, ports: Sequence[int]) -> bool:
+        """Return whether these are as many as wanted, and nobody listens on any of them."""
+        return len(ports) == self._count and all(map(_is_free, ports))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((HOST, port))
+        except OSError:
+            return False
+        return True

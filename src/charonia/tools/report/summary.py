@@ -1,6 +1,9 @@
-"""The summary of a run: its best level, and how far to trust it. Pure."""
+"""The summary of a run: its best level, how far to trust it, and what makes it a failure. Pure."""
 
-from charonia.tools.report.quantities import duration, number
+from collections.abc import Sequence
+
+from charonia.tools.report.quantities import duration, number, percent
+from charonia.tools.results.conditions import Condition
 from charonia.tools.results.records import LevelResult, LoadMode, PerfRun, Verdict
 
 _TRUSTED = (Verdict.STABLE, Verdict.COMPLETE)
@@ -68,3 +71,29 @@ def headline(run: PerfRun) -> str:
 def is_open_loop(run: PerfRun) -> bool:
     """Whether requests were sent at scheduled times."""
     return any(result.level.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS) for result in run.levels)
+
+
+def failures(conditions: Sequence[Condition], run: PerfRun) -> tuple[str, ...]:
+    """Return a sentence for each condition that is true of a level of a run, and for each level without any answer.
+
+    A run without a level fails: what was not measured is no success.
+    """
+    if not conditions:
+        return ()
+    if not run.levels:
+        return ("Nothing was measured.",)
+    found = [f"No request was answered at {level.level}." for level in run.levels if not level.request_count]
+    for condition in conditions:
+        where = [f"{_shown(condition, level)} at {level.level}" for level in run.levels if condition.holds(level)]
+        if where:
+            found.append(f"{condition.text}: {', '.join(where)}.")
+    return tuple(found)
+
+
+def _shown(condition: Condition, level: LevelResult) -> str:
+    value = condition.value(level)
+    if condition.figure == "output_tokens":
+        return f"{number(value)} tokens/s"
+    if condition.figure == "throughput":
+        return f"{number(value)} infer/s"
+    return percent(value) if condition.figure == "errors" else duration(value)

@@ -17,7 +17,7 @@ from tests.support.process import eventually
 from charonia.core.errors import Code, ServingError
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import RevisionPhase
-from charonia.platform.targets.kubernetes import api, watch
+from charonia.platform.targets.kubernetes import api, own_objects
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.marks import Plain
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
@@ -40,7 +40,7 @@ class KilledError(BaseException):
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "RETRY_S", 0.01)
-    monkeypatch.setattr(watch, "RECONNECT_S", 0.01)
+    monkeypatch.setattr(own_objects, "RECONNECT_S", 0.01)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def test_watches_that_end_at_once_are_not_begun_again_at_once(
         pauses.append(seconds)
         await asyncio.sleep(0.001)
 
-    monkeypatch.setattr(watch, "asyncio", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(own_objects, "asyncio", SimpleNamespace(sleep=pause))
     stage.target().apply(workload(1))
 
-    assert eventually(lambda: max(pauses, default=0) == watch.RECONNECT_S_MAX, WAIT_S)
-    assert min(pauses) == watch.RECONNECT_S
+    assert eventually(lambda: max(pauses, default=0) == own_objects.RECONNECT_S_MAX, WAIT_S)
+    assert min(pauses) == own_objects.RECONNECT_S
 
 
 def test_a_watch_that_cannot_begin_at_its_version_begins_with_a_list(stage: ClusterStage) -> None:
@@ -230,7 +230,7 @@ def test_a_namespace_that_is_not_there_is_named(stage: ClusterStage) -> None:
 
 
 def test_what_was_seen_does_not_count_for_ever(stage: ClusterStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "STALE_S_MAX", 0.05)
+    monkeypatch.setattr(own_objects, "STALE_S_MAX", 0.05)
     target = stage.target()
     target.apply(workload(1))
     assert serves(target, 1)

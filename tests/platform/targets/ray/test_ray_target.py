@@ -14,8 +14,7 @@ from charonia.platform.deployments.spec import DeploymentSpec
 from charonia.platform.settings import RaySettings
 from charonia.platform.targets.api import DeploymentTarget, PlacedModel, RevisionPhase, Workload
 from charonia.platform.targets.ray.dashboard import CHANGE_TRIES
-from charonia.platform.targets.ray.opened import open_ray
-from charonia.platform.targets.ray.target import RayTarget
+from charonia.platform.targets.ray.target import RayTarget, open_ray
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
 NAME = "default/reader"

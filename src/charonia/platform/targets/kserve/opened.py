@@ -1,14 +1,20 @@
 """Opens the target `kserve` as the settings of the platform say."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.kserve.objects import kserve_prepared, kserve_problem, kserve_rendered
-from charonia.platform.targets.kserve.own_objects import KserveObjects
+from charonia.platform.targets.kserve.view import NOTE, as_workload, note
 from charonia.platform.targets.kubernetes.api import Cluster
+from charonia.platform.targets.kubernetes.marks import INFERENCE_SERVICE, RECORD, SECRET, ObjectKind, reference
 from charonia.platform.targets.kubernetes.opened import owner_of
+from charonia.platform.targets.kubernetes.own_objects import OwnObjects
+from charonia.platform.targets.kubernetes.records import RevisionRecord
 from charonia.platform.targets.kubernetes.repositories import ModelRepositories, open_repositories
+from charonia.platform.targets.kubernetes.rollout import Sight
 from charonia.platform.targets.kubernetes.service_addresses import KserveAddresses
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
@@ -43,3 +49,28 @@ def kserve_target(
         objects=KserveObjects,
         prepare=kserve_prepared,
     )
+
+
+class KserveObjects(OwnObjects):
+    """Reads and writes the objects of deployments. See `OwnObjects`."""
+
+    watched: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
+        **OwnObjects.watched,
+        "services": (INFERENCE_SERVICE, ""),
+        "notes": (SECRET, f",{RECORD}={NOTE}"),
+    }
+
+    def apply_objects(self, record: RevisionRecord, serving: int) -> None:
+        """Apply the objects of a record, then note which revision they are of. See `OwnObjects`."""
+        for each in record.objects:
+            applied = self._cluster.apply(each)
+            if reference(each).kind == INFERENCE_SERVICE:
+                self._watched("services").put(applied)
+                noted = note(applied, self.owner, record.deployment, record.revision, serving)
+                self._watched("notes").put(self._cluster.apply(noted, force=True))
+
+    def look(self, deployment: str, *, is_live: bool = False) -> Sight:
+        """Return what there is of a deployment. See `OwnObjects`."""
+        found = self._found(deployment, is_live=is_live)
+        service, noted = (next(iter(found[what]), None) for what in ("services", "notes"))
+        return self._sight(as_workload(service, noted, found["workloads"]), found)

@@ -5,16 +5,25 @@ serves. Why a revision has failed is kept here, and by those who asked for it.
 """
 
 import hmac
+import secrets
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.platform.artifacts.store import ArtifactStore
+from charonia.platform.data_folder import write_private
 from charonia.platform.settings import RaySettings
 from charonia.platform.targets.api import Observed, RevisionPhase, Workload
-from charonia.platform.targets.kubernetes.repositories import FOLDER, ModelRepositories
+from charonia.platform.targets.kubernetes.repositories import (
+    FOLDER,
+    ClaimRepositories,
+    ModelRepositories,
+    open_repositories,
+)
 from charonia.platform.targets.ray.applications import (
     Plain,
     Revisions,
@@ -235,3 +244,31 @@ _NO_STORE = (
 def _is_scaled(details: Plain) -> bool:
     args = details["deployed_app_config"]["args"]
     return bool(args["max_replicas"] > args["min_replicas"])
+
+
+OWNER_FILE = "ray-owner"
+"""File of the data folder with the name of this platform among others, where no setting has it."""
+
+SECRET_FILE = "ray-secret"
+"""File of the data folder from which the API keys of the platform in servers are derived."""
+
+
+def open_ray(settings: RaySettings, store: ArtifactStore, data: Path) -> RayTarget:
+    """Return the target. It asks the cluster nothing yet.
+
+    Args:
+        settings: Of the cluster.
+        store: The artifact store.
+        data: The data folder of the platform.
+    """
+    repositories = ClaimRepositories(store.local.folder) if settings.folder else open_repositories(store, "")
+    owner = settings.owner or _kept(data / OWNER_FILE, 8)
+    secret = _kept(data / SECRET_FILE, 32)
+    return RayTarget(Dashboard(settings.dashboard, settings.token), owner, repositories, settings, secret)
+
+
+def _kept(path: Path, random_bytes: int) -> str:
+    """Return the random text of a file, which is created if it is missing."""
+    if not path.exists():
+        write_private(path, secrets.token_hex(random_bytes))
+    return path.read_text().strip()

@@ -1,18 +1,21 @@
-"""The requests of a language model's run, and what decodes its responses."""
+"""The requests of a language model's run, and what decodes its responses, with tokenizers that lie on this machine."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from charonia.core.errors import invalid
+from charonia.core.errors import invalid, unsupported
 from charonia.core.metadata import ModelMetadata
+from charonia.install_hint import extra_hint
 from charonia.tools.perf.api import RunSettings, SequencePlan
 from charonia.tools.perf.language.counts import ReplyReader
 from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
 from charonia.tools.perf.language.prompt_files import read_prompts
 from charonia.tools.perf.language.prompts import Dialogue, TextGenerator, generated
 from charonia.tools.perf.language.requests import LanguageSource, ModelInputs
-from charonia.tools.perf.language.tokens import FileTokenizer
 from charonia.tools.perf.options import PerfOptions, WireProtocol
 from charonia.tools.perf.run import Subject
 from charonia.tools.results.records import LoadMode
@@ -117,3 +120,49 @@ def model_inputs(plan: LanguagePlan, metadata: ModelMetadata, config: Mapping[st
         )
     batches = bool(config.get("max_batch_size", 0)) and plan.endpoint is LanguageEndpoint.INFER
     return ModelInputs(names, batches)
+
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class FileTokenizer:
+    """A tokenizer in the form of Hugging Face.
+
+    Args:
+        place: `tokenizer.json`, or a folder with one.
+
+    Raises:
+        ServingError: INVALID_ARG for another file, UNSUPPORTED without the package.
+    """
+
+    def __init__(self, place: str) -> None:
+        path = Path(place)
+        path = path / TOKENIZER_FILE if path.is_dir() else path
+        if path.suffix == ".gguf":
+            raise invalid(
+                f"tokenizer '{path}': expected {TOKENIZER_FILE}, got a GGUF file",
+                hint="the folder of the original model has one; without a tokenizer, the server's counts are used",
+            )
+        if not path.is_file():
+            raise invalid(f"tokenizer '{place}': expected {TOKENIZER_FILE} or a folder with one, got neither")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        try:
+            library = import_module("tokenizers")
+        except ImportError:
+            raise unsupported("the package 'tokenizers' is not installed", hint=extra_hint("llm")) from None
+        try:
+            self._tokenizer = library.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more specific
+            raise invalid(f"tokenizer '{path}': cannot be read: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text."""
+        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [len(each.ids) for each in encoded]
+
+    def words(self) -> list[str]:
+        """Return the tokens that are words of plain letters."""
+        found = (self._tokenizer.decode([number]).strip() for number in range(self._tokenizer.get_vocab_size()))
+        return list(dict.fromkeys(word for word in found if word.isascii() and word.isalpha() and word.islower()))
