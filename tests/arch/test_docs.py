@@ -23,7 +23,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "bench").glob("
 
 PLATFORM: list[CommandLine[Any]] = [
     *(platform.LINE, deploy.LINE, apply.LINE),
-    *(each.line for room in (models, environments, people, rollout) for each in room.SUBCOMMANDS.values()),
+    *(line for room in (models, environments, people, rollout) for line in room.RESOURCE.lines().values()),
 ]
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.models import AddModel, add_version
+from charonia.cli.models import RegistryOptions, add_version
 from charonia.cli.platform_access import ACCESS, THIS_MACHINE, PlatformAccess, connect
 from charonia.cli.rollout import NO_WAIT, show_plan, wait_until_served
 from charonia.cli.values import by_version, integer, integers, number
@@ -142,7 +142,8 @@ def _model(client: PlatformClient, given: DeployOptions) -> tuple[str, int]:
     if path.exists():
         if given.is_dry:
             raise invalid(f"--dry-run: '{given.model}' is not in the registry yet", hint="charonia models add")
-        return add_version(client, AddModel(given.model, given.model_name, given.note, access=given.access), reuse=True)
+        wanted = RegistryOptions(source=given.model, name=given.model_name, notes=given.note, access=given.access)
+        return add_version(client, wanted, reuse=True)
     name, slash, version = given.model.partition("/")
     if not name or (slash and not version.isdecimal()):
         raise invalid(

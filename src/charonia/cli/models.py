@@ -5,22 +5,24 @@ Exit status: 0 done, 1 refused or not found, 2 for invalid arguments.
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from charonia.cli.command_line import CommandLine, Option, flag
+from charonia.cli.command_line import Option, flag
 from charonia.cli.platform_access import (
-    ACCESS,
     THIS_MACHINE,
+    Columns,
     PlatformAccess,
-    PlatformSubcommand,
-    connect,
+    Resource,
+    Verb,
+    at,
+    facts,
     follow,
+    listed,
     moment,
-    run_subcommand,
     size_text,
     table,
 )
@@ -33,28 +35,14 @@ _MLFLOW = "models:/"
 
 
 @dataclass(frozen=True, slots=True)
-class ListModels:
-    """Which models to list."""
-
-    search: str = ""
-    tag: str = ""
-    access: PlatformAccess = THIS_MACHINE
-
-
-@dataclass(frozen=True, slots=True)
-class ShowModel:
-    """The model or version to show."""
-
-    model: str = ""
-    access: PlatformAccess = THIS_MACHINE
-
-
-@dataclass(frozen=True, slots=True)
-class AddModel:
-    """What to add.
+class RegistryOptions:
+    """The options of all verbs.
 
     Attributes:
-        source: A file or folder of this machine, an address, or "models:/NAME/VERSION" of MLflow.
+        search: What listed models have in name, owner, description or tags, "" for all.
+        tag: A tag that they have, "" for all.
+        model: The model or version to show: "NAME" or "NAME/VERSION".
+        source: What to add: a file or folder of this machine, an address, or "models:/NAME/VERSION" of MLflow.
         name: Name of the model, "" for that of the file or folder.
         notes: What to write about the version.
         take: Which version of a folder with several, 0 for the highest.
@@ -64,6 +52,9 @@ class AddModel:
         access: The platform.
     """
 
+    search: str = ""
+    tag: str = ""
+    model: str = ""
     source: str = ""
     name: str = ""
     notes: str = ""
@@ -74,61 +65,7 @@ class AddModel:
     access: PlatformAccess = THIS_MACHINE
 
 
-LIST = CommandLine(
-    command="charonia models list",
-    intro="usage: charonia models list [OPTIONS]\n\nList the models of a project.\n",
-    groups={
-        "Options": (
-            Option("--search", "search", str, "TEXT", "Only those with this in name, owner, description or tags"),
-            Option("--tag", "tag", str, "TAG", "Only those with this tag"),
-            *ACCESS,
-        )
-    },
-    record=ListModels(),
-)
-
-SHOW = CommandLine(
-    command="charonia models show",
-    intro="""\
-usage: charonia models show [OPTIONS] MODEL[/VERSION]
-
-Show a model with its versions, or a version with its signature.
-""",
-    groups={"Options": (Option("MODEL", "model", str, "MODEL", "NAME or NAME/VERSION", default=""), *ACCESS)},
-    record=ShowModel(),
-)
-
-ADD = CommandLine(
-    command="charonia models add",
-    intro="""\
-usage: charonia models add [OPTIONS] SOURCE
-
-Add a version of a model: a file, a folder or an archive of this machine, which is sent; an address such as
-s3://bucket/path; or models:/NAME/VERSION of MLflow. The platform checks it, as `charonia config` does.
-""",
-    groups={
-        "Options": (
-            Option("SOURCE", "source", str, "SOURCE", "Where it is", default=""),
-            Option("--name", "name", str, "NAME", "Name of the model; by default that of the file or folder"),
-            Option("--notes", "notes", str, "TEXT", "What to write about this version"),
-            Option(
-                "--take", "take", integer(0), "VERSION", "Which version of a folder with several, 0 for the highest"
-            ),
-            Option("--mlflow", "mlflow", str, "URL", "Address of MLflow's server"),
-            flag("--on-server", "is_there", True, "SOURCE is a folder of the platform's machine"),
-            flag("--no-wait", "waits", False, "Do not wait for the check"),
-            *ACCESS,
-        )
-    },
-    record=AddModel(),
-)
-
-
-def run(arguments: Sequence[str]) -> int:
-    return run_subcommand("charonia models", "Keep models with versions, on a platform.", SUBCOMMANDS, arguments)
-
-
-def add_version(client: PlatformClient, given: AddModel, *, reuse: bool = False) -> tuple[str, int]:
+def add_version(client: PlatformClient, given: RegistryOptions, *, reuse: bool = False) -> tuple[str, int]:
     """Add a version, wait for its check if wanted, and return the model and the number.
 
     Args:
@@ -141,11 +78,10 @@ def add_version(client: PlatformClient, given: AddModel, *, reuse: bool = False)
     """
     name = given.name or default_name(given.source)
     project = given.access.project
-    kind, place = _source(client, given)
-    source = {"kind": kind, "place": place, "take": given.take, "server": given.mlflow}
-    added = client.call(
-        *("POST", path_of("projects", project, "models", name, "versions"), {"source": source, "notes": given.notes})
-    )
+    kind, source_place = _source(client, given)
+    source = {"kind": kind, "place": source_place, "take": given.take, "server": given.mlflow}
+    place = path_of("projects", project, "models", name, "versions")
+    added = client.call("POST", place, {"source": source, "notes": given.notes})
     model, number = str(added["model"]), int(added["number"])
     place = path_of("projects", project, "models", model, "versions", number)
     try:
@@ -193,7 +129,7 @@ def files_of(source: Path) -> dict[str, Path]:
     return found
 
 
-def _source(client: PlatformClient, given: AddModel) -> tuple[str, str]:
+def _source(client: PlatformClient, given: RegistryOptions) -> tuple[str, str]:
     """Return kind and place of a source, after its files are sent where it is on this machine."""
     if given.is_there:
         return "folder", given.source
@@ -211,33 +147,22 @@ def _show_progress(sent: int, total: int) -> None:
         sys.stderr.write(f"\rsending {size_text(sent)} of {size_text(total)}{end}")
 
 
-def _list(given: ListModels) -> int:
-    client = connect(given.access)
-    rows, total = list[Sequence[object]](), 1
-    while len(rows) < total:
-        page = client.call(
-            *("GET", path_of("projects", given.access.project, "models")),
-            query={"search": given.search, "tag": given.tag, "limit": 200, "offset": len(rows)},
-        )
-        total = page["total"] if page["models"] else 0
-        rows += [_row(model) for model in page["models"]]
-    print(table(("Model", "Latest", "State", "Backend", "Size", "Added", "Tags"), rows))
+def _list(client: PlatformClient, given: RegistryOptions) -> int:
+    place = path_of("projects", given.access.project, "models")
+    models = listed(client, place, "models", search=given.search, tag=given.tag)
+    rows = ({**_NO_VERSION, "created": each["created"], **(each["latest"] or {}), "model": each} for each in models)
+    columns: Columns = {
+        "Model": lambda row: row["model"]["name"],
+        "Latest": "number",
+        **_VERSION,
+        "Added": at("created"),
+        "Tags": lambda row: ", ".join(row["model"]["tags"]),
+    }
+    print(table(columns, rows))
     return 0
 
 
-def _row(model: Mapping[str, Any]) -> Sequence[object]:
-    tags = ", ".join(model["tags"])
-    match model["latest"]:
-        case None:
-            return model["name"], "-", "-", "-", "-", moment(model["created"]), tags
-        case latest:
-            size = size_text(latest["size"])
-            added = moment(latest["created"])
-            return model["name"], latest["number"], latest["state"], latest["backend"] or "-", size, added, tags
-
-
-def _show(given: ShowModel) -> int:
-    client = connect(given.access)
+def _show(client: PlatformClient, given: RegistryOptions) -> int:
     name, _, number = given.model.partition("/")
     place = path_of("projects", given.access.project, "models", name)
     found = client.call("GET", f"{place}/versions/{quote(number, safe='')}" if number else place)
@@ -245,69 +170,88 @@ def _show(given: ShowModel) -> int:
     return 0
 
 
+def _add(client: PlatformClient, given: RegistryOptions) -> int:
+    model, number = add_version(client, given)
+    print(f"{model}/{number}")
+    return 0
+
+
 def model_text(model: Mapping[str, Any]) -> list[str]:
     """Return a model in words."""
-    facts = [("owner", model["owner"]), ("tags", ", ".join(model["tags"]))]
-    facts += [(label, address) for label, address in model["links"].items()]
-    facts += [("deployed in", ", ".join(model["deployments"]))]
-    rows = [
-        (
-            each["number"],
-            each["state"],
-            each["backend"] or "-",
-            size_text(each["size"]),
-            moment(each["created"]),
-            each["author"],
-        )
-        for each in model["versions"]
-    ]
     return [
         model["name"],
         *([model["description"]] if model["description"] else []),
-        *(f"{label}: {text}" for label, text in facts if text),
+        *facts({"owner": model["owner"], "tags": ", ".join(model["tags"])}),
+        *facts(model["links"]),
+        *facts({"deployed in": ", ".join(model["deployments"])}),
         "",
-        table(("Version", "State", "Backend", "Size", "Added", "By"), rows),
+        table({"Version": "number", **_VERSION, "Added": at("created"), "By": "author"}, model["versions"]),
     ]
 
 
 def version_text(version: Mapping[str, Any]) -> list[str]:
     """Return a version in words."""
     report = version["report"]
-    tensors = [
-        (kind, each["name"], each["data_type"], "x".join(map(str, each["shape"])) or "-")
-        for kind in ("inputs", "outputs")
-        for each in report[kind]
-    ]
-    facts = [
-        ("state", version["state"]),
-        ("problem", report["problem"]),
-        ("hint", report["hint"]),
-        ("backend", report["backend"]),
-        ("size", size_text(version["size"])),
-        ("from", version["source"]),
-        ("added", f"{moment(version['created'])} by {version['author']}"),
-        ("runs code", "; ".join(report["code"])),
-        ("loads", report["load"]),
-        ("needs", ", ".join(each["name"] for each in report["needs"])),
-        ("deployed in", ", ".join(version["deployments"])),
-        ("notes", version["notes"]),
-    ]
+    tensors = [{**each, "kind": kind} for kind in ("inputs", "outputs") for each in report[kind]]
+    columns: Columns = {"": "kind", "Name": "name", "Type": "data_type", "Shape": _shape}
+    named = {
+        "state": version["state"],
+        "problem": report["problem"],
+        "hint": report["hint"],
+        "backend": report["backend"],
+        "size": size_text(version["size"]),
+        "from": version["source"],
+        "added": f"{moment(version['created'])} by {version['author']}",
+        "runs code": "; ".join(report["code"]),
+        "loads": report["load"],
+        "needs": ", ".join(each["name"] for each in report["needs"]),
+        "deployed in": ", ".join(version["deployments"]),
+        "notes": version["notes"],
+    }
     return [
         f"{version['model']}/{version['number']}",
-        *(f"{label}: {text}" for label, text in facts if text),
+        *facts(named),
         *(f"warning: {text}" for text in report["warnings"]),
-        *(["", table(("", "Name", "Type", "Shape"), tensors)] if tensors else []),
+        *(["", table(columns, tensors)] if tensors else []),
     ]
 
 
-def _add(given: AddModel) -> int:
-    model, number = add_version(connect(given.access), given)
-    print(f"{model}/{number}")
-    return 0
+def _shape(tensor: Mapping[str, Any]) -> str:
+    return "x".join(map(str, tensor["shape"])) or "-"
 
 
-SUBCOMMANDS = {
-    "list": PlatformSubcommand("List models", LIST, _list),
-    "show": PlatformSubcommand("Show a model, or a version with its signature", SHOW, _show),
-    "add": PlatformSubcommand("Add a version from a file, a folder, an object store or MLflow", ADD, _add),
+_NO_VERSION: Mapping[str, Any] = {"number": "-", "state": "-", "backend": "-", "size": None}
+_VERSION: Columns = {
+    "State": "state",
+    "Backend": lambda version: version["backend"] or "-",
+    "Size": lambda version: "-" if version["size"] is None else size_text(version["size"]),
 }
+
+# fmt: off
+RESOURCE = Resource(
+    "charonia models", "Keep models with versions, on a platform.", RegistryOptions(),
+    {
+        "list": Verb("List models", _list, "List the models of a project.", "",
+                     (Option("--search", "search", str, "TEXT",
+                             "Only those with this in name, owner, description or tags"),
+                      Option("--tag", "tag", str, "TAG", "Only those with this tag"))),
+        "show": Verb("Show a model, or a version with its signature", _show,
+                     "Show a model with its versions, or a version with its signature.", "MODEL[/VERSION]",
+                     (Option("MODEL", "model", str, "MODEL", "NAME or NAME/VERSION", default=""),)),
+        "add": Verb("Add a version from a file, a folder, an object store or MLflow", _add,
+                    """\
+Add a version of a model: a file, a folder or an archive of this machine, which is sent; an address such as
+s3://bucket/path; or models:/NAME/VERSION of MLflow. The platform checks it, as `charonia config` does.""", "SOURCE",
+                    (Option("SOURCE", "source", str, "SOURCE", "Where it is", default=""),
+                     Option("--name", "name", str, "NAME", "Name of the model; by default that of the file or folder"),
+                     Option("--notes", "notes", str, "TEXT", "What to write about this version"),
+                     Option("--take", "take", integer(0), "VERSION",
+                            "Which version of a folder with several, 0 for the highest"),
+                     Option("--mlflow", "mlflow", str, "URL", "Address of MLflow's server"),
+                     flag("--on-server", "is_there", True, "SOURCE is a folder of the platform's machine"),
+                     flag("--no-wait", "waits", False, "Do not wait for the check"))),
+    },
+)
+# fmt: on
+
+run = RESOURCE.run

@@ -1,10 +1,11 @@
-"""What the commands of the platform's users share: the platform that they talk to, subcommands, tasks, tables."""
+"""What the commands of the platform's users share: resources and verbs, the platform, tasks, tables."""
 
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,12 @@ KEY_VARIABLE = "CHARONIA_PLATFORM_KEY"
 
 LOOK_S = 0.3
 """Pause between two looks at what goes on."""
+
+PAGE = 200
+"""Entries that are asked for at a time."""
+
+Columns = Mapping[str, str | Callable[[Any], object]]
+"""Headings, each with the key of its values in an entry, or a function that returns the value of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +60,70 @@ ACCESS = (
 """The options of every such command."""
 
 
-class PlatformSubcommand(NamedTuple):
-    """A subcommand: its summary, its options, and what it does."""
+Act = Callable[[PlatformClient, Any], int]
+"""Does what a command says with the options that were given, and returns the exit status."""
+
+
+class Verb(NamedTuple):
+    """What a command does with a resource of the platform.
+
+    Attributes:
+        summary: A line for the list of verbs.
+        act: Does it.
+        purpose: Sentences for its help.
+        operands: Its positional arguments in the usage.
+        options: Its options besides those of every such command.
+    """
 
     summary: str
-    line: CommandLine[Any]
-    act: Callable[[Any], int]
+    act: Act
+    purpose: str
+    operands: str = ""
+    options: Sequence[Option] = ()
 
 
-def run_subcommand(
-    command: str, purpose: str, subcommands: Mapping[str, PlatformSubcommand], arguments: Sequence[str]
-) -> int:
-    """Run one of several subcommands and return its exit status.
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of things on a platform, as a command: "charonia models".
 
-    Args:
-        command: "charonia models".
-        purpose: One sentence for the help.
-        subcommands: The subcommands by name.
-        arguments: Its name and its arguments.
+    Attributes:
+        command: The command.
+        purpose: One sentence for its help.
+        record: The options of all verbs, with their defaults.
+        verbs: The verbs by name.
     """
-    name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if name in subcommands:
-        return carry_out(subcommands[name].line, rest, subcommands[name].act)
-    if name and name not in HELP_NAMES:
-        print(f"{command}: {unknown('subcommand', name, list(subcommands))}", file=sys.stderr)
-        return 2
-    width = max(map(len, subcommands))
-    lines = [f"  {each:<{width}}  {found.summary}" for each, found in subcommands.items()]
-    text = "\n".join(
-        [
-            f"usage: {command} SUBCOMMAND [OPTIONS]",
-            *("", purpose, "", "subcommands:", *lines, ""),
-            f"`{command} SUBCOMMAND --help` explains one.",
-        ]
-    )
-    print(text, file=sys.stdout if name else sys.stderr)
-    return 0 if name else 2
+
+    command: str
+    purpose: str
+    record: Any
+    verbs: Mapping[str, Verb]
+
+    def lines(self) -> dict[str, CommandLine[Any]]:
+        """Return the command lines of its verbs by name."""
+        return {
+            name: CommandLine(
+                command=(command := f"{self.command} {name}"),
+                intro=f"usage: {command} [OPTIONS]{verb.operands and ' '}{verb.operands}\n\n{verb.purpose}\n",
+                groups={"Options": (*verb.options, *ACCESS)},
+                record=self.record,
+            )
+            for name, verb in self.verbs.items()
+        }
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run a verb, from its name and its arguments, and return the exit status."""
+        name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+        if name in self.verbs:
+            return carry_out(self.lines()[name], rest, lambda given: self.verbs[name].act(connect(given.access), given))
+        if name and name not in HELP_NAMES:
+            print(f"{self.command}: {unknown('subcommand', name, list(self.verbs))}", file=sys.stderr)
+            return 2
+        width = max(map(len, self.verbs))
+        text = [f"usage: {self.command} SUBCOMMAND [OPTIONS]", "", self.purpose, "", "subcommands:"]
+        text += [f"  {each:<{width}}  {found.summary}" for each, found in self.verbs.items()]
+        text += ["", f"`{self.command} SUBCOMMAND --help` explains one."]
+        print("\n".join(text), file=sys.stdout if name else sys.stderr)
+        return 0 if name else 2
 
 
 def connect(access: PlatformAccess, environment: Mapping[str, str] = os.environ) -> PlatformClient:
@@ -143,19 +178,46 @@ def follow(client: PlatformClient, number: int, *, with_log: bool = False) -> Ma
         time.sleep(LOOK_S)
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows in aligned columns below their headings."""
-    cells = [list(headings), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+def listed(client: PlatformClient, place: str, key: str = "", **query: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield all entries of a list, page by page.
+
+    Args:
+        client: The platform.
+        place: Path of the list.
+        key: Where an answer has its entries, beside their total; "" if it is the entries.
+        query: Further parameters.
+    """
+    count, total = 0, 1
+    while count < total:
+        answer = client.call("GET", place, query={**query, "limit": PAGE, "offset": count})
+        page = answer[key] if key else answer
+        yield from page
+        count += len(page)
+        total = (answer["total"] if key else count + 1) if page else 0
+
+
+def table(columns: Columns, entries: Iterable[Any]) -> str:
+    """Return entries in aligned columns below their headings."""
+    readers = [itemgetter(column) if isinstance(column, str) else column for column in columns.values()]
+    rows = [list(columns), *([str(read(entry)) for read in readers] for entry in entries)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def facts(named: Mapping[str, str]) -> list[str]:
+    """Return a line for each fact that there is."""
+    return [f"{name}: {text}" for name, text in named.items() if text]
 
 
 def moment(seconds: float) -> str:
     """Return a time as people read it, in their zone; "-" for 0."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "-"
+
+
+def at(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """Return what reads the time of an entry."""
+    return lambda entry: moment(entry[key])
 
 
 def size_text(size: int) -> str:

@@ -5,20 +5,21 @@ Exit status: 0 done, or the newest revision serves; 1 it does not, or the call w
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from charonia.cli.command_line import CommandLine, Option, flag
+from charonia.cli.command_line import Option, flag
 from charonia.cli.platform_access import (
-    ACCESS,
     LOOK_S,
+    PAGE,
     THIS_MACHINE,
+    Columns,
     PlatformAccess,
-    PlatformSubcommand,
-    connect,
-    moment,
-    run_subcommand,
+    Resource,
+    Verb,
+    at,
+    listed,
     table,
 )
 from charonia.cli.values import integer
@@ -27,25 +28,15 @@ from charonia.platform.api_client import PlatformClient, path_of
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutStatus:
-    """What to show."""
+class RolloutOptions:
+    """The options of all verbs.
 
-    name: str = ""
-    waits: bool = True
-    access: PlatformAccess = THIS_MACHINE
-
-
-@dataclass(frozen=True, slots=True)
-class NamedDeployment:
-    """A deployment."""
-
-    name: str = ""
-    access: PlatformAccess = THIS_MACHINE
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutUndo:
-    """Where to go back to."""
+    Attributes:
+        name: The deployment.
+        to: The revision to go back to, 0 for the one that served before.
+        waits: Whether the command ends when the deployment serves.
+        access: The platform.
+    """
 
     name: str = ""
     to: int = 0
@@ -53,52 +44,7 @@ class RolloutUndo:
     access: PlatformAccess = THIS_MACHINE
 
 
-NAME = Option("NAME", "name", str, "NAME", "The deployment", default="")
 NO_WAIT = flag("--no-wait", "waits", False, "Do not wait until it serves")
-
-
-def _line(name: str, purpose: str) -> CommandLine[NamedDeployment]:
-    command = f"charonia rollout {name}"
-    intro = f"usage: {command} [OPTIONS] NAME\n\n{purpose}\n"
-    return CommandLine(command, intro, {"Options": (NAME, *ACCESS)}, NamedDeployment())
-
-
-STATUS = CommandLine(
-    command="charonia rollout status",
-    intro="""\
-usage: charonia rollout status [OPTIONS] [NAME]
-
-Wait until the newest revision of a deployment serves or has failed. Without NAME, list all deployments.
-""",
-    groups={"Options": (Option("--name NAME", "name", str, "NAME", "The deployment"), NO_WAIT, *ACCESS)},
-    record=RolloutStatus(),
-)
-
-UNDO = CommandLine(
-    command="charonia rollout undo",
-    intro="usage: charonia rollout undo [OPTIONS] NAME\n\nMake a new revision that is as an earlier one was.\n",
-    groups={
-        "Options": (
-            NAME,
-            Option(
-                "--to", "to", integer(1), "REVISION", "Which one; by default the one that served before", default=""
-            ),
-            NO_WAIT,
-            *ACCESS,
-        )
-    },
-    record=RolloutUndo(),
-)
-
-HISTORY = _line("history", "List the revisions of a deployment, with what each has changed.")
-STOP = _line("stop", "End the servers of a deployment; its revisions and its address stay.")
-START = _line("start", "Start a deployment that was stopped or has failed.")
-REMOVE = _line("remove", "End a deployment and remove it.")
-
-
-def run(arguments: Sequence[str]) -> int:
-    purpose = "Follow, undo and end the changes of deployments, on a platform."
-    return run_subcommand("charonia rollout", purpose, SUBCOMMANDS, arguments)
 
 
 def show_plan(name: str, plan: Mapping[str, Any], *, is_dry: bool) -> None:
@@ -152,76 +98,89 @@ def failure(found: Mapping[str, Any]) -> ServingError | None:
     return None
 
 
-def _status(given: RolloutStatus) -> int:
-    client, project = connect(given.access), given.access.project
+def _place(given: RolloutOptions, *parts: str) -> str:
+    return path_of("projects", given.access.project, "deployments", *parts)
+
+
+def _status(client: PlatformClient, given: RolloutOptions) -> int:
     if not given.name:
-        rows = [_row(each) for each in _all(client, project)]
-        print(table(("Name", "State", "Revision", "Serving", "Address"), rows))
+        print(table(_DEPLOYMENT, listed(client, _place(given), "deployments")))
         return 0
-    found = client.call("GET", path_of("projects", project, "deployments", given.name))
+    found = client.call("GET", _place(given, given.name))
     if given.waits:
-        wait_until_served(client, project, given.name, found["revision"])
+        wait_until_served(client, given.access.project, given.name, found["revision"])
         return 0
-    print(table(("Name", "State", "Revision", "Serving", "Address"), [_row(found)]))
+    print(table(_DEPLOYMENT, [found]))
     for text in filter(None, (found["reason"], found["latest_reason"])):
         print(text)
     return 0 if failure(found) is None else 1
 
 
-def _all(client: PlatformClient, project: str) -> list[dict[str, Any]]:
-    found, total = list[dict[str, Any]](), 1
-    while len(found) < total:
-        query = {"limit": 200, "offset": len(found)}
-        page = client.call("GET", path_of("projects", project, "deployments"), query=query)
-        total = page["total"] if page["deployments"] else 0
-        found += page["deployments"]
-    return found
-
-
-def _row(found: Mapping[str, Any]) -> Sequence[object]:
-    return found["name"], found["state"], found["revision"], found["serving"] or "-", found["http"] or "-"
-
-
-def _undo(given: RolloutUndo) -> int:
-    client, project = connect(given.access), given.access.project
-    place = path_of("projects", project, "deployments", given.name)
-    plan = client.call("POST", f"{place}/rollback", {"to": given.to})
+def _undo(client: PlatformClient, given: RolloutOptions) -> int:
+    plan = client.call("POST", _place(given, given.name, "rollback"), {"to": given.to})
     show_plan(given.name, plan, is_dry=False)
     if given.waits:
-        wait_until_served(client, project, given.name, plan["revision"])
+        wait_until_served(client, given.access.project, given.name, plan["revision"])
     return 0
 
 
-def _history(given: NamedDeployment) -> int:
-    place = path_of("projects", given.access.project, "deployments", given.name, "revisions")
-    revisions = connect(given.access).call("GET", place, query={"limit": 200})["revisions"]
-    rows = [
-        (
-            each["number"],
-            each["state"],
-            moment(each["created"]),
-            each["author"],
-            "; ".join(each["changes"]) or each["note"],
-        )
-        for each in revisions
-    ]
-    print(table(("Revision", "State", "Made", "By", "Change"), rows))
+def _history(client: PlatformClient, given: RolloutOptions) -> int:
+    revisions = client.call("GET", _place(given, given.name, "revisions"), query={"limit": PAGE})["revisions"]
+    print(table(_REVISION, revisions))
     return 0
 
 
-def _post(action: str, given: NamedDeployment) -> int:
-    place = path_of("projects", given.access.project, "deployments", given.name)
-    connect(given.access).call(*(("DELETE", place) if action == "remove" else ("POST", f"{place}/{action}")))
+def _stop(client: PlatformClient, given: RolloutOptions) -> int:
+    client.call("POST", _place(given, given.name, "stop"))
     return 0
 
 
-SUBCOMMANDS = {
-    "status": PlatformSubcommand("Wait until a deployment serves its newest revision; list all", STATUS, _status),
-    "undo": PlatformSubcommand("Go back to an earlier revision", UNDO, _undo),
-    "history": PlatformSubcommand("List revisions, with what each has changed", HISTORY, _history),
-    "stop": PlatformSubcommand("End the servers of a deployment", STOP, lambda given: _post("stop", given)),
-    "start": PlatformSubcommand(
-        "Start a deployment that was stopped or has failed", START, lambda given: _post("start", given)
-    ),
-    "remove": PlatformSubcommand("End a deployment and remove it", REMOVE, lambda given: _post("remove", given)),
+def _start(client: PlatformClient, given: RolloutOptions) -> int:
+    client.call("POST", _place(given, given.name, "start"))
+    return 0
+
+
+def _remove(client: PlatformClient, given: RolloutOptions) -> int:
+    client.call("DELETE", _place(given, given.name))
+    return 0
+
+
+_DEPLOYMENT: Columns = {
+    "Name": "name",
+    "State": "state",
+    "Revision": "revision",
+    "Serving": lambda found: found["serving"] or "-",
+    "Address": lambda found: found["http"] or "-",
 }
+_REVISION: Columns = {
+    "Revision": "number",
+    "State": "state",
+    "Made": at("created"),
+    "By": "author",
+    "Change": lambda found: "; ".join(found["changes"]) or found["note"],
+}
+_NAME = Option("NAME", "name", str, "NAME", "The deployment", default="")
+
+# fmt: off
+RESOURCE = Resource(
+    "charonia rollout", "Follow, undo and end the changes of deployments, on a platform.", RolloutOptions(),
+    {
+        "status": Verb("Wait until a deployment serves its newest revision; list all", _status,
+                       "Wait until the newest revision of a deployment serves or has failed. "
+                       "Without NAME, list all deployments.", "[NAME]",
+                       (Option("--name NAME", "name", str, "NAME", "The deployment"), NO_WAIT)),
+        "undo": Verb("Go back to an earlier revision", _undo, "Make a new revision that is as an earlier one was.",
+                     "NAME", (_NAME, Option("--to", "to", integer(1), "REVISION",
+                                            "Which one; by default the one that served before", default=""), NO_WAIT)),
+        "history": Verb("List revisions, with what each has changed", _history,
+                        "List the revisions of a deployment, with what each has changed.", "NAME", (_NAME,)),
+        "stop": Verb("End the servers of a deployment", _stop,
+                     "End the servers of a deployment; its revisions and its address stay.", "NAME", (_NAME,)),
+        "start": Verb("Start a deployment that was stopped or has failed", _start,
+                      "Start a deployment that was stopped or has failed.", "NAME", (_NAME,)),
+        "remove": Verb("End a deployment and remove it", _remove, "End a deployment and remove it.", "NAME", (_NAME,)),
+    },
+)
+# fmt: on
+
+run = RESOURCE.run
