@@ -37,7 +37,7 @@ SLOWEST_FILES = (
     *("test_fairness.py", "test_model_calls.py", "test_ocr_faults.py", "test_repository_features.py"),
     *("test_scheduler_properties.py", "test_walked_ensembles.py", "test_upgrade.py", "test_http_transport.py"),
     *("test_s3_server.py", "test_serve_files.py", "test_voice_activity_torch.py", "test_keepalive.py"),
-    *("test_tune_pictures.py", "test_guarded_server.py", "test_pytorch_server.py", "test_tracing.py"),
+    *("test_guarded_server.py", "test_pytorch_server.py", "test_tracing.py"),
     *("test_sklearn_server.py", "test_converted.py", "test_openai_served.py", "test_traffic_served.py"),
     *("test_local_target.py", "test_on_this_machine.py", "test_killed_platform.py", "test_reconcile.py"),
     *("test_replicas.py", "test_described_api.py", "test_described_server.py"),

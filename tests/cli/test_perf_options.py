@@ -478,16 +478,6 @@ def test_a_port_of_the_live_view_is_one(tmp_path: Path) -> None:
     assert problems(*M, "--live", "70000") == ["--live: expected an integer from 0 to 65535, got '70000'"]
 
 
-def test_pictures_go_into_a_folder_that_is_there_or_can_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    assert options("--png", str(tmp_path / "new")).report.png == tmp_path / "new"
-    for wrong in (tmp_path / "file", tmp_path / "missing" / "new"):
-        assert problems(*M, "--png", str(wrong)) == [
-            f"--png: expected a folder, or a new one in a folder that exists, got '{wrong}'"
-        ]
-
-
 def test_a_header_is_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("x-api-key: secret\n")

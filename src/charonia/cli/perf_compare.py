@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.perf_values import output_folder
 from charonia.cli.values import number
 from charonia.core.errors import unavailable
 
@@ -22,7 +21,6 @@ class CompareOptions:
     json: bool = False
     html: Path | None = None
     markdown: Path | None = None
-    png: Path | None = None
     confidence: float = 95.0
     threshold: float = 2.0
     any_model: bool = False
@@ -44,8 +42,6 @@ Compare two runs level by level: significant changes, and noise.
             Option("--html", "html", Path, "FILE", "Also write a page: the changes, and both runs with plots",
                    default=""),
             Option("--markdown", "markdown", Path, "FILE", "Also write the changes as Markdown", default=""),
-            Option("--png", "png", output_folder, "FOLDER", "Also write pictures of the plots; needs matplotlib",
-                   default=""),
             Option("--confidence -c", "confidence", number(50, 99.99), "PERCENT",
                    "Probability that all intervals hold"),
             Option("--threshold -t", "threshold", number(0, 1000), "PERCENT", "Smallest change that counts"),
@@ -81,15 +77,8 @@ def _compare(given: CompareOptions) -> int:
         files[given.html] = comparison_page(found, (before, after), names)
     if given.markdown is not None:
         files[given.markdown] = render_comparison(found, names).encode()
-    if given.png is not None:
-        from charonia.tools.report.compare_pictures import comparison_pictures
-
-        pictures = comparison_pictures(found, (before, after), names)
-        files |= {given.png / name: content for name, content in pictures.items()}
     for path, content in files.items():
         try:
-            if given.png is not None:
-                given.png.mkdir(exist_ok=True)
             write_whole(path, content)
         except OSError as error:
             raise unavailable(f"{path}: cannot be written: {error.strerror}") from None

@@ -198,8 +198,6 @@ REPORT = (
     Option("--json", "report.json", read.output_file, "FILE", "Write the whole result as JSON, - for stdout", rank=1),
     Option("--html", "report.html", read.output_file, "FILE", "Write a page with plots", rank=1),
     Option("--markdown", "report.markdown", read.output_file, "FILE", "Write a table in Markdown", rank=1),
-    Option("--png", "report.png", read.output_folder, "FOLDER", "Write pictures of the plots; needs matplotlib",
-           rank=1),
     Option("--live", "report.live_port", read.optional_port, "[PORT]",
            "Show the results in the browser while they are measured, on this machine only; any free port without one",
            rank=1),

@@ -93,10 +93,6 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
         ServingError: Nothing can be measured, or a report cannot be written.
     """
     wanted = target(options)
-    if options.report.png is not None:
-        from charonia.tools.report.drawing import require_matplotlib
-
-        require_matplotlib()
     with Client(wanted.url, options=wanted.transport) as client:
         subject = _asked(client, options)
         settings = settings_for(subject.config)
@@ -272,7 +268,7 @@ def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> No
         ServingError: UNAVAILABLE if a file cannot be written; the others are written anyway.
     """
     problems: list[str] = []
-    for write in (_write_json, _write_csv, _write_html, _write_markdown, _write_png, _write_profile):
+    for write in (_write_json, _write_csv, _write_html, _write_markdown, _write_profile):
         try:
             write(run, options, source)
         except OSError as error:
@@ -312,16 +308,6 @@ def _write_html(run: PerfRun, options: PerfOptions, source: InputSource) -> None
 def _write_markdown(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
     if options.report.markdown is not None:
         write_whole(options.report.markdown, markdown.render(run).encode())
-
-
-def _write_png(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
-    folder = options.report.png
-    if folder is not None:
-        from charonia.tools.report.pictures import pictures
-
-        folder.mkdir(exist_ok=True)
-        for name, content in pictures(run).items():
-            write_whole(folder / name, content)
 
 
 def _write_profile(run: PerfRun, options: PerfOptions, source: InputSource) -> None:

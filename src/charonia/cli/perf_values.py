@@ -273,14 +273,6 @@ def output_file(text: str) -> Path:
     return found
 
 
-def output_folder(text: str) -> Path:
-    """Read the path of a folder to write into, which may be made in a folder that exists."""
-    found = path(text)
-    if not found.parent.is_dir() or (found.exists() and not found.is_dir()):
-        raise ValueError(f"expected a folder, or a new one in a folder that exists, got '{text}'")
-    return found
-
-
 def optional_port(text: str) -> int:
     """Read a port, 0 for any free one without a text."""
     return integer(0, PORT_MAX)(text) if text else 0

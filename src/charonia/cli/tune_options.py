@@ -60,7 +60,6 @@ class ReportRequest:
         names: Variants to show, () for all.
         json: Result to report on, None for the newest in the folders.
         html: File for the report, None for the usual place.
-        png: Folder for pictures of the plots, None for none.
         quiet: Whether stdout stays empty.
         verbose: Whether the tables are printed.
     """
@@ -70,7 +69,6 @@ class ReportRequest:
     names: tuple[str, ...] = ()
     json: Path | None = None
     html: Path | None = None
-    png: Path | None = None
     quiet: bool = False
     verbose: bool = False
 
@@ -184,7 +182,6 @@ OUTPUT = (
     Option("--export-path -e", "output.export", path, "PATH", "Folder that `results` is made in", default="."),
     Option("--json", "output.json", path, "FILE", "Everything as JSON, - for stdout", default=""),
     Option("--html", "output.html", path, "FILE", "The report", default=""),
-    Option("--png", "output.png", path, "FOLDER", "Pictures of the plots; needs matplotlib", default=""),
     Option("--checkpoint-directory -s", "output.journal_folder", path, "PATH",
            "Folder of the journal; what is in it is not measured again", default="./checkpoints"),
     Option("--filename-model-inference", "output.inference_file", filled, "NAME", "Table of measurements"),
@@ -240,7 +237,6 @@ REPORT_OPTIONS = (
     Option("--report-model-configs -n", "names", variant_names, "NAME,...", "Variants to show; all of them without"),
     Option("--json", "json", path, "FILE", "Result to report on", default="the newest in the folders"),
     Option("--html", "html", path, "FILE", "The report", default=""),
-    Option("--png", "png", path, "FOLDER", "Pictures of the plots; needs matplotlib", default=""),
     _switch("--quiet -q", "quiet", "Print nothing but errors"),
     _switch("--verbose -v", "verbose", "Print the tables too"),
     _idle("--checkpoint-directory -s", path, "PATH", "the result has all that the journal has"),

@@ -29,7 +29,6 @@ from charonia.tools.perf.language.load import LanguageRun, language_run
 from charonia.tools.perf.language.plan import LanguageEndpoint
 from charonia.tools.perf.options import WireProtocol, is_decoupled
 from charonia.tools.perf.run import Subject, ask, stopped_by_signals
-from charonia.tools.report.drawing import require_matplotlib
 from charonia.tools.report.quantities import clock, number, signed_percent
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Failed, LoadPoint, Metric, Trial
@@ -39,7 +38,6 @@ from charonia.tools.tune.options import OutputSettings, TuneOptions, TuneRequest
 from charonia.tools.tune.profile import profile
 from charonia.tools.tune.progress import Event, Noted, Progress, SearchDone, TrialBegun, TrialDone
 from charonia.tools.tune.report.html import render
-from charonia.tools.tune.report.pictures import pictures
 from charonia.tools.tune.result import TuneRun, exit_status, from_json, to_json
 from charonia.tools.tune.servers import MeasuredServer
 from charonia.tools.tune.summary import summary
@@ -118,9 +116,6 @@ def check_writable(output: OutputSettings) -> None:
     """
     folders = [output.export / RESULTS]
     folders += [path.parent for path in (output.json, output.html) if path is not None and str(path) != JSON_STDOUT]
-    if output.png is not None:
-        require_matplotlib()
-        folders.append(output.png)
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -175,8 +170,6 @@ def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = (
         written.append(_write(output.json, document.encode()))
     if output.summaries or output.html is not None:
         written.append(_write(output.html or folder / HTML_FILE, render(run, names)))
-    if output.png is not None:
-        written += [_write(output.png / name, content) for name, content in pictures(run).items()]
     return written, [text for text in tables.values() if text]
 
 
@@ -203,7 +196,7 @@ def write_report(run: TuneRun, request: ReportRequest) -> tuple[list[Path], list
     Raises:
         ServingError: INVALID_ARG when one cannot be written.
     """
-    output = OutputSettings(export=request.export, html=request.html, png=request.png)
+    output = OutputSettings(export=request.export, html=request.html)
     check_writable(output)
     return write_results(run, output, request.names)
 

@@ -52,17 +52,6 @@ def test_the_page_has_the_verdict_every_change_and_both_runs(
     assert run([*files, "--html", str(tmp_path)]) == 2
 
 
-def test_pictures_go_to_a_folder(files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*files, "--png", str(tmp_path / "plots")]) == 1
-
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
-        "identity-changes.png",
-        "identity-distribution.png",
-    ]
-    assert run([*files, "--png", str(tmp_path / "no" / "such")]) == 2
-    assert "no" in capsys.readouterr().err
-
-
 def test_a_threshold_above_the_change_makes_it_none(files: tuple[str, str]) -> None:
     assert run([*files, "--threshold", "50"]) == 0
 

@@ -322,27 +322,6 @@ def find_version(session: Session, owner: ModelRow, number: int) -> VersionRow:
     return row
 
 
-def ready_versions(session: Session, project: ProjectRow, name: str, numbers: Sequence[int] = ()) -> list[VersionRow]:
-    """Return versions of a model that can be deployed, by number; the latest where none is named.
-
-    Raises:
-        ServingError: NOT_FOUND; UNAVAILABLE for a version that is not ready.
-    """
-    owner = find(session, project, name)
-    if not numbers:
-        newest = _newest_ready(session, owner)
-        if not newest:
-            raise not_found(f"model '{name}' has no version that is ready")
-        numbers = [newest]
-    rows = [find_version(session, owner, number) for number in sorted(set(numbers))]
-    for row in rows:
-        if row.state != READY:
-            raise ServingError(
-                Code.UNAVAILABLE, f"version {row.number} of '{name}' is {row.state}, expected {READY}", hint=row.reason
-            )
-    return rows
-
-
 def newest_task(session: Session, owner: ModelRow, number: int) -> TaskRow | None:
     return session.scalar(_tasks(owner, str(number)).order_by(TaskRow.id.desc()).limit(1))
 

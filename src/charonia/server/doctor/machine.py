@@ -45,7 +45,6 @@ PACKAGES = (
     ("skl2onnx", "charonia convert", "convert"),
     ("nvidia-ml-py", "metrics of GPUs", "gpu"),
     ("tritonclient", "the demo", "demo"),
-    ("matplotlib", "plots of reports", "plots"),
     ("optuna", "the optuna search of charonia tune", "tune"),
 )
 """Distribution, its purpose, and the extra that installs it."""

@@ -142,7 +142,6 @@ class ReportOptions:
         json: JSON file of the whole result, "-" for stdout.
         html: HTML page.
         markdown: Markdown file.
-        png: Folder for pictures of the plots.
         live_port: Port of the live view, 0 for a free one, None for no view.
         verbosity: 0, 1 for a line per window, 2 for more.
         quiet: Whether stdout gets only the final table.
@@ -157,7 +156,6 @@ class ReportOptions:
     json: Path | None = None
     html: Path | None = None
     markdown: Path | None = None
-    png: Path | None = None
     live_port: int | None = None
     verbosity: int = 0
     quiet: bool = False

@@ -158,7 +158,6 @@ class OutputSettings:
         top_configs: Variants of all models together in the summary, 0 for none.
         json: File for everything, "-" for stdout, None for the usual place.
         html: File for the report, None for the usual place.
-        png: Folder for pictures of the plots, None for none.
         summaries: Whether there is a summary and a report.
         quiet: Whether stdout stays empty.
         verbose: Whether tables are printed.
@@ -178,7 +177,6 @@ class OutputSettings:
     top_configs: int = 0
     json: Path | None = None
     html: Path | None = None
-    png: Path | None = None
     summaries: bool = True
     quiet: bool = False
     verbose: bool = False

@@ -111,11 +111,13 @@ function plot(spec) {
   const figure = element("figure");
   const state = { figure, spec, at: -1 };
   const spoken = element("div", { class: "spoken", "aria-live": "polite" });
+  const save = element("button", { type: "button", class: "save", "aria-label": `Save as SVG: ${spec.title}` }, "Save");
+  save.addEventListener("click", () => download(state));
   let width = 0;
   const redraw = () => {
     if (!figure.clientWidth) return;
     width = figure.clientWidth;
-    figure.replaceChildren(drawn(state, width), spoken);
+    figure.replaceChildren(drawn(state, width), save, spoken);
     state.spoken = spoken;
   };
   new ResizeObserver(() => figure.clientWidth !== width && redraw()).observe(figure);
@@ -191,6 +193,26 @@ function axes(svg, spec, frame, x, y, bounds) {
   svg.append(shape("line", { class: "axis", x1: frame.left, x2: frame.right, y1: frame.bottom, y2: frame.bottom }));
   if (spec.y.name) svg.append(shape("text", { class: "name", x: 0, y: 12 }, spec.y.name));
   if (spec.x.name) svg.append(shape("text", { class: "name", x: frame.right, y: frame.bottom + 38, "text-anchor": "end" }, spec.x.name));
+}
+
+// Saves the plot as a file, with the page's style and, below it, the names of its lines.
+function download(state) {
+  const { spec, figure, place } = state;
+  hide(state);
+  const svg = figure.querySelector("svg").cloneNode(true);
+  let height = Number(svg.getAttribute("height")) + 8;
+  for (const line of spec.series.filter((each) => each.name && each.points.length)) {
+    height += 18;
+    svg.append(shape("line", { x1: 0, x2: 16, y1: height - 12, y2: height - 12, stroke: line.color, "stroke-width": 3, ...(line.dashed ? { "stroke-dasharray": "5 3" } : {}) }));
+    svg.append(shape("text", { x: 24, y: height - 8 }, line.name));
+  }
+  for (const [key, value] of Object.entries({ viewBox: `0 0 ${place.width} ${height}`, width: place.width, height })) svg.setAttribute(key, value);
+  const style = document.querySelector("style").textContent;
+  svg.prepend(shape("style", {}, `${style} svg { background: var(--card); font-family: system-ui, sans-serif; }`));
+  const content = new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" });
+  const link = element("a", { href: URL.createObjectURL(content), download: `${spec.title}.svg` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 function lineShapes(line, x, y, kind, frame) {

@@ -1,1 +1,1 @@
-"""The reports of a configuration search: one HTML file, pictures of its plots. Records in, bytes out."""
+"""The reports of a configuration search: one HTML file and tables. Records in, bytes out."""

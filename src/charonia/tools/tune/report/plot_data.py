@@ -1,4 +1,4 @@
-"""The data of the plots of a configuration search, for the HTML page and for the PNG files. Pure.
+"""The data of the plots of a configuration search, for the HTML page. Pure.
 
 It decides what both must agree on: labels, titles, colours, and whether an axis is logarithmic. A colour is the
 name of one in the style sheet of the page. Latencies and times of a request are in nanoseconds, times of the search in
