@@ -3,6 +3,7 @@
 Each parameter and each member of a request has one of these types or a narrower one; a test walks all routes.
 """
 
+import re
 from math import isfinite
 from typing import Annotated, Any
 
@@ -10,6 +11,8 @@ from annotated_types import Ge, Le
 from fastapi import Query
 from pydantic import AfterValidator, AllowInfNan, BaseModel, ConfigDict, StringConstraints
 from pydantic_core import PydanticCustomError
+
+from charonia.core.errors import invalid
 
 INTEGER_MAX = 2**31 - 1
 """Largest id, number and count: an INTEGER of PostgreSQL."""
@@ -80,3 +83,23 @@ class RequestBody(BaseModel):
 
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many entries to return.")]
 Offset = Annotated[Number, Query(description="How many entries to skip.")]
+
+
+NAME_CHARS_MAX = 128
+
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{NAME_CHARS_MAX - 1}}}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return a name.
+
+    Raises:
+        ServingError: INVALID_ARG unless it consists of letters, digits, "_", "." and "-", and begins with one of the
+            first two.
+    """
+    if not _NAME.fullmatch(name):
+        raise invalid(
+            f"{kind}: expected a name of letters, digits, '_', '.' and '-', got '{name[:NAME_CHARS_MAX]}'",
+            hint=f"it begins with a letter or a digit and has at most {NAME_CHARS_MAX} characters",
+        )
+    return name

@@ -6,7 +6,7 @@ import pytest
 
 from charonia.core.errors import ServingError
 from charonia.platform.console.deploy_form import by_field, document, form_of, sent_of, with_version
-from charonia.platform.deployments.spec_form import read_spec, write_spec
+from charonia.platform.deployments.spec import read_spec, write_spec
 
 SPEC: dict[str, Any] = {
     "name": "reader",

@@ -6,7 +6,7 @@ from typing import Any
 
 from charonia.platform.console import deployment_figures as shown
 from charonia.platform.console.audit_page import DONE, action_text, detail_text
-from charonia.platform.console.environment_choice import suggested
+from charonia.platform.console.environment_pages import suggested
 from charonia.platform.console.model_pages import deployment_name, difference, name_of, read_links
 from charonia.platform.console.traffic_pages import shadows, traffic_view
 from charonia.platform.database.tables import EnvironmentRow

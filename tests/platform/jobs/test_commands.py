@@ -9,7 +9,7 @@ import pytest
 from charonia.cli import perf_options, tune_options
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError
-from charonia.platform.deployments.spec_form import read_spec
+from charonia.platform.deployments.spec import read_spec
 from charonia.platform.deployments.workloads import configured
 from charonia.platform.jobs.commands import PerfJob, TuneJob, level_begun, levels, recommendation, seconds_left
 

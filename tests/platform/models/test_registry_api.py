@@ -534,21 +534,6 @@ def test_a_version_whose_framework_is_nowhere_is_not_checked_until_it_is(
     assert (checked["report"]["checked_with"], checked["report"]["warnings"]) == ("torch2", [])
 
 
-def test_versions_for_deployments(admin: TestClient, platform: Platform) -> None:
-    for content in (b"1", b"2"):
-        add_files(admin, "a", {"a.onnx": content})
-    add_files(admin, "a", {"x.onnx": b"", "y.onnx": b""})  # refused
-
-    with platform.database.reading() as session:
-        project = session.query(ProjectRow).filter_by(name="default").one()
-        assert [row.number for row in registry.ready_versions(session, project, "a")] == [2]
-        assert [row.number for row in registry.ready_versions(session, project, "a", [2, 1, 2])] == [1, 2]
-        with pytest.raises(Exception, match="version 3 of 'a' is refused, expected ready"):
-            registry.ready_versions(session, project, "a", [3])
-        with pytest.raises(Exception, match="no version 4"):
-            registry.ready_versions(session, project, "a", [4])
-
-
 def test_a_page_of_many_models_takes_few_statements(admin: TestClient, platform: Platform) -> None:
     with platform.database.transaction() as session:
         project = session.query(ProjectRow).filter_by(name="default").one()

@@ -1,7 +1,7 @@
-"""The pages of environments: the list, the form for a new one, and one with its build log."""
+"""The pages of environments: the list, the form for a new one, and one with its build log; the choice of one."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Form, Response
 from sqlalchemy.orm import Session
@@ -10,9 +10,9 @@ from charonia.core.errors import ServingError
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Visit, go, problems_of
 from charonia.platform.database.tables import EnvironmentRow
 from charonia.platform.environments import builder, catalog
-from charonia.platform.environments.catalog import NewEnvironment
-from charonia.platform.environments.presets import PRESETS
+from charonia.platform.environments.catalog import PRESETS, NewEnvironment
 from charonia.platform.environments.requirements import read_script
+from charonia.platform.models.records import VersionReport
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
 from charonia.platform.values import Number, Text
@@ -158,3 +158,36 @@ def _row(row: EnvironmentRow) -> dict[str, Any]:
         "size": row.size,
         "created": row.created,
     }
+
+
+class BuiltEnvironment(Protocol):
+    """What is looked at of an environment."""
+
+    name: Any
+    state: Any
+    packages: Any
+
+
+def suggested(report: VersionReport, environments: Sequence[BuiltEnvironment]) -> str:
+    """Return the name of an environment in which a version can be loaded, "" for the platform's own Python.
+
+    Where nothing fits, that is the answer as well: the deployment says what is missing.
+    """
+    if report.checked_with:
+        return report.checked_with
+    stated = [
+        line.partition("==")[0].partition(">")[0].partition("[")[0].strip() for line in report.requirements.splitlines()
+    ]
+    missing = {_plain(need.name) for need in report.needs if not need.is_here} | {
+        _plain(name) for name in stated if name
+    }
+    if not missing:
+        return ""
+    for environment in environments:
+        if environment.state == "ready" and missing <= {_plain(name) for name, _ in environment.packages}:
+            return str(environment.name)
+    return ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")

@@ -12,7 +12,7 @@ from charonia.platform.database.connection import now
 from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
-from charonia.platform.models import kinds
+from charonia.platform.models import records
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
 from charonia.platform.tasks import queue
@@ -22,9 +22,9 @@ router = APIRouter(prefix="/p/{project}/jobs")
 
 TITLES = {
     catalog.KIND: "Build of an environment",
-    kinds.ADD: "Arrival of a model",
-    kinds.CHECK: "Check of a model",
-    kinds.COLLECT: "Removal of unused files",
+    records.ADD: "Arrival of a model",
+    records.CHECK: "Check of a model",
+    records.COLLECT: "Removal of unused files",
     jobs.PERF: "Load test",
     jobs.TUNE: "Search for a configuration",
 }

@@ -12,7 +12,7 @@ from charonia.config import pbtxt
 from charonia.config.json_form import from_json
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.console.deploy_form import text_of
-from charonia.platform.console.environment_choice import suggested
+from charonia.platform.console.environment_pages import suggested
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
 from charonia.platform.environments import catalog
 from charonia.platform.models import arrival, registry

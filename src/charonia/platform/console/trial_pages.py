@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from charonia.core.errors import ServingError, not_found, unavailable
 from charonia.platform.console.deploy_form import text_of
-from charonia.platform.console.environment_choice import suggested
+from charonia.platform.console.environment_pages import suggested
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go, problems_of
 from charonia.platform.environments import catalog
 from charonia.platform.models import registry

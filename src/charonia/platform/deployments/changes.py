@@ -9,10 +9,9 @@ from sqlalchemy.orm import Session
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, RevisionRow
-from charonia.platform.deployments.rows import find, revision_of, row_of
-from charonia.platform.deployments.spec import DeploymentSpec
+from charonia.platform.deployments.reads import find, revision_of, row_of
+from charonia.platform.deployments.spec import DeploymentSpec, read_spec, write_spec
 from charonia.platform.deployments.spec_diff import changes, changes_traffic_only
-from charonia.platform.deployments.spec_form import read_spec, write_spec
 from charonia.platform.deployments.views import ChangePlan
 from charonia.platform.deployments.workloads import Named, Workloads
 from charonia.platform.people import audit, projects

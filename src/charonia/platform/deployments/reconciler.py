@@ -15,7 +15,7 @@ from charonia.platform.database.tables import DeploymentRow, ProjectRow, Revisio
 from charonia.platform.deployments.reconcile import NextStep, Step, WantedState, decide, refused
 from charonia.platform.deployments.replica_rule import ReplicaBounds
 from charonia.platform.deployments.scaler import Scaler
-from charonia.platform.deployments.spec_form import read_spec
+from charonia.platform.deployments.spec import read_spec
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
 

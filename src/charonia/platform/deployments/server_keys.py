@@ -10,7 +10,7 @@ from sqlalchemy import delete, select
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, ServerKeyRow
-from charonia.platform.deployments.rows import find
+from charonia.platform.deployments.reads import find
 from charonia.platform.deployments.views import NewServerKey, ServerKeyView
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people import audit

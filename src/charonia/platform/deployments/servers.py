@@ -7,9 +7,8 @@ from typing import Any
 from charonia.core.errors import ServingError, not_found, unavailable, unsupported
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.changes import DeploymentChanges
-from charonia.platform.deployments.reads import DeploymentReads
-from charonia.platform.deployments.rows import find
-from charonia.platform.deployments.spec_form import read_spec, write_spec
+from charonia.platform.deployments.reads import DeploymentReads, find
+from charonia.platform.deployments.spec import read_spec, write_spec
 from charonia.platform.deployments.views import ChangePlan
 from charonia.platform.people import audit
 from charonia.platform.people.access import Principal, ProjectRole

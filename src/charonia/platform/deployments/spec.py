@@ -16,9 +16,13 @@ keys: true                      # whether clients need an API key
 ready_within_s: 600
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from charonia.core.errors import ServingError, invalid
+from charonia.wire.traffic_form import read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +81,231 @@ class DeploymentSpec:
     replicas_max: int = 1
     keys: bool = False
     ready_within_s: float = 600.0
+
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+"""What a deployment may be called: it is part of addresses and folders."""
+
+MODELS_MAX = 100
+"""Most models of a deployment."""
+
+VERSIONS_MAX = 16
+"""Most versions of one of its models."""
+
+COUNT_MAX = 10_000
+"""Most instances, replicas and cores."""
+
+READY_S_MAX = 24 * 3600.0
+"""Longest time in which a revision has to be ready."""
+
+LATEST = "latest"
+"""In place of versions: the newest one that is ready."""
+
+_MEMBERS = ("name", "target", "environment", "models", "device", "replicas", "keys", "ready_within_s")
+_MODEL = ("name", "versions", "traffic", "instances", "batching", "config")
+_BATCHING = ("max_batch_size", "max_queue_delay_microseconds")
+_DEVICE = ("cpu_cores", "gpus", "memory_mib", "gpu_memory_mib")
+_BOUNDS = ("min", "max")
+_TRAFFIC = ("weights", "sticky", "shadow")
+
+
+def read_spec(value: object) -> DeploymentSpec:
+    """Return a deployment.
+
+    Raises:
+        ServingError: INVALID_ARG with everything that is wrong, a line each.
+    """
+    reader = _Reader()
+    spec = reader.spec(value)
+    if reader.problems:
+        raise invalid("\n".join(reader.problems))
+    return spec
+
+
+def write_spec(spec: DeploymentSpec) -> dict[str, Any]:
+    """Return the plain values of a deployment, with all that it says and nothing that it leaves open."""
+    device = {
+        "cpu_cores": spec.cpu_cores,
+        "gpus": list(spec.gpus),
+        "memory_mib": spec.memory_mib,
+        "gpu_memory_mib": spec.gpu_memory_mib,
+    }
+    return {
+        "name": spec.name,
+        "target": spec.target,
+        **({"environment": spec.environment} if spec.environment else {}),
+        "models": [_model(model) for model in spec.models],
+        **({"device": device} if (device := {key: found for key, found in device.items() if found}) else {}),
+        "replicas": {"min": spec.replicas_min, "max": spec.replicas_max},
+        "keys": spec.keys,
+        "ready_within_s": spec.ready_within_s,
+    }
+
+
+def _model(model: DeployedModel) -> dict[str, Any]:
+    batching = {"max_batch_size": model.max_batch_size, "max_queue_delay_microseconds": model.max_queue_delay_us}
+    batching = {key: number for key, number in batching.items() if number is not None}
+    instances = {"min": model.instances_min, "max": model.instances_max}
+    return {
+        "name": model.name,
+        "versions": list(model.versions) or LATEST,
+        **({"traffic": dict(model.traffic)} if model.traffic else {}),
+        **({"instances": instances} if (instances := {key: n for key, n in instances.items() if n}) else {}),
+        **({"batching": batching} if batching else {}),
+        **({"config": dict(model.config)} if model.config else {}),
+    }
+
+
+class _Reader:
+    """Reads values, and notes what is wrong with them; what it returns for those does not matter."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def spec(self, value: object) -> DeploymentSpec:
+        given = self._members("", value, _MEMBERS)
+        device = self._members("device", given.get("device", {}), _DEVICE)
+        least, most = self._bounds("replicas", given.get("replicas", 1), least=1)
+        models = self._models(given.get("models"))
+        name = self._text("name", given.get("name", ""))
+        if not NAME.fullmatch(name):
+            self._wrong("name", "up to 63 of a-z, 0-9, - and _, with a letter or digit first", name)
+        return DeploymentSpec(
+            name=name,
+            target=self._text("target", given.get("target", "local")),
+            models=models,
+            environment=self._text("environment", given.get("environment", "")),
+            cpu_cores=self._integer("device.cpu_cores", device.get("cpu_cores", 0)),
+            gpus=self._integers("device.gpus", device.get("gpus", ())),
+            memory_mib=self._integer("device.memory_mib", device.get("memory_mib", 0), most=2**40),
+            gpu_memory_mib=self._integer("device.gpu_memory_mib", device.get("gpu_memory_mib", 0), most=2**40),
+            replicas_min=least,
+            replicas_max=max(least, most),
+            keys=self._flag("keys", given.get("keys", False)),
+            ready_within_s=self._seconds("ready_within_s", given.get("ready_within_s", 600.0)),
+        )
+
+    def _models(self, value: object) -> tuple[DeployedModel, ...]:
+        entries = self._list("models", value, MODELS_MAX)
+        if not entries:
+            self._wrong("models", "at least one model", value)
+        models = tuple(self._model(f"models[{index}]", entry) for index, entry in enumerate(entries))
+        names = [model.name for model in models]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            self._wrong("models", "each model once, with all its versions", name)
+        return models
+
+    def _model(self, path: str, value: object) -> DeployedModel:
+        given = self._members(path, value, _MODEL)
+        batching = self._members(f"{path}.batching", given.get("batching", {}), _BATCHING)
+        least, most = self._bounds(f"{path}.instances", given.get("instances", 0), least=0)
+        versions = given.get("versions", LATEST)
+        numbers = () if versions == LATEST else self._integers(f"{path}.versions", versions, least=1, or_text=LATEST)
+        name = self._text(f"{path}.name", given.get("name", ""))
+        if not name:
+            self._wrong(f"{path}.name", "the name of a model", given.get("name"))
+        batch = batching.get("max_batch_size")
+        delay = batching.get("max_queue_delay_microseconds")
+        return DeployedModel(
+            name=name,
+            versions=tuple(sorted(numbers)),
+            traffic=self._traffic(f"{path}.traffic", given.get("traffic", {}), numbers),
+            instances_min=least,
+            instances_max=most if most > least else 0,
+            max_batch_size=None if batch is None else self._integer(f"{path}.batching.max_batch_size", batch, least=1),
+            max_queue_delay_us=None
+            if delay is None
+            else self._integer(f"{path}.batching.max_queue_delay_microseconds", delay, most=10**9),
+            config=dict(self._object(f"{path}.config", given.get("config", {}))),
+        )
+
+    def _traffic(self, path: str, value: object, versions: Sequence[int]) -> dict[str, Any]:
+        """Return how traffic is split, with texts as keys as in JSON."""
+        known = len(self.problems)
+        traffic = dict(self._members(path, value, _TRAFFIC))
+        for part in ("weights", "shadow"):
+            if isinstance(by_version := traffic.get(part), Mapping):
+                traffic[part] = {str(version): what for version, what in by_version.items()}
+                for version in traffic[part]:
+                    if versions and version not in map(str, versions):
+                        self._wrong(f"{path}.{part}", f"versions of {list(versions)}", version)
+        if len(self.problems) == known:
+            try:
+                read_settings(traffic)  # as the server does
+            except ServingError as error:
+                self.problems.append(f"{path}.{error.message}")
+        return traffic
+
+    def _bounds(self, path: str, value: object, *, least: int) -> tuple[int, int]:
+        """Return the bounds of a number: given as one number, or as `{min, max}`."""
+        if not isinstance(value, Mapping):
+            number = self._integer(path, value, least=least)
+            return number, number
+        given = self._members(path, value, _BOUNDS)
+        low = self._integer(f"{path}.min", given.get("min", 1), least=least)
+        high = self._integer(f"{path}.max", given.get("max", low), least=least)
+        if high < low:
+            self._wrong(f"{path}.max", f"at least min, {low}", high)
+        return low, high
+
+    def _members(self, path: str, value: object, known: Sequence[str]) -> Mapping[str, Any]:
+        given = self._object(path, value)
+        for name in given:
+            if name not in known:
+                self._wrong(f"{path}.{name}" if path else str(name), f"one of {', '.join(known)}", "this name")
+        return given
+
+    def _object(self, path: str, value: object) -> Mapping[str, Any]:
+        if isinstance(value, Mapping):
+            return value
+        self._wrong(path or "deployment", "an object", value)
+        return {}
+
+    def _list(self, path: str, value: object, most: int) -> Sequence[object]:
+        if not isinstance(value, list | tuple):
+            self._wrong(path, "a list", value)
+            return ()
+        if len(value) > most:
+            self._wrong(path, f"at most {most} of them", len(value))
+        return value
+
+    def _integers(self, path: str, value: object, *, least: int = 0, or_text: str = "") -> tuple[int, ...]:
+        if or_text and not isinstance(value, list | tuple):
+            self._wrong(path, f"a list of numbers, or '{or_text}'", value)
+            return ()
+        numbers = [self._integer(path, entry, least=least) for entry in self._list(path, value, VERSIONS_MAX)]
+        if len(set(numbers)) < len(numbers):
+            self._wrong(path, "each number once", value)
+        return tuple(numbers)
+
+    def _integer(self, path: str, value: object, *, least: int = 0, most: int = COUNT_MAX) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+            return value
+        self._wrong(path, f"a whole number from {least} to {most}", value)
+        return least
+
+    def _seconds(self, path: str, value: object) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= READY_S_MAX:
+            return float(value)
+        self._wrong(path, f"seconds, above 0 and up to {READY_S_MAX:.0f}", value)
+        return READY_S_MAX
+
+    def _text(self, path: str, value: object) -> str:
+        if isinstance(value, str):
+            return value
+        self._wrong(path, "a text", value)
+        return ""
+
+    def _flag(self, path: str, value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        self._wrong(path, "true or false", value)
+        return False
+
+    def _wrong(self, path: str, expected: str, got: object) -> None:
+        self.problems.append(f"{path}: expected {expected}, got {_shown(got)}")
+
+
+def _shown(value: object) -> str:
+    text = f"'{value}'" if isinstance(value, str) and value != "this name" else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

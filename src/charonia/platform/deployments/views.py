@@ -6,8 +6,8 @@ from typing import Any
 
 from charonia.platform.database.tables import DeploymentRow, RevisionRow
 from charonia.platform.deployments.figures import FiguresPoint
+from charonia.platform.deployments.spec import read_spec
 from charonia.platform.deployments.spec_diff import changes
-from charonia.platform.deployments.spec_form import read_spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The environments of a project: added, built, listed, removed."""
+"""The environments of a project: added, built, listed, removed; and presets to choose from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, Pro
 from charonia.platform.environments import builder
 from charonia.platform.environments.requirements import Requirements, check_python, read_requirements
 from charonia.platform.isolation.isolation import Isolation
-from charonia.platform.names import check_name
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
+from charonia.platform.values import check_name
 
 KIND = "environment"
 """Kind of the task that builds one."""
@@ -198,3 +198,38 @@ def _digest(wanted: Requirements, python: str) -> str:
 def _build_again(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
     session.flush()
     return queue.add(session, KIND, row.project_id, row.name, {"environment": row.id}, author)
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """An environment to start from.
+
+    Attributes:
+        name: The name that it gets.
+        title: As pages show it.
+        about: One sentence.
+        requirements: Its lines.
+        imports: Modules that it is tested with.
+    """
+
+    name: str
+    title: str
+    about: str
+    requirements: str
+    imports: tuple[str, ...]
+
+
+# fmt: off
+PRESETS = (
+    Preset("onnx", "ONNX Runtime", "Models in ONNX, and nothing else.", "", ("onnxruntime",)),
+    Preset("pytorch-2", "PyTorch 2", "TorchScript, exported programs, safetensors.", "charonia[torch]", ("torch",)),
+    Preset("tensorflow-2", "TensorFlow 2", "SavedModels and Keras.", "charonia[tensorflow]", ("tensorflow",)),
+    Preset("tflite", "LiteRT", "TensorFlow Lite models.", "charonia[tflite]", ("ai_edge_litert",)),
+    Preset("openvino", "OpenVINO", "OpenVINO's IR, and ONNX on Intel.", "charonia[openvino]", ("openvino",)),
+    Preset("scikit-learn", "scikit-learn", "Estimators of scikit-learn.", "charonia[sklearn]", ("sklearn",)),
+    Preset("forests", "Forests", "XGBoost, LightGBM and treelite.", "charonia[fil]", ("xgboost", "lightgbm")),
+    Preset("llama-cpp", "llama.cpp", "Language models in GGUF, on any CPU.", "charonia[llama,openai]", ("xllamacpp",)),
+    Preset("vllm", "vLLM", "Language models on GPUs.", "charonia[vllm,openai]", ("vllm",)),
+)
+# fmt: on
+"""In the order of pages."""

@@ -7,8 +7,7 @@ from pydantic import BaseModel, Field
 
 from charonia.platform.database.tables import EnvironmentRow, TaskRow
 from charonia.platform.environments import builder, catalog
-from charonia.platform.environments.catalog import NewEnvironment
-from charonia.platform.environments.presets import PRESETS
+from charonia.platform.environments.catalog import PRESETS, NewEnvironment
 from charonia.platform.environments.requirements import read_script
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole

@@ -28,16 +28,25 @@ from charonia.platform.models.check import absent_module, first_look, full_check
 from charonia.platform.models.child import CheckingPython
 from charonia.platform.models.code import is_pickled_estimator
 from charonia.platform.models.hosts import ANY, AllowedHosts
-from charonia.platform.models.kinds import ADD, CHECK, COLLECT
 from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root
-from charonia.platform.models.records import ARRIVING, CHECKING, READY, REFUSED, AddedVersion, VersionReport
+from charonia.platform.models.records import (
+    ADD,
+    ARRIVING,
+    CHECK,
+    CHECKING,
+    COLLECT,
+    READY,
+    REFUSED,
+    AddedVersion,
+    VersionReport,
+)
 from charonia.platform.models.registry import ModelDetails, collect_later, create
 from charonia.platform.models.sources import VersionSource, open_source
-from charonia.platform.names import check_name
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole, permits
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import CancelledTaskError, Handler, TaskRun
+from charonia.platform.values import check_name
 
 LOOK_S = 0.5
 """Pause between two reports of progress."""

@@ -279,3 +279,13 @@ class UploadRecord:
     path: str
     size: int
     received: int
+
+
+ADD = "model.add"
+"""Brings the files of a version and checks it."""
+
+CHECK = "model.check"
+"""Checks a version again."""
+
+COLLECT = "artifacts.collect"
+"""Removes the files that no version has, and uploads that nobody has finished."""

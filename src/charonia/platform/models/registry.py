@@ -14,10 +14,12 @@ from charonia.platform.artifacts.manifest import from_json
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import DeploymentRow, ModelRow, ProjectRow, RevisionRow, TaskRow, VersionRow
 from charonia.platform.models.difference import VersionDifference, changed_values, compare_files
-from charonia.platform.models.kinds import ADD, CHECK, COLLECT
 from charonia.platform.models.records import (
+    ADD,
     ARRIVING,
+    CHECK,
     CHECKING,
+    COLLECT,
     READY,
     REFUSED,
     AddedVersion,
@@ -29,10 +31,10 @@ from charonia.platform.models.records import (
     VersionReport,
     VersionSummary,
 )
-from charonia.platform.names import check_name
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole, permits
 from charonia.platform.tasks import queue
+from charonia.platform.values import check_name
 
 VERSIONS_LISTED_MAX = 200
 """Versions of a model that are listed, the newest."""

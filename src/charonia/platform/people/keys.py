@@ -8,12 +8,11 @@ from sqlalchemy.orm import Session
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import GrantRow, KeyRow, ProjectRow
-from charonia.platform.names import check_name
 from charonia.platform.people import audit
 from charonia.platform.people.access import Grant, Principal
 from charonia.platform.people.grants import demand_all, kept, new_rows
 from charonia.platform.people.secrets import digest_of, new_secret
-from charonia.platform.values import TIME_S_MAX
+from charonia.platform.values import TIME_S_MAX, check_name
 
 PREFIX = "charonia_"
 """What keys begin with, so that programs that look for leaked secrets know them."""

@@ -8,9 +8,9 @@ from sqlalchemy.orm import Session
 from charonia.core.errors import Code, ServingError, not_found
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ProjectRow
-from charonia.platform.names import check_name
 from charonia.platform.people import audit
 from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.values import check_name
 
 DEFAULT = "default"
 """The project that exists from the start."""

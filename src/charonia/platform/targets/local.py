@@ -28,7 +28,6 @@ from charonia.core.errors import Code, ServingError, unavailable
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets.api import Observed, RevisionPhase, Workload, key_file, key_files
 from charonia.platform.targets.fit import GpuMemory, LocalMachine, Needs, misfits, needs_of, obstacle
-from charonia.platform.targets.live_traffic import without_traffic
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, NotesFolder, tail, write_whole
 from charonia.platform.targets.local_server import HOST, DeployedServer
 from charonia.platform.targets.model_folder import make_model_folder
@@ -48,6 +47,7 @@ from charonia.platform.targets.rollout import (
     judged,
     next_acts,
 )
+from charonia.platform.targets.server_calls import without_traffic
 
 _DEVICE = re.compile(r"nvidia[0-9]+")
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
 from charonia.platform.targets.api import Replica
-from charonia.platform.targets.live_traffic import change_traffic, forget_changes, traffic_of
 from charonia.platform.targets.local_folder import (
     DeploymentFolder,
     ServerFolder,
@@ -31,6 +30,7 @@ from charonia.platform.targets.local_reasons import (
     why_not_upgraded,
 )
 from charonia.platform.targets.rollout import LOST_STARTS_MAX, ReplicaPhase, ServerState
+from charonia.platform.targets.server_calls import change_traffic, forget_changes, traffic_of
 from charonia.python_command import python_module
 
 HOST = "127.0.0.1"

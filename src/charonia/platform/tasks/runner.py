@@ -5,6 +5,7 @@ A task that was running when the platform ended runs again, so what it does must
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import threading
@@ -18,7 +19,6 @@ from charonia.core.errors import ServingError, internal
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import TaskRow
-from charonia.platform.tasks.process_group import END_S_MAX, end_group
 
 _log = logging.getLogger(__name__)
 
@@ -292,3 +292,21 @@ def _read(process: subprocess.Popen[str], look: Callable[[str], None]) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         look(line.rstrip("\n"))
+
+
+END_S_MAX = 5.0
+"""Time that a command has to end after SIGTERM."""
+
+
+def end_group(process: subprocess.Popen[str], end_s_max: float = END_S_MAX) -> None:
+    """End a command that leads a session of its own: with SIGTERM, then with SIGKILL."""
+    if process.poll() is None:
+        _signal(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(end_s_max)
+    _signal(process, signal.SIGKILL)
+
+
+def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

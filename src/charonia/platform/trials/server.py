@@ -24,7 +24,7 @@ from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Rea
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.local_reasons import last_said, why_ended
 from charonia.platform.targets.model_folder import make_model_folder
-from charonia.platform.tasks.process_group import end_group
+from charonia.platform.tasks.runner import end_group
 from charonia.python_command import python_module
 
 _log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from charonia.platform.artifacts.faults import disk_faults
 from charonia.platform.artifacts.manifest import Blob, served_path
 from charonia.platform.artifacts.store import ArtifactStore, remote_key
 from charonia.platform.targets.api import Workload
-from charonia.platform.targets.live_traffic import without_traffic
 from charonia.platform.targets.model_folder import make_model_folder
+from charonia.platform.targets.server_calls import without_traffic
 
 FOLDER = "repositories"
 
