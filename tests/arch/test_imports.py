@@ -15,6 +15,7 @@ INTERNAL = {
     "core": set(),
     "die_with_parent": set(),
     "python_command": set(),
+    "http_call": set(),
     "install_hint": set(),
     "stores": {"core", "install_hint"},
     "archives": {"core"},
@@ -25,7 +26,7 @@ INTERNAL = {
     # The public name of what lies beside the worker's script, because workers need it without this package.
     "service": {"server.backends.python.worker.service"},
     "export": {"core", "config"},
-    "cli": {"__version__", "install_hint", "core", "config", "wire", "client", "server", "tools"}
+    "cli": {"__version__", "http_call", "install_hint", "core", "config", "wire", "client", "server", "tools"}
     | {"platform", "stores", "export"},
     "__main__": {"cli.main"},
     "ray": {
@@ -149,8 +150,8 @@ INTERNAL = {
     "server": {"__version__", "core", "config", "wire", "server"},
     # The second tower.
     "tools.results": {"core"},
-    "tools.report": {"core", "install_hint", "tools.results"},
-    "tools.perf": {"__version__", "core", "config", "install_hint", "wire", "client", "tools.results"}
+    "tools.report": {"core", "tools.results"},
+    "tools.perf": {"__version__", "core", "config", "http_call", "install_hint", "wire", "client", "tools.results"}
     | {"python_command"},
     "tools.tune": {"__version__", "core", "config", "install_hint", "wire", "client", "die_with_parent", "tools.perf"}
     | {"python_command", "tools.report", "tools.results"},
@@ -162,19 +163,28 @@ INTERNAL = {
     "platform.isolation": {"core"},
     "platform.models": {"archives", "core", "config", "python_command", "stores", "platform.artifacts"},
     "platform.environments": {"core"},
-    "platform.targets": {"core", "config", "export", "install_hint", "platform.artifacts"}
+    "platform.targets": {"core", "config", "export", "http_call", "install_hint", "platform.artifacts"}
     | {"platform.deployments.spec", "python_command"},
-    "platform.deployments": {"core", "config", "stores", "platform.artifacts", "platform.models", "platform.targets"}
+    "platform.deployments": {
+        "core",
+        "config",
+        "http_call",
+        "stores",
+        "platform.artifacts",
+        "platform.models",
+        "platform.targets",
+    }
     | {"platform.environments", "wire.traffic_form"},
     "platform.jobs": {"core", "config", "python_command", "platform.deployments", "platform.targets"},
     "platform.trials": {"core", "die_with_parent", "python_command", "platform.deployments", "platform.targets"},
-    "platform.console": {"__version__", "core", "config", "platform"},
+    "platform.console": {"__version__", "core", "config", "http_call", "platform"},
     "platform": {
         "__version__",
         "core",
         "wire.browsers",
         "config",
         "die_with_parent",
+        "http_call",
         "platform",
         "stores",
         "install_hint",
@@ -189,7 +199,6 @@ SHARED = {
         "people",
         "tasks",
         "isolation",
-        "names",
         "settings",
         "state",
         "data_folder",

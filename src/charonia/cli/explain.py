@@ -6,8 +6,6 @@ Exit status: 0 done, 1 the server does not respond or has no such model, 2 misus
 import json
 import shutil
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,6 +15,7 @@ from urllib.parse import quote
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.values import HEADER_HELP, header, with_key
 from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
 from charonia.tools.report.explain_text import COLUMNS_MAX, explain_text
 
 ANSWER_SECONDS_MAX = 10.0
@@ -74,23 +73,22 @@ def fetch(given: ExplainOptions) -> dict[str, Any]:
     """
     base = given.url if "://" in given.url else f"http://{given.url}"
     version = f"/versions/{quote(given.version, safe='')}" if given.version else ""
-    request = urllib.request.Request(f"{base.rstrip('/')}/v2/models/{quote(given.model, safe='')}{version}/explain")
-    if request.type not in ("http", "https"):
+    scheme = base.partition("://")[0]
+    if scheme not in ("http", "https"):
         raise invalid(f"--url: expected HOST:PORT, or a URL of http or https, got '{given.url}'")
-    for name, value in with_key(given.headers):
-        request.add_header(name, value)
+    url = f"{base.rstrip('/')}/v2/models/{quote(given.model, safe='')}{version}/explain"
     try:
-        context = ssl.create_default_context(cafile=given.ssl_ca or None) if request.type == "https" else None
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX, context=context) as answer:
-            document: dict[str, Any] = json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise invalid(_reason(error)) from None
-    except (OSError, ValueError) as error:
-        raise _no_answer(base, getattr(error, "reason", error)) from None
-    return document
+        context = ssl.create_default_context(cafile=given.ssl_ca or None) if scheme == "https" else None
+        answer = http_call("GET", url, dict(with_key(given.headers)), timeout_s=ANSWER_SECONDS_MAX, context=context)
+        if answer.status == HTTPStatus.OK:
+            document: dict[str, Any] = json.loads(answer.body)
+            return document
+    except NO_ANSWER as error:
+        raise _no_answer(base, error) from None
+    raise invalid(_reason(answer))
 
 
-def _no_answer(base: str, reason: object) -> ServingError:
+def _no_answer(base: str, reason: Exception) -> ServingError:
     if isinstance(reason, ssl.SSLCertVerificationError):
         text, hint = f"its certificate is not trusted: {reason.verify_message}", "--ssl-ca names certificates to trust"
     else:
@@ -98,11 +96,11 @@ def _no_answer(base: str, reason: object) -> ServingError:
     return unavailable(f"no charonia server answers at {base}: {text}", hint=hint)
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _reason(answer: HttpAnswer) -> str:
     """Return the server's error message; other servers have no such route."""
-    if error.code == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED:
+    if answer.status == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED:
         return "this port speaks gRPC (hint: -u names that of HTTP, 8000 by default)"
     try:
-        return str(json.load(error)["error"])
+        return str(json.loads(answer.body)["error"])
     except (ValueError, KeyError, TypeError):
-        return f"the server answers {error.code} {error.reason}: is it charonia?"
+        return f"the server answers {answer.status} {answer.reason}: is it charonia?"

@@ -6,15 +6,15 @@ client.call("GET", "/api/v1/projects/default/models")
 
 import json
 import secrets
-import ssl
 import time
 from collections.abc import Callable, Mapping
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from charonia.core.errors import Code, ServingError, invalid
+from charonia.http_call import HttpAnswer, http_call
 
 ANSWER_S_MAX = 120.0
 """Time that a call may take."""
@@ -61,8 +61,8 @@ class PlatformClient:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        self._parts = urlsplit(url)
-        if self._parts.scheme not in ("http", "https") or not self._parts.hostname:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise invalid(f"--server: expected http://HOST:PORT or https://HOST, got '{url}'")
         self._url = url.rstrip("/")
         self._key = key
@@ -95,13 +95,13 @@ class PlatformClient:
         elif body is not None:
             body, headers["Content-Type"] = json.dumps(body, default=str).encode(), "application/json"
         given = {name: value for name, value in (query or {}).items() if value not in (None, "")}
-        target = f"{self._parts.path.rstrip('/')}{path}{f'?{urlencode(given)}' if given else ''}"
+        url = f"{self._url}{path}{f'?{urlencode(given)}' if given else ''}"
         is_change = method != "GET" and not isinstance(body, bytes)
         if is_change:
             headers["Idempotency-Key"] = secrets.token_hex(16)
         for left in reversed(range(CHANGE_TRIES_MAX if is_change else 1)):
             try:
-                answer, content = self._ask(method, target, body, headers)
+                answer = http_call(method, url, headers, body, timeout_s=ANSWER_S_MAX)
             except (OSError, HTTPException) as error:
                 if not left or not isinstance(error, ConnectionResetError | BrokenPipeError | HTTPException):
                     raise self._away(error) from None
@@ -110,21 +110,10 @@ class PlatformClient:
                     break
             time.sleep(PAUSE_S)
         if answer.status >= 300:
-            raise self._refusal(answer, content)
-        if not content or not answer.headers.get_content_type().endswith("json"):
-            return content.decode("utf-8", "replace")
-        return json.loads(content)
-
-    def _ask(
-        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[HTTPResponse, bytes]:
-        connection = self._connection()
-        try:
-            connection.request(method, target, body, headers)
-            answer = connection.getresponse()
-            return answer, answer.read()
-        finally:
-            connection.close()
+            raise self._refusal(answer)
+        if not answer.body or not answer.headers.get_content_type().endswith("json"):
+            return answer.body.decode("utf-8", "replace")
+        return json.loads(answer.body)
 
     def send_files(self, project: str, files: Mapping[str, Path], progress: Progress) -> str:
         """Send files for a version of a model, and return their batch.
@@ -172,12 +161,6 @@ class PlatformClient:
                 last = error
         raise last
 
-    def _connection(self) -> HTTPConnection:
-        host = self._parts.hostname or ""
-        if self._parts.scheme == "https":
-            return HTTPSConnection(host, self._parts.port, timeout=ANSWER_S_MAX, context=ssl.create_default_context())
-        return HTTPConnection(host, self._parts.port, timeout=ANSWER_S_MAX)
-
     def _away(self, error: Exception) -> PlatformAwayError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return PlatformAwayError(
@@ -186,9 +169,9 @@ class PlatformClient:
             hint="`charonia platform` starts one; --server names its address",
         )
 
-    def _refusal(self, answer: HTTPResponse, content: bytes) -> ServingError:
+    def _refusal(self, answer: HttpAnswer) -> ServingError:
         try:
-            told = json.loads(content)
+            told = json.loads(answer.body)
             message, hint = str(told["error"]), str(told.get("hint", ""))
         except (ValueError, KeyError, TypeError):
             message, hint = f"{self._url} answers {answer.status} {answer.reason}: is it charonia platform?", ""

@@ -78,7 +78,7 @@ def test_what_a_new_engine_is_asked_for_while_the_one_before_still_ends_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten: list[str] = []
-    monkeypatch.setattr(local_server, "is_healthy", lambda port: True)
+    monkeypatch.setattr(local_server, "server_is_ready", lambda address: True)
     monkeypatch.setattr(local_server, "forget_changes", lambda address, key, model: forgotten.append(model))
     monkeypatch.setattr(ServerFolder, "is_running", lambda self: True)
     monkeypatch.setattr(ServerFolder, "pid", lambda self: os.getpid())

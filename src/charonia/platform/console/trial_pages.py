@@ -4,11 +4,8 @@ The requests are passed to the server of a deployment or of a version, within li
 only: clients call the deployment at its own address.
 """
 
-import http.client
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPMethod
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from charonia.core.errors import ServingError, not_found, unavailable
+from charonia.http_call import NO_ANSWER, http_call
 from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.environment_pages import suggested
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go, problems_of
@@ -137,28 +135,17 @@ async def _pass(request: Request, path: str, find: Callable[[], tuple[str, str]]
     headers = {name: value for name in _PASSED if (value := request.headers.get(name))}
     if key:
         headers["X-Api-Key"] = key  # a proxy takes `Authorization` for itself
-    call = urllib.request.Request(
-        f"{address}/{quote(path)}",
-        body if request.method == HTTPMethod.POST else None,
-        headers,
-        method=request.method,
-    )
-    return await run_in_threadpool(_answer, call)
+    sent = body if request.method == HTTPMethod.POST else None
+    return await run_in_threadpool(_answer, request.method, f"{address}/{quote(path)}", headers, sent)
 
 
-def _answer(call: urllib.request.Request) -> Response:
+def _answer(method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Response:
     try:
-        with urllib.request.urlopen(call, timeout=ANSWER_S_MAX) as answer:
-            return _passed(answer, answer.read(ANSWER_BYTES_MAX))
-    except urllib.error.HTTPError as error:
-        return _passed(error, error.read(ANSWER_BYTES_MAX))
-    except (OSError, http.client.HTTPException) as error:
-        raise unavailable(f"the server does not answer: {getattr(error, 'reason', None) or error}") from None
-
-
-def _passed(answer: http.client.HTTPResponse | urllib.error.HTTPError, body: bytes) -> Response:
-    headers = {key: value for key in _RETURNED if (value := answer.headers.get(key))}
-    return Response(body, answer.status or 502, headers)
+        answer = http_call(method, url, headers, body, timeout_s=ANSWER_S_MAX, bytes_max=ANSWER_BYTES_MAX)
+    except NO_ANSWER as error:
+        raise unavailable(f"the server does not answer: {error}") from None
+    returned = {key: value for key in _RETURNED if (value := answer.headers.get(key))}
+    return Response(answer.body, answer.status, returned)
 
 
 def _too_large() -> Response:

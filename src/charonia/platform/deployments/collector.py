@@ -1,7 +1,6 @@
 """Looks at the metrics pages of all deployments, and keeps their figures for an hour, in memory."""
 
 import contextlib
-import http.client
 import logging
 import threading
 import time
@@ -9,9 +8,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from http import HTTPStatus
 
 from charonia.core.errors import ServingError
+from charonia.http_call import NO_ANSWER, http_call
 from charonia.platform.database.connection import now
 from charonia.platform.deployments.figures import FiguresPoint, Sample, point, read_page
 
@@ -110,7 +110,7 @@ class Collector:
     def _look(self, series: _Series) -> None:
         samples: dict[str, Sample] = {}
         for page in series.pages:
-            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # the others count
+            with contextlib.suppress(*NO_ANSWER):  # the others count
                 samples[page] = read_page(self._fetch(page))
         at_s = time.monotonic()
         before, series.last = series.last, (at_s, samples) if samples else None
@@ -137,12 +137,7 @@ def fetch_page(address: str) -> str:
     Raises:
         OSError, ValueError, HTTPException: It does not answer, or with something else.
     """
-    parts = urlsplit(address)
-    assert parts.hostname is not None
-    with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=ANSWER_S_MAX)) as connection:
-        connection.request("GET", parts.path or "/metrics")
-        response = connection.getresponse()
-        text = response.read(PAGE_BYTES_MAX)
-    if response.status != http.client.OK:
-        raise ValueError(f"{address} answers {response.status}")
-    return text.decode()
+    answer = http_call("GET", address, timeout_s=ANSWER_S_MAX, bytes_max=PAGE_BYTES_MAX)
+    if answer.status != HTTPStatus.OK:
+        raise ValueError(f"{address} answers {answer.status}")
+    return answer.body.decode()

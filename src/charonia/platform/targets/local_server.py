@@ -1,7 +1,6 @@
 """One server of a deployment on this machine: `charonia serve` in a folder of its own, which survives the platform."""
 
 import contextlib
-import http.client
 import shutil
 import signal
 import subprocess
@@ -30,12 +29,10 @@ from charonia.platform.targets.local_reasons import (
     why_not_upgraded,
 )
 from charonia.platform.targets.rollout import LOST_STARTS_MAX, ReplicaPhase, ServerState
-from charonia.platform.targets.server_calls import change_traffic, forget_changes, traffic_of
+from charonia.platform.targets.server_calls import change_traffic, forget_changes, server_is_ready, traffic_of
 from charonia.python_command import python_module
 
 HOST = "127.0.0.1"
-
-HEALTH_S_MAX = 2.0
 
 KILL_S = 90.0
 """Time that a server has to end after SIGTERM."""
@@ -91,7 +88,7 @@ class DeployedServer:
         if self.folder.stopping_since():
             return replace(state, phase=ReplicaPhase.ENDING, revision=revision)
         self.folder.cut_log()
-        is_ready = is_healthy(self._ports[0])
+        is_ready = server_is_ready(self.http)
         if is_ready:
             self._unwell.pop(str(self.folder.path), None)
         elif revision:
@@ -302,13 +299,3 @@ class DeployedServer:
     def _note_serving(self, applying: Mapping[str, Any]) -> None:
         number = int(applying["revision"])
         self.folder.write("serving", revision=number, base=number, made=applying["made"])
-
-
-def is_healthy(port: int) -> bool:
-    """Return whether a server answers, with all of its models."""
-    with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=HEALTH_S_MAX)) as connection:
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False

@@ -1,19 +1,19 @@
 """What the platform asks of the server of a deployment, and does at it, for example to its traffic."""
 
-import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from charonia.config import pbtxt
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
+from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
 
 ANSWER_S_MAX = 10.0
 ANSWER_BYTES_MAX = 16 * 2**20
+HEALTH_S_MAX = 2.0
 
 
 def ask(
@@ -32,31 +32,42 @@ def ask(
         ServingError: INVALID_ARG or NOT_FOUND with the server's words; UNAVAILABLE when it does not answer.
     """
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{address}{path}", data, {"Content-Type": "application/json"}, method=method)
+    method = method or ("GET" if body is None else "POST")
+    headers = {"Content-Type": "application/json"}
     if key:
-        request.add_header("X-Api-Key", key)  # a proxy takes `Authorization` for itself
+        headers["X-Api-Key"] = key  # a proxy takes `Authorization` for itself
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S_MAX) as response:
-            return json.loads(response.read(ANSWER_BYTES_MAX) or b"null")
-    except urllib.error.HTTPError as error:
-        raise _refusal(error) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise unavailable(f"the server at {address} does not answer: {reason}", hint="the log says more") from None
+        answer = http_call(
+            method, f"{address}{path}", headers, data, timeout_s=ANSWER_S_MAX, bytes_max=ANSWER_BYTES_MAX
+        )
+        if answer.status < HTTPStatus.MULTIPLE_CHOICES:
+            return json.loads(answer.body or b"null")
+    except NO_ANSWER as error:
+        raise unavailable(f"the server at {address} does not answer: {error}", hint="the log says more") from None
+    raise _refusal(answer)
+
+
+def server_is_ready(address: str) -> bool:
+    """Whether a server answers, with all of its models."""
+    try:
+        answer = http_call("GET", f"{address}/v2/health/ready", timeout_s=HEALTH_S_MAX, bytes_max=0)
+        return answer.status == HTTPStatus.OK
+    except NO_ANSWER:
+        return False
 
 
 def model_path(model: str, what: str) -> str:
     return f"/v2/models/{quote(model, safe='')}/{what}"
 
 
-def _refusal(error: urllib.error.HTTPError) -> ServingError:
+def _refusal(answer: HttpAnswer) -> ServingError:
     try:
-        text = str(json.loads(error.read(ANSWER_BYTES_MAX))["error"])
-    except (OSError, ValueError, KeyError, TypeError):
-        text = f"the server answers {error.code} {error.reason}"
-    if error.code == http.client.NOT_FOUND:
+        text = str(json.loads(answer.body)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = f"the server answers {answer.status} {answer.reason}"
+    if answer.status == HTTPStatus.NOT_FOUND:
         return not_found(text)
-    return invalid(text) if error.code < http.client.INTERNAL_SERVER_ERROR else unavailable(text)
+    return invalid(text) if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR else unavailable(text)
 
 
 TRAFFIC = "traffic"

@@ -1,7 +1,6 @@
 """The server of a trial: one version, in a process that lives as long as somebody uses it."""
 
 import hashlib
-import http.client
 import logging
 import re
 import secrets
@@ -13,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +22,7 @@ from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Rea
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.local_reasons import last_said, why_ended
 from charonia.platform.targets.model_folder import make_model_folder
+from charonia.platform.targets.server_calls import server_is_ready
 from charonia.platform.tasks.runner import end_group
 from charonia.python_command import python_module
 
@@ -40,7 +39,6 @@ LOG_LINES_MAX = 500
 
 _LINE_BYTES_MAX = 16 * 1024
 _LOOK_S = 0.1
-_HEALTH_S_MAX = 2.0
 _KEY_BYTES = 32
 _HOST = "127.0.0.1"
 _ADDRESS = re.compile(r"Started HTTPService at (\S+:\d+)")
@@ -195,7 +193,7 @@ class TrialServer:
             if self._phase is TrialPhase.READY:
                 if now - self._used > self._idle_s_max:
                     self._ending.set()
-            elif self.address and _is_ready(self.address):
+            elif self.address and server_is_ready(self.address):
                 self._used = now
                 self._phase = TrialPhase.READY
             elif now - self._began > self._start_s_max:
@@ -214,13 +212,3 @@ class TrialServer:
 
     def _fail(self, reason: str) -> None:
         self._phase, self._reason = TrialPhase.FAILED, reason
-
-
-def _is_ready(address: str) -> bool:
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=_HEALTH_S_MAX)
-    with closing(connection):
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False

@@ -3,19 +3,17 @@
 Readings are kept with their times, so that those closest to the windows of a result can be compared later.
 """
 
-import contextlib
-import http.client
 import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import psutil
 
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, unavailable
+from charonia.http_call import NO_ANSWER, http_call
 from charonia.tools.perf import metrics_page, resources, statistics
 from charonia.tools.perf.api import RunSettings
 from charonia.tools.perf.resources import ProcessTree
@@ -179,9 +177,11 @@ def read_page(url: str) -> str:
     """
     url = url if "://" in url else f"http://{url}"
     try:
-        with contextlib.closing(urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S)) as answer:
-            return str(answer.read(METRICS_BYTES_MAX).decode("utf-8", "replace"))
-    except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError) as error:
+        answer = http_call("GET", url, timeout_s=METRICS_TIMEOUT_S, bytes_max=METRICS_BYTES_MAX)
+        if answer.status != HTTPStatus.OK:
+            raise ValueError(f"HTTP Error {answer.status}: {answer.reason}")
+        return answer.body.decode("utf-8", "replace")
+    except NO_ANSWER as error:
         raise unavailable(f"The metrics page {url} could not be read: {error}.") from None
 
 

@@ -4,16 +4,15 @@ A change gives Ray all applications of the cluster: what others have is passed o
 refuse a change that is based on something old, so what there is is read once more right before it is written.
 """
 
-import http.client
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
 from charonia.core.errors import invalid, unavailable
+from charonia.http_call import NO_ANSWER, http_call
 from charonia.platform.targets.ray.applications import Plain
 
 APPLICATIONS = "/api/serve/applications/"
@@ -88,26 +87,21 @@ class Dashboard:
         return self._call(f"{LOG}?{query}").decode("utf-8", "replace")
 
     def _call(self, path: str, body: Plain | None = None) -> bytes:
-        request = urllib.request.Request(
-            f"{self.url}{path}",
-            None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-            method="GET" if body is None else "PUT",
-        )
+        headers = {"Content-Type": "application/json"}
         if self._token:
-            request.add_header("Authorization", f"Bearer {self._token}")
+            headers["Authorization"] = f"Bearer {self._token}"
+        method, data = ("GET", None) if body is None else ("PUT", json.dumps(body).encode())
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S_MAX) as response:
-                answer: bytes = response.read(ANSWER_BYTES_MAX)
-                return answer
-        except urllib.error.HTTPError as error:
-            text = error.read(ANSWER_BYTES_MAX).decode("utf-8", "replace").strip()
-            if error.code == http.client.BAD_REQUEST:
-                raise invalid(f"Ray refuses it: {text}") from None
-            raise unavailable(f"the dashboard of Ray at {self.url} answers {error.code}: {text}") from None
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            said = getattr(error, "reason", None) or error
-            raise unavailable(f"the dashboard of Ray at {self.url} does not answer: {said}") from None
+            url = f"{self.url}{path}"
+            answer = http_call(method, url, headers, data, timeout_s=ANSWER_S_MAX, bytes_max=ANSWER_BYTES_MAX)
+        except NO_ANSWER as error:
+            raise unavailable(f"the dashboard of Ray at {self.url} does not answer: {error}") from None
+        text = answer.body.decode("utf-8", "replace").strip()
+        if answer.status == HTTPStatus.BAD_REQUEST:
+            raise invalid(f"Ray refuses it: {text}")
+        if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise unavailable(f"the dashboard of Ray at {self.url} answers {answer.status}: {text}")
+        return answer.body
 
 
 def declared_in(seen: Plain) -> dict[str, Any]:
