@@ -14,6 +14,7 @@ from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import BY_WIRE
 from charonia.server.convert.check import OutputDifference
 from charonia.server.convert.options import PRECISIONS, ROWS_MAX, TARGET_NAMES, ConvertOptions, Range
+from charonia.tools.report.quantities import in_columns
 
 _STEP_COLUMNS = 12
 
@@ -148,10 +149,7 @@ _HEADINGS = ("output", "datatype", "shape", "max absolute", "max relative", "bey
 def table(differences: Sequence[OutputDifference]) -> str:
     """Return a row for each output."""
     rows = [_HEADINGS, *map(_row, differences)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join(in_columns(rows))
 
 
 def _row(difference: OutputDifference) -> tuple[str, ...]:

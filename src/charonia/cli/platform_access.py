@@ -14,6 +14,7 @@ from charonia.cli.values import filled, path
 from charonia.core.errors import internal, invalid, unavailable
 from charonia.platform.api_client import KEY_HINT, PlatformClient, path_of
 from charonia.platform.data_folder import DEFAULT_FOLDER, local_access
+from charonia.tools.report.quantities import in_columns
 
 SERVER_VARIABLE = "CHARONIA_PLATFORM"
 KEY_VARIABLE = "CHARONIA_PLATFORM_KEY"
@@ -202,7 +203,7 @@ def table(columns: Columns, entries: Iterable[Any]) -> str:
     rows = [list(columns), *([str(read(entry)) for read in readers] for entry in entries)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(in_columns(rows))
 
 
 def facts(named: Mapping[str, str]) -> list[str]:

@@ -12,6 +12,7 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.values import HEADER_HELP, by_version, header, with_key
 from charonia.client.sync_client import Client
 from charonia.core.errors import invalid
+from charonia.tools.report.quantities import in_columns
 from charonia.wire.transport import TlsOptions, WireOptions
 
 HISTORY_SHOWN = 20
@@ -165,8 +166,7 @@ def traffic_text(document: Mapping[str, Any]) -> str:
         ("version", "ready", "share", "requests", "errors", "in flight", "p50 ms", "p99 ms", "shadow")
     ]
     rows += [_row(each) for each in document["versions"]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += ["", *("  ".join(cell.rjust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows)]
+    lines += ["", *in_columns(rows, range(len(rows[0])))]
     canary = document["canary"]
     if canary is not None:
         plan, state = canary["plan"], canary["state"].replace("_", " ")

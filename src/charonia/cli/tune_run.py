@@ -29,7 +29,7 @@ from charonia.tools.perf.language.load import LanguageRun, language_run
 from charonia.tools.perf.language.plan import LanguageEndpoint
 from charonia.tools.perf.options import WireProtocol, is_decoupled
 from charonia.tools.perf.run import Subject, ask, stopped_by_signals
-from charonia.tools.report.quantities import clock, number, signed_percent
+from charonia.tools.report.quantities import clock, in_columns, number, signed_percent
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Failed, LoadPoint, Metric, Trial
 from charonia.tools.tune.decision import Ranked, loads_text
@@ -311,7 +311,6 @@ def _arguments(given: dict[str, list[str]]) -> list[str]:
 SHOWN_MAX = 8
 """Measurements that stay in view."""
 
-_COLUMNS = 6
 _NUMBERS = (0, 3, 4)
 _NAME_LENGTH_MAX = 36
 _WIDTH_UNKNOWN = 80
@@ -506,19 +505,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     shown = [[_plain(cell) for cell in row] for row in rows]
     for row in shown:
         row[1] = row[1] if len(row[1]) <= _NAME_LENGTH_MAX else f"…{row[1][1 - _NAME_LENGTH_MAX :]}"
-    widths = [max(len(row[column]) for row in shown) for column in range(_COLUMNS - 1)]
-    return [
-        "  ".join(
-            [
-                *(
-                    cell.rjust(width) if column in _NUMBERS else cell.ljust(width)
-                    for column, (cell, width) in enumerate(zip(row, widths, strict=False))
-                ),
-                row[-1],
-            ]
-        ).rstrip()
-        for row in shown
-    ]
+    return in_columns(shown, _NUMBERS)
 
 
 def _plain(text: str) -> str:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from charonia.tools.report.compare import Comparison, LevelChange, MetricChange, Outcome
-from charonia.tools.report.quantities import duration, number, percent, signed_percent
+from charonia.tools.report.quantities import duration, in_columns, number, percent, signed_percent
 
 _COLUMNS = ("level", "figure", "before", "after", "change", "interval", "")
 _LEFT = ("level", "figure", "")
@@ -152,12 +152,8 @@ def _section(title: str, lines: tuple[str, ...] | list[str]) -> list[str]:
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    for place, row in enumerate(rows):
+    lines = in_columns(rows, [place for place, name in enumerate(_COLUMNS) if name not in _LEFT])
+    for place, (row, line) in enumerate(zip(rows, lines, strict=True)):
         if row[0] and place > 1:
             yield ""  # between levels
-        cells = [
-            cell.ljust(width) if name in _LEFT else cell.rjust(width)
-            for name, cell, width in zip(_COLUMNS, row, widths, strict=True)
-        ]
-        yield "  ".join(cells).rstrip()
+        yield line

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from charonia.tools.report.language import language_lines, language_summary
+from charonia.tools.report.quantities import in_columns
 from charonia.tools.results.records import (
     PERCENTILES,
     ErrorKind,
@@ -397,17 +398,8 @@ def _short(value: float) -> str:
 def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
     """Yield a table of the levels, numbers aligned to the right."""
     is_count = levels[0].level.mode in (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
-    head = [
-        "Concurrency" if is_count else "requests/sec",
-        "infer/sec",
-        "p50",
-        "p90",
-        "p95",
-        "p99",
-        "p99.9",
-        "errors",
-        "verdict",
-    ]
+    head = ["Concurrency" if is_count else "requests/sec", "infer/sec"]
+    head += ["p50", "p90", "p95", "p99", "p99.9", "errors", "verdict"]
     rows = [
         [
             f"{result.level.value:g}",
@@ -418,8 +410,5 @@ def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
         ]
         for result in levels
     ]
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    for row in [head, *rows]:
-        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        yield f"  {'  '.join(cells)}  {row[-1]}"
+    yield from (f"  {line}" for line in in_columns([head, *rows], range(len(head) - 1)))
     yield "  Latencies in usec."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from charonia.tools.report.quantities import number
+from charonia.tools.report.quantities import in_columns, number
 from charonia.tools.results.language import FIGURES, CountedBy, Figure, LanguageFigures, Spread
 from charonia.tools.results.records import LevelResult, LoadMode, PerfRun
 
@@ -64,7 +64,7 @@ def language_lines(result: LevelResult) -> Iterator[str]:
         for title, spread, factor in spread_rows(figures)
     ]
     yield ""
-    yield from _aligned([["", *STATISTICS], *rows])
+    yield from _indented([["", *STATISTICS], *rows])
     yield counted_text(figures)
 
 
@@ -74,7 +74,7 @@ def language_summary(run: PerfRun) -> str:
     head = ["Concurrency" if is_count else "requests/sec", "tokens/sec", "per user"]
     head += ["TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "latency p50", "latency p99", "errors", "verdict"]
     rows = [_summary_row(result) for result in run.levels]
-    lines = ["Language model: output tokens/s, and times in ms", *_aligned([head, *rows])]
+    lines = ["Language model: output tokens/s, and times in ms", *_indented([head, *rows])]
     if run.answer is not None:
         lines += ["", f"Highest level within the latency limit: {run.answer}"]
     return "\n".join([*lines, *(f"Note: {note}" for note in run.notes)])
@@ -94,12 +94,8 @@ def _summary_row(result: LevelResult) -> list[str]:
     return [*row, f"{result.error_count}", result.verdict.value.replace("_", " ")]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows with the first column to the left and the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        yield f"  {'  '.join(cells)}".rstrip()
+def _indented(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    return (f"  {line}" for line in in_columns(rows, range(1, len(rows[0]))))
 
 
 def language_columns() -> Iterator[tuple[str, Callable[[LevelResult], str | float]]]:

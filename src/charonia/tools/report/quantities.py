@@ -1,4 +1,6 @@
-"""Formats numbers for people: three significant digits and a suitable unit."""
+"""Formats numbers for people: three significant digits and a suitable unit; and aligns columns. Pure."""
+
+from collections.abc import Container, Sequence
 
 _DURATIONS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -49,3 +51,15 @@ def clock(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def in_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return rows as lines, in columns with two blanks between them; those in `right` are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

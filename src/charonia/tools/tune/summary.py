@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from charonia.tools.report.quantities import number
+from charonia.tools.report.quantities import in_columns, number
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Metric
 from charonia.tools.tune.decision import GAIN_MAX, Conclusion, Ranked, loads_text
@@ -36,8 +36,7 @@ def summary(run: TuneRun, configs_per_model: int = 3, names: Sequence[str] = (),
 
 def table(lines: Sequence[Sequence[str]]) -> str:
     """Return lines in columns with two blanks between them, the first line on top of a rule."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    shown = in_columns(lines)
     return "\n".join([shown[0], "-" * max(map(len, shown)), *shown[1:]])
 
 
