@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def test_commands_to_a_server_have_no_variable_of_the_platform_and_no_home_of_a_
     monkeypatch.setattr(ServerFolder, "is_running", lambda self: True)
     monkeypatch.setattr(ServerFolder, "pid", lambda self: os.getpid())
     monkeypatch.setattr(Steps, "start", lambda self, command, environment: environments.append(environment))
-    monkeypatch.setattr(local_server.subprocess, "run", lambda command, env, **_: environments.append(env))
+    monkeypatch.setattr(subprocess, "run", lambda command, env, **_: environments.append(env))
     folder = DeploymentFolder(tmp_path / "default" / "reader")
     folder.revision(2).path.mkdir(parents=True)
     folder.revision(2).write("serve", arguments=[], made="two")
