@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from bench.servers import Server
-from charonia.server.machine.idle_memory import QUIET_S
+from charonia.server.machine.memory import QUIET_S
 
 CLIENTS = 256
 SHORT_S, LONG_S = QUIET_S - 2.0, QUIET_S + 3.0

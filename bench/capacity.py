@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from charonia.server.front_ends.how_many import LARGE_BYTES, how_many
+from charonia.server.front_ends.processes import LARGE_BYTES, how_many
 from charonia.server.machine.cores import cores_beside
 
 CORES = (4, 8, 16, 64)

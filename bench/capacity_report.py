@@ -22,7 +22,7 @@ from bench.capacity import CORES, Costs, Figures, Shape, best, simulate
 from bench.compare import RESULTS
 from bench.front_ends import CLIENT
 from bench.load import input_bytes
-from charonia.server.front_ends.how_many import how_many
+from charonia.server.front_ends.processes import how_many
 
 IN_ENGINE = ("engine_identity", "engine_image")
 """Models that front ends do not run."""

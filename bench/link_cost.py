@@ -22,10 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.models import INPUT_SHAPES, MODEL, MODELS
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
 from charonia.server.app import InferenceServer, new_event_loop
 from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX

@@ -26,8 +26,7 @@ from charonia.core.errors import ServingError
 from charonia.schema.pool import message_class
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.wire.grpc_framing import MessageReader
-from charonia.wire.grpc_infer import decode_infer
-from charonia.wire.grpc_raw_inputs import split_raw_inputs
+from charonia.wire.grpc_infer import decode_infer, split_raw_inputs
 from charonia.wire.grpc_status import RpcError
 
 MUTATIONS_MAX = 4

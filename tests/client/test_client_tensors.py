@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from charonia.client.requests import make_outputs, make_tensors, needs_metadata
-from charonia.core.bfloat16 import from_bfloat16, to_bfloat16
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelMetadata, TensorMetadata
-from charonia.core.tensor import Tensor
+from charonia.core.tensor import Tensor, from_bfloat16, to_bfloat16
 
 
 def tensor(value: Any, datatype: DataType = DataType.FP32, shape: tuple[int, ...] = (-1, 2)) -> Tensor:

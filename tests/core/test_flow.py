@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.core.flow import NO_FLOW, Flow, flow_of_peer
+from charonia.core.request import NO_FLOW, Flow, flow_of_peer
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, eventually, started_by, wait_until_ended
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 
-from charonia.server.front_ends.how_many import how_many
+from charonia.server.front_ends.processes import how_many
 from charonia.server.machine.cores import usable_cores
 
 # Sends one response, waits at a gate, and sends two more.

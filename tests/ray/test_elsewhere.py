@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from tests.support.fake_engine import FakeEngine
 
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.request import CallFrame, InferRequest
+from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
 from charonia.ray.elsewhere import ModelsElsewhere, received, sent
 

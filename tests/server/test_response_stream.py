@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from tests.support.fake_engine import FakeEngine, FakeTicket
 
-from charonia.core.calls import Reply
 from charonia.core.errors import Code, ServingError, internal
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Reply
 from charonia.server import embedding as inproc
 from charonia.server.embedding import InProcessFrontend, make_request
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from tests.support.simulation import Simulation
 
-from charonia.core.flow import NO_FLOW, Flow
+from charonia.core.request import NO_FLOW, Flow
 from charonia.server.rate_limiter.resources import Arbiter, Member, MemberState, Need, ResourcePool
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import BatchPolicy, Cancel, DropReason, QueueLimits, Run, Scheduler, Submit

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.core.calls import Outcome, Reply
 from charonia.core.classification import classify
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
 from charonia.core.request import InferRequest
-from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.response import ExecutionRecord, InferResponse, Outcome, Reply
 from charonia.core.statistics import ModelStatistics
 from charonia.core.tensor import Tensor
 

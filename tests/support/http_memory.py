@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 
 import httptools
 
+from charonia.server.http.connection import Turns
 from charonia.server.http.frontend import HttpEndpoint
-from charonia.server.http.turns import Turns
 
 _DUE: WeakKeyDictionary[HttpEndpoint, list[Callable[[], None]]] = WeakKeyDictionary()
 """What the connections of an endpoint want to be called for in the next round of the event loop."""

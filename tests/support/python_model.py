@@ -9,10 +9,9 @@ import numpy as np
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.core.caller import CallFrame
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
-from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.request import CallFrame, InferRequest, RequestedOutput
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import (
     AsyncInstance,

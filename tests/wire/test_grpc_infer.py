@@ -13,17 +13,18 @@ from charonia.core.errors import Code, ServingError, invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.wire import grpc_infer, grpc_raw_inputs
+from charonia.wire import grpc_infer
 from charonia.wire.grpc_framing import VIEW_ABOVE_BYTES
 from charonia.wire.grpc_infer import (
+    TOP_LEVEL_FIELDS_MAX,
     GrpcInferCall,
     decode_infer,
     decode_infer_identity,
     encode_response,
     encode_stream_error,
     encode_stream_response,
+    split_raw_inputs,
 )
-from charonia.wire.grpc_raw_inputs import TOP_LEVEL_FIELDS_MAX, split_raw_inputs
 from charonia.wire.grpc_status import RpcError, Status
 
 
@@ -523,7 +524,7 @@ def test_a_message_of_a_form_that_was_seen_says_what_it_would_say_if_it_were_the
         outcomes: list[object] = []
         for forget in (False, True):
             if forget:
-                grpc_raw_inputs._forms.clear()
+                grpc_infer._forms.clear()
             try:
                 outcomes.append(seen(decode_infer(data)))
             except ServingError as error:
@@ -540,7 +541,7 @@ def test_the_parser_does_not_see_a_message_of_a_form_that_was_seen(monkeypatch: 
 
 
 def test_forms_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_raw_inputs, "FORMS_MAX", 3)
+    monkeypatch.setattr(grpc_infer, "FORMS_MAX", 3)
     for values in range(1, 20):
         decoded(request_message(values))
-        assert len(grpc_raw_inputs._forms) <= 3
+        assert len(grpc_infer._forms) <= 3

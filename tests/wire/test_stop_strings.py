@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.wire.stop_strings import StopCutter
+from charonia.wire.openai_answer import StopCutter
 
 TEXT = st.text("ab c", max_size=12)
 STOPS = st.lists(st.text("ab c", min_size=1, max_size=4), max_size=3)

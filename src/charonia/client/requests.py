@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from charonia.core.bfloat16 import from_bfloat16, to_bfloat16
 from charonia.core.dtypes import BY_NUMPY, BY_WIRE, DataType
 from charonia.core.errors import invalid, not_found
 from charonia.core.metadata import ModelMetadata, TensorMetadata
@@ -19,7 +18,7 @@ from charonia.core.request import (
     check_named,
 )
 from charonia.core.response import InferResponse
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Array, Tensor, from_bfloat16, to_bfloat16
 from charonia.wire.v2_data import expected_and_got
 from charonia.wire.v2_request import apply_parameters
 

@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from charonia.config.instance_bounds import least_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import (
     DynamicBatching,
@@ -23,6 +22,7 @@ from charonia.config.model import (
     Reshape,
     VersionPolicy,
 )
+from charonia.config.parameters import least_of
 from charonia.config.platforms import (
     BACKEND_OF_PLATFORM,
     ENSEMBLE,

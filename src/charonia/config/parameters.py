@@ -1,15 +1,18 @@
 """Model parameters that the server interprets for every backend; the others belong to the backend."""
 
+from dataclasses import dataclass
+
+from charonia.config.model import ModelConfig
+from charonia.core.dtypes import DataType
+
 PADDING = "PADDING"
 """The model parameter."""
 
 CUSTOM_BATCHING = "TRITON_BATCH_STRATEGY_PATH"
 """Model parameter that names a library with a batching strategy of its own."""
 
-
 PYTHON_STRATEGY = "BATCHING_STRATEGY"
 """Model parameter that names a Python file with one: its path, relative to the model's folder."""
-
 
 ADAPT_DELAY = "ADAPT_QUEUE_DELAY"
 """Model parameter: "false" makes every lone request wait for the whole queue delay."""
@@ -71,3 +74,54 @@ SERVER_PARAMETERS = frozenset(
     }
 )
 """All of them."""
+
+TEXT_INPUT = "text_input"
+TEXT_OUTPUT = "text_output"
+INPUT_TOKENS = "num_input_tokens"
+OUTPUT_TOKENS = "num_output_tokens"
+"""Names of inputs and outputs. Source: Triton's vLLM backend."""
+
+CUMULATIVE = "cumulative"
+"""Value of the parameter `text_output_kind`: each response has all text so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceBounds:
+    """The bounds of the number of a model's instances.
+
+    Attributes:
+        least: The fewest; the model is loaded with so many.
+        most: The most.
+    """
+
+    least: int
+    most: int
+
+
+def bounds_of(config: ModelConfig) -> InstanceBounds | None:
+    """Return the bounds of a normalised configuration; None where the number is fixed."""
+    most = _number(config, INSTANCES_MAX)
+    least = config.instance_group[0].count if config.instance_group else most
+    return InstanceBounds(least, most) if least < most else None
+
+
+def least_of(config: ModelConfig) -> int:
+    """Return the lower bound as the parameter gives it; 0 where it is not given, or no number of instances."""
+    return _number(config, INSTANCES_MIN)
+
+
+def _number(config: ModelConfig, parameter: str) -> int:
+    """Return the number that a parameter gives, 0 where it gives none."""
+    text = config.parameters.get(parameter, "").strip()
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def is_language_model(config: ModelConfig) -> bool:
+    """Whether a model takes and returns text."""
+    takes = any(each.name == TEXT_INPUT and each.data_type is DataType.BYTES for each in config.input)
+    return takes and any(each.name == TEXT_OUTPUT and each.data_type is DataType.BYTES for each in config.output)
+
+
+def repeats_text(config: ModelConfig) -> bool:
+    """Whether each response of a language model has all text so far, and the number of all its tokens."""
+    return config.parameters.get(TEXT_OUTPUT_KIND) == CUMULATIVE

@@ -1,10 +1,10 @@
 """An inference request, as every front end hands it to the engine."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
 
-from charonia.core.caller import CallFrame
 from charonia.core.errors import invalid
-from charonia.core.flow import NO_FLOW, Flow
 from charonia.core.tensor import Tensor
 from charonia.core.trace import Trace
 
@@ -13,6 +13,74 @@ ParameterValue = bool | int | float | str
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
+
+FLOW_NAME_LENGTH_MAX = 128
+"""Longest name of a flow, in characters; what follows in a header is ignored."""
+
+_SITE_BITS = 64
+"""Part of an IPv6 address that stands for a client, who can choose the rest."""
+
+
+class Flow(NamedTuple):
+    """The client of a request, as far as fairness is concerned.
+
+    Attributes:
+        name: Name of its API key, its address, or the value of a header.
+        weight: Its share of a busy model, relative to the shares of other flows; at least 1.
+    """
+
+    name: str = ""
+    weight: int = 1
+
+
+NO_FLOW = Flow()
+"""The flow of requests of unknown clients."""
+
+
+def flow_of_peer(peer: object) -> Flow:
+    """Return the flow of a connection from an address as sockets give it."""
+    if not isinstance(peer, tuple) or not peer:
+        return NO_FLOW
+    try:
+        address = ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:  # a socket of another family
+        return NO_FLOW
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return Flow(str(address.ipv4_mapped))
+        address = IPv6Address(int(address) >> _SITE_BITS << _SITE_BITS)
+    return Flow(str(address))
+
+
+class CallFrame:
+    """A model that makes a request while it executes one: a frame of a call stack across models.
+
+    Frames are compared by identity.
+
+    Attributes:
+        model: Name of the model.
+        version: Its version, as text.
+        instance: Name of the instance that it occupies; "" for an ensemble, which occupies none.
+        parent: The frame of the request that the model executes, None for a client's request.
+    """
+
+    __slots__ = ("instance", "model", "parent", "version")
+
+    def __init__(self, model: str, version: str, instance: str = "", parent: "CallFrame | None" = None) -> None:
+        self.model = model
+        self.version = version
+        self.instance = instance
+        self.parent = parent
+
+    def chain(self) -> Iterator["CallFrame"]:
+        """Yield this frame and its callers, innermost first."""
+        frame: CallFrame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.parent
+
+    def __repr__(self) -> str:
+        return f"CallFrame({' <- '.join(f'{f.model} v{f.version} {f.instance}'.strip() for f in self.chain())})"
 
 
 def check_named(inputs: object) -> None:

@@ -1,7 +1,9 @@
 """An inference response, as the engine hands it to every front end."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
+from charonia.core.errors import ServingError
 from charonia.core.request import ParameterValue
 from charonia.core.tensor import Tensor
 
@@ -78,3 +80,31 @@ class InferResponse:
 
     def __repr__(self) -> str:
         return f"InferResponse({self.model_name!r} v{self.model_version}, id={self.id!r}, outputs={self.outputs})"
+
+
+Outcome = InferResponse | ServingError | None
+"""One outcome. None comes only with `final`: the request ends without a (further) response."""
+
+Reply = Callable[[Outcome, bool], None]
+"""Called with each outcome and whether it is the last. May be called before `infer` has returned."""
+
+
+class Ticket(Protocol):
+    """A request in flight."""
+
+    def cancel(self) -> None:
+        """Drop the request wherever it is; the reply gets a CANCELLED error or nothing more.
+
+        Safe at any time, even after the last outcome.
+        """
+        ...
+
+
+class _Answered:
+    """The ticket of a request that had its last outcome before it could be cancelled."""
+
+    def cancel(self) -> None:
+        """Do nothing: the request has its answer."""
+
+
+ANSWERED = _Answered()

@@ -8,10 +8,9 @@ from typing import Any
 from ray import serve
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Reply, Ticket
 from charonia.server.backends.api import Models
 
 Failure = tuple[str, str, str]

@@ -16,11 +16,10 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from charonia.core.calls import Outcome, Ticket
 from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import ServingError, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest, ParameterValue, RequestedOutput, check_named
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome, Ticket
 from charonia.core.tensor import Array, Tensor
 from charonia.server.app import InferenceServer, new_event_loop
 from charonia.server.facade import Engine

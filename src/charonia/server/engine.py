@@ -5,11 +5,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import ANSWERED, Reply, Ticket
 from charonia.core.errors import ServingError, invalid, turned_away, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import ANSWERED, InferResponse, Reply, Ticket
 from charonia.core.statistics import ModelStatistics
 from charonia.server.directory import (
     Directory,

@@ -13,11 +13,10 @@ from hashlib import blake2b
 from typing import Protocol
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, invalid
-from charonia.core.flow import NAME_LENGTH_MAX, Flow
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
-from charonia.core.request import InferRequest
+from charonia.core.request import FLOW_NAME_LENGTH_MAX, Flow, InferRequest
+from charonia.core.response import Reply, Ticket
 from charonia.core.statistics import ModelStatistics
 from charonia.core.usage import TokenUsage
 from charonia.server.access.header_forward import HeaderForward
@@ -183,7 +182,7 @@ class Services:
         """
         value = header(self.fairness_header) if self.fairness_header else None
         if value:
-            return Flow(value[:NAME_LENGTH_MAX].decode("latin-1"))
+            return Flow(value[:FLOW_NAME_LENGTH_MAX].decode("latin-1"))
         return (gate.flow(header) if gate is not None else None) or peer
 
     @property

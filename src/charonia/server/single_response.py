@@ -1,8 +1,7 @@
 """The response of a request whose caller takes exactly one, from a model that may send any number."""
 
-from charonia.core.calls import Outcome
 from charonia.core.errors import ServingError
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome
 
 
 class SingleResponse:

@@ -20,10 +20,9 @@ import pytest
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import Array
 from charonia.server.backends.api import (
     AsyncInstance,

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.server.backends.api import AsyncInstance, Backend, BackendSettings, ModelFiles, Outputs, Result
 from charonia.testing.backend_suite import PLACEMENT, TIMEOUT_S
 

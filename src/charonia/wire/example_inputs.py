@@ -2,7 +2,7 @@
 
 Shapes: what the model's first warm-up sample says, else 1 for a batch, and for other variable dimensions the size
 that models of such a rank and datatype most often take: 224 pixels, 512 audio samples, 8 tokens. A model that is
-served from a file has such a sample where it takes another size (`server/lifecycle/example_trial.py`).
+served from a file has such a sample where it takes another size (`server/lifecycle/loader.py`).
 Values: the model parameter `EXAMPLE`, else one value for a whole input: 1 for integers, which is a valid id, mask and
 count, 0 for the type of a token and for a state, a half for floating-point numbers, and a word for text.
 """

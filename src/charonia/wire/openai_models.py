@@ -5,9 +5,8 @@ An engine model answers routes itself: its parameter `openai_routes` names them.
 or the inputs of a sentence encoder, `input_ids` and `attention_mask`.
 """
 
-from charonia.config.language import TEXT_INPUT, is_language_model
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import LORA_ADAPTERS, OPENAI_ROUTES
+from charonia.config.parameters import LORA_ADAPTERS, OPENAI_ROUTES, TEXT_INPUT, is_language_model
 from charonia.core.dtypes import DataType
 from charonia.wire.json_text import dump
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from charonia.config.language import TEXT_INPUT
 from charonia.config.model import ModelConfig
+from charonia.config.parameters import TEXT_INPUT
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.wire.json_text import Object, kind_of
 

@@ -15,12 +15,11 @@ from math import prod
 import numpy as np
 
 from charonia.config.model import ModelConfig, ModelInput
-from charonia.core.bfloat16 import from_bfloat16, to_bfloat16
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Array, Tensor, from_bfloat16, to_bfloat16
 from charonia.wire.json_text import Object, dump, kind_of, parse_object
 from charonia.wire.v2_data import decode_data
 

@@ -4,7 +4,7 @@ import pytest
 from tests.support.fake_engine import FakeEngine
 from tests.support.http_memory import MemoryClient
 
-from charonia.core.flow import NAME_LENGTH_MAX, Flow
+from charonia.core.request import FLOW_NAME_LENGTH_MAX, Flow
 from charonia.server.access.rules import WEIGHT_MAX, Gate, KeyRing, parse_keys
 from charonia.server.facade import Services
 from charonia.server.http.frontend import HttpFrontend
@@ -27,7 +27,7 @@ def gate(line: str = f"ci infer {KEY} weight=7") -> Gate:
         (b"", True, {b"authorization": b"Bearer " + KEY.encode()}, Flow("ci", 7)),
         (b"", True, {}, PEER),
         (b"x-tenant", False, {b"x-tenant": b"acme"}, Flow("acme")),
-        (b"x-tenant", False, {b"x-tenant": b"a" * 1000}, Flow("a" * NAME_LENGTH_MAX)),
+        (b"x-tenant", False, {b"x-tenant": b"a" * 1000}, Flow("a" * FLOW_NAME_LENGTH_MAX)),
         (b"x-tenant", False, {}, PEER),
         (b"x-tenant", True, {b"x-tenant": b"acme", b"x-api-key": KEY.encode()}, Flow("acme")),
     ],

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
-from charonia.core.calls import Outcome, Reply
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
-from charonia.core.flow import Flow
-from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
-from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, Flow, InferRequest, ParameterValue, RequestedOutput
+from charonia.core.response import ExecutionRecord, InferResponse, Outcome, Reply
 from charonia.core.tensor import Tensor
 from charonia.server.ensembles.call import EnsembleCall
 from charonia.server.ensembles.plan import EnsemblePlan

@@ -14,11 +14,10 @@ from tests.support.in_place import FixedPlace
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.statistics import ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel, TraceTree

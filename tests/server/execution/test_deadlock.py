@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.core.caller import CallFrame
 from charonia.core.errors import Code, ServingError
+from charonia.core.request import CallFrame
 from charonia.server.execution.deadlock import DeadlockDetector, InstancePool, WaitingRequest
 
 

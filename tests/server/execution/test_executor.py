@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement
 from charonia.server.execution.executor import (

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.core.calls import Outcome
 from charonia.core.errors import internal
+from charonia.core.response import Outcome
 from charonia.server.execution.ordering import OrderedOutcomes
 
 PART = internal("a response that is not the last")

@@ -11,11 +11,10 @@ from tests.support.in_place import FixedPlace
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome
 from charonia.core.statistics import ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import Execution, Outputs, Placement, Result

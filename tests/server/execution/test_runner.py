@@ -10,11 +10,10 @@ import pytest
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, QueuePolicy
-from charonia.core.calls import Reply
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Reply
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Result
 from charonia.server.execution.clock import now_ns

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
-from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.response import InferResponse
+from charonia.core.request import CallFrame, InferRequest, RequestedOutput
+from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Placement
 from charonia.server.execution import ordering

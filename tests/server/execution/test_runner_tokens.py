@@ -9,10 +9,10 @@ from tests.support.in_place import FixedPlace
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import internal
 from charonia.core.request import InferRequest
+from charonia.core.response import Outcome
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import Execution, Outputs, Placement, Result
 from charonia.server.execution.executor import BlockingExecutor

@@ -9,10 +9,10 @@ import pytest
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest
+from charonia.core.response import Outcome
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel, TraceTree, ordered
 from charonia.server.backends.api import BatchSink, Outputs, Placement

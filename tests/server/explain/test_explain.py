@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from charonia.config.instance_bounds import InstanceBounds
+from charonia.config.parameters import InstanceBounds
 from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explanation import Explanation, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup, explain, useful_delay_us

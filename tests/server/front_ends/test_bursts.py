@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.core.dtypes import DataType
-from charonia.core.flow import Flow
-from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.request import Flow, InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel, TraceTree

@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig, ModelInput, ModelOutput
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.flow import Flow
 from charonia.core.metadata import ModelIndexEntry, ModelState, ServerMetadata
-from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.request import Flow, InferRequest, RequestedOutput
+from charonia.core.response import ExecutionRecord, InferResponse, Outcome
 from charonia.core.statistics import BatchStatistics, Duration, MemoryUsage, ModelStatistics, ResponseStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree

@@ -7,8 +7,7 @@ import pytest
 from tests.support.models import identity_pbtxt, write_model
 
 from charonia.server.front_ends import processes
-from charonia.server.front_ends.how_many import FED_BY_ENGINE, LARGE_BYTES, how_many
-from charonia.server.front_ends.processes import with_number
+from charonia.server.front_ends.processes import FED_BY_ENGINE, LARGE_BYTES, how_many, with_number
 from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, ModelOptions, ServerOptions
 
 STAYS = "model 'm' will run in the engine only: it is decoupled"

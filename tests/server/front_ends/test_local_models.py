@@ -10,12 +10,11 @@ import pytest
 from tests.support.in_place import FixedPlace
 from tests.support.models import identity_pbtxt, write_model
 
-from charonia.core.calls import ANSWERED, Outcome, Reply, Ticket
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ServerMetadata
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import ANSWERED, InferResponse, Outcome, Reply, Ticket
 from charonia.core.tensor import Tensor
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine

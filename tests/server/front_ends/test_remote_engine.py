@@ -13,11 +13,10 @@ from tests.support.fake_engine import identity_config
 from tests.support.linked_engine import ServedFake
 
 from charonia.config.model import SequenceBatching
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.core.request import SEQUENCE_START, InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome
 from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
@@ -27,11 +26,9 @@ from charonia.server.execution.neighbours import AWAKE_NS, Neighbours
 from charonia.server.facade import Services
 from charonia.server.front_ends import engine_port, load_sender, reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
-from charonia.server.front_ends.held_requests import size_of
 from charonia.server.front_ends.load_sender import LOAD_AGE_NS, LOAD_WANTED_NS
 from charonia.server.front_ends.records import plain
-from charonia.server.front_ends.remote_engine import RemoteEngine
-from charonia.server.front_ends.remote_services import SharedRegions, services_of
+from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of, size_of
 from charonia.server.lifecycle.in_front import Offer
 from charonia.server.metrics.traffic import Traffic
 from charonia.server.shared_memory.registry import Memory, RegionRegistry

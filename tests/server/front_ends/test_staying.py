@@ -1,6 +1,6 @@
 """Sequences that stay with an engine that has handed over: what its front ends have to know before clients do."""
 
-from charonia.server.front_ends.staying import StayingSequences
+from charonia.server.front_ends.hand_over import StayingSequences
 
 A, B = ("m", 7), ("other", 7)
 

@@ -9,9 +9,9 @@ import pytest
 from tests.support.grpc_memory import MemoryResponse, MemoryTransport, frame, request_headers
 from tritonclient.grpc import service_pb2
 
+from charonia.server.grpc.connection import EVENTS_AT_ONCE, EVENTS_PER_ROUND, PIECE_BYTES_MIN
 from charonia.server.grpc.frontend import FIRST_CALL_S, QUIET_STREAM_S, GrpcLimits
 from charonia.server.grpc.http2 import PREFACE
-from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND, PIECE_BYTES_MIN
 from charonia.server.listening import GRACE_S, LOOK_S, QUIET_S
 from charonia.wire.grpc_status import Status
 

@@ -12,7 +12,7 @@ from tests.support.linked_engine import BOTH_SHAPES
 from tritonclient.grpc import service_pb2
 
 from charonia.core.errors import Code, ServingError, internal, unavailable
-from charonia.core.flow import Flow
+from charonia.core.request import Flow
 from charonia.core.response import InferResponse
 from charonia.server.grpc.frontend import GrpcLimits
 from charonia.wire.grpc_status import Status

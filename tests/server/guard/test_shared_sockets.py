@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.front_ends.sockets import bound_sockets
+from charonia.server.front_ends.processes import bound_sockets
 from charonia.server.guard.shared_sockets import offer_sockets, sockets_beside
 
 

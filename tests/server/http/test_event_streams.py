@@ -10,10 +10,9 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.http_memory import MemoryClient, Response, request
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, unavailable
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
 from charonia.server.access.rules import Gate, KeyRing, parse_keys
 from charonia.server.access_log import AccessEntry

@@ -13,8 +13,8 @@ from charonia.core.errors import invalid
 from charonia.core.request import InferRequest
 from charonia.server.backends.api import Execution, Outputs, Placement
 from charonia.server.execution.executor import BlockingExecutor
-from charonia.server.lifecycle import example_trial
-from charonia.server.lifecycle.example_trial import with_example
+from charonia.server.lifecycle import loader
+from charonia.server.lifecycle.loader import with_example
 from charonia.wire.example_inputs import example_inputs
 
 Shape = tuple[int, ...]
@@ -82,11 +82,11 @@ def test_a_model_that_refuses_every_size_leaves_what_it_said_first() -> None:
     found = tried(model(-1), instance)
 
     assert found.parameters == {EXAMPLE_REFUSED: "got [1, 512]"}
-    assert [shape[-1] for shape in instance.asked] == [512, *example_trial.SIZES]
+    assert [shape[-1] for shape in instance.asked] == [512, *loader.TRIAL_SIZES]
 
 
 def test_no_further_size_is_tried_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(example_trial, "SECONDS_MAX", -1.0)
+    monkeypatch.setattr(loader, "TRIAL_SECONDS_MAX", -1.0)
     instance = Instance(lambda shape: False)
 
     assert tried(model(-1), instance).parameters == {EXAMPLE_REFUSED: "got [1, 512]"}
@@ -94,7 +94,7 @@ def test_no_further_size_is_tried_when_the_time_is_over(monkeypatch: pytest.Monk
 
 
 def test_examples_that_are_too_large_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(example_trial, "ELEMENTS_MAX", 64)
+    monkeypatch.setattr(loader, "TRIAL_ELEMENTS_MAX", 64)
     instance = Instance(lambda shape: False)
 
     tried(model(-1), instance)

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.core.metadata import ModelState, ServerMetadata
-from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.request import CallFrame, InferRequest
+from charonia.core.response import InferResponse, Outcome
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from charonia.server.machine.idle_memory import QUIET_S, STEPS, IdleMemory
+from charonia.server.machine.memory import QUIET_S, STEPS, IdleMemory
 
 
 def given_back(*used_s: float) -> list[tuple[int, float]]:

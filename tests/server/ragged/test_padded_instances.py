@@ -8,11 +8,10 @@ import pytest
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Result
 from charonia.server.execution.admission import Admission

@@ -6,8 +6,8 @@ import pytest
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, RateLimiter, RateLimiterResource
-from charonia.core.caller import CallFrame
 from charonia.core.errors import Code, ServingError
+from charonia.core.request import CallFrame
 from charonia.server.backends.api import Placement
 from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
 from charonia.server.rate_limiter.limiter import Claim, RateLimits

@@ -10,12 +10,10 @@ from tests.support.idle_time import IdleTimeLoop
 
 from charonia.config.kinds import TimeoutAction
 from charonia.config.model import DynamicBatching, ModelConfig, QueuePolicy
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome, Reply
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
-from charonia.core.request import InferRequest, ParameterValue
-from charonia.core.response import InferResponse
+from charonia.core.request import CallFrame, InferRequest, ParameterValue
+from charonia.core.response import InferResponse, Outcome, Reply
 from charonia.core.tensor import Tensor
 from charonia.server.metrics.metric_families import Family
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics

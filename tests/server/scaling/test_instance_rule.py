@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.config.instance_bounds import InstanceBounds
+from charonia.config.parameters import InstanceBounds
 from charonia.server.scaling.rule import (
     BACK_OFF_NS,
     BACK_OFF_NS_MAX,

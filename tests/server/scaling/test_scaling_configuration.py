@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from charonia.config.complete import normalise
-from charonia.config.instance_bounds import InstanceBounds, bounds_of
 from charonia.config.model import ModelConfig
+from charonia.config.parameters import InstanceBounds, bounds_of
 from charonia.config.pbtxt import parse
 from charonia.config.problems import Problem
 from charonia.server.scaling.configuration import scaling_problems

@@ -11,8 +11,7 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.closed_loop import RECENT_PERIODS
-from charonia.server.scheduling.dynamic import DynamicBatcher
+from charonia.server.scheduling.dynamic import RECENT_PERIODS, DynamicBatcher
 
 MS = 1_000_000
 DELAY_NS = 5 * MS

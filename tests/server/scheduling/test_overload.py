@@ -2,8 +2,8 @@
 
 import pytest
 
-from charonia.core.flow import NO_FLOW, Flow
-from charonia.server.scheduling.overload import (
+from charonia.core.request import NO_FLOW, Flow
+from charonia.server.scheduling.queue import (
     BAD_SLICES,
     FLOWS_MAX,
     PATIENCE_MIN_NS,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.core.flow import NO_FLOW, Flow
+from charonia.core.request import NO_FLOW, Flow
 from charonia.server.scheduling.api import (
     BatchPolicy,
     Cancel,

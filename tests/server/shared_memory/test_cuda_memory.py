@@ -9,7 +9,7 @@ import pytest
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.python.worker import cuda_driver
 from charonia.server.backends.python.worker.cuda_driver import HANDLE_BYTES
-from charonia.server.shared_memory.cuda import CudaMemory
+from charonia.server.shared_memory.registry import CudaMemory
 
 HANDLE = b"h" * HANDLE_BYTES
 SIZE = 64

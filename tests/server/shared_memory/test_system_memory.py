@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.shared_memory.system import NAME_BYTES_MAX, SHM_FOLDER, SystemMemory
+from charonia.server.shared_memory.registry import OBJECT_NAME_BYTES_MAX, SHM_FOLDER, SystemMemory
 from charonia.wire.shared_memory import SystemRegion
 
 CONTENT = bytes(range(256)) * 64
@@ -73,7 +73,7 @@ def test_files_are_closed_with_the_region(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/", ".", "..", "/..", "a/b", "../shm/x", "/a/../b", "x\0y", "n" * (NAME_BYTES_MAX + 1)]
+    "name", ["", "/", ".", "..", "/..", "a/b", "../shm/x", "/a/../b", "x\0y", "n" * (OBJECT_NAME_BYTES_MAX + 1)]
 )
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     with pytest.raises(ServingError, match="Unable to open shared memory region") as caught:
@@ -179,7 +179,7 @@ def test_writing_to_an_object_that_shrinks_in_between_does_not_end_the_process(k
     # Through a mapping the same would be a SIGBUS, so a process of its own tries it.
     code = f"""
 import os
-from charonia.server.shared_memory import system
+from charonia.server.shared_memory import registry as system
 memory = system.SystemMemory(system.SystemRegion("r", {key!r}, 0, 8192))
 memory._check = lambda: None
 os.truncate({str(path_of(key))!r}, 0)

@@ -11,10 +11,9 @@ import pytest
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TENSOR_QUEUE_INPUT, TraceLevel, TraceTree
-from charonia.server.tracing import writer
-from charonia.server.tracing.files import TraceFiles
+from charonia.server.tracing import files
+from charonia.server.tracing.files import TraceFiles, TraceWriter
 from charonia.server.tracing.sampling import Sampling
-from charonia.server.tracing.writer import TraceWriter
 from charonia.wire.trace_settings import TraceSettings
 
 
@@ -79,7 +78,7 @@ def test_everything_is_written_in_order_before_the_end() -> None:
 
 
 def test_what_was_collected_is_written_while_traces_go_on_coming(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "FLUSH_S", 0.05)
+    monkeypatch.setattr(files, "FLUSH_S", 0.05)
     sink = Blocked()
     sink.may_go.set()
     made = TraceWriter(sink)
@@ -116,7 +115,7 @@ def test_traces_that_wait_when_their_setting_is_over_stay_together(tmp_path: Pat
 def test_traces_that_come_faster_than_they_are_written_are_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(writer, "QUEUE_MAX", 2)
+    monkeypatch.setattr(files, "QUEUE_MAX", 2)
     sink = Blocked()
     made = TraceWriter(sink)
 
@@ -139,7 +138,7 @@ def test_traces_that_come_faster_than_they_are_written_are_dropped(
     ],
 )
 def test_tensors_that_wait_have_a_limit(monkeypatch: pytest.MonkeyPatch, tensor: Tensor) -> None:
-    monkeypatch.setattr(writer, "QUEUE_TENSOR_BYTES_MAX", 100)
+    monkeypatch.setattr(files, "QUEUE_TENSOR_BYTES_MAX", 100)
     sink = Blocked()
     made = TraceWriter(sink)
     made.put(SAMPLING, tree(tensor))
@@ -164,7 +163,7 @@ def test_a_trace_that_cannot_be_written_does_not_stop_the_others(caplog: pytest.
 
 
 def test_the_end_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(writer, "CLOSE_S_MAX", 0.01)
+    monkeypatch.setattr(files, "CLOSE_S_MAX", 0.01)
     sink = Blocked()
     made = TraceWriter(sink)
     made.put(SAMPLING, tree())

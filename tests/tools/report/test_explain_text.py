@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from charonia.config.instance_bounds import InstanceBounds
+from charonia.config.parameters import InstanceBounds
 from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explanation import Explanation, ProcessHistory, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup

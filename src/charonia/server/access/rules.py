@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from charonia.core.errors import RefusalKind
-from charonia.core.flow import Flow
+from charonia.core.request import Flow
 
 KEYS_MAX = 10_000
 """Most keys that a file may hold."""

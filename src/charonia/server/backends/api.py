@@ -22,10 +22,9 @@ from typing import Protocol, runtime_checkable
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest, ParameterValue
+from charonia.core.request import CallFrame, InferRequest, ParameterValue
+from charonia.core.response import Reply, Ticket
 from charonia.core.statistics import MemoryUsage, WorkerState
 from charonia.core.tensor import Tensor
 from charonia.server.metrics.custom import CustomMetrics

@@ -1,26 +1,140 @@
 """The procedure: read, convert, check, write."""
 
+import shlex
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
 from charonia.config.complete import Signature, SignatureTensor
 from charonia.config.forms import model_name
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError, invalid
+from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.core.tensor import Array
 from charonia.server.backends.onnxruntime.instance import to_bytes, to_text
 from charonia.server.backends.onnxruntime.options import CPU, SessionPlan
 from charonia.server.backends.onnxruntime.session import Session, open_session, plain_error, signature_of
+from charonia.server.backends.tensorrt.build import build, check_machine
 from charonia.server.convert.check import OutputDifference, batches_of, compare, given_samples, random_samples
 from charonia.server.convert.options import ConvertOptions
-from charonia.server.convert.original import Original
-from charonia.server.convert.sources import form_of, open_original
-from charonia.server.convert.targets import Target, target_called
+from charonia.server.convert.original import Original, require
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One form.
+
+    Attributes:
+        name: Its name on the command line.
+        filename: Its name in a version's folder.
+        write: Writes it: takes the path of the ONNX model, that of the file to write and the options; raises
+            ServingError.
+        check: Checks that this machine can write it; raises ServingError.
+    """
+
+    name: str
+    filename: str
+    write: Callable[[Path, Path, ConvertOptions], None]
+    check: Callable[[], None] = lambda: None
+
+
+def _copy(model: Path, output: Path, options: ConvertOptions) -> None:
+    """Copy an ONNX model, with the file of its weights where that is apart."""
+    for beside in model.parent.glob(f"{model.name}.*"):
+        shutil.copyfile(beside, output.parent / beside.name)
+    shutil.copyfile(model, output)
+
+
+def _plan(model: Path, output: Path, options: ConvertOptions) -> None:
+    build(model, output, precision=options.precision, shapes=dict(options.shapes))
+
+
+TARGETS = (Target("onnx", "model.onnx", _copy), Target("tensorrt", "model.plan", _plan, check_machine))
+"""The forms; `TARGET_NAMES` of the options has the same names."""
+
+
+def target_called(name: str) -> Target:
+    return next(target for target in TARGETS if target.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceForm:
+    """One form.
+
+    Attributes:
+        title: What it is.
+        suffixes: Suffixes of its files.
+        member: A file in its folder, for forms that are folders.
+        extra: Extra of this package that reads it.
+        modules: The libraries that it needs.
+        original: Where its `Original` is: "module:class".
+    """
+
+    title: str
+    suffixes: tuple[str, ...]
+    member: str
+    extra: str
+    modules: tuple[str, ...]
+    original: str
+
+
+SOURCES = (
+    SourceForm(
+        *("an estimator of scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"), ""),
+        *("convert,sklearn", ("sklearn", "skops", "skl2onnx", "onnx")),
+        "charonia.server.convert.estimators:EstimatorOriginal",
+    ),
+    SourceForm(
+        *("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript", ".pt2"), ""),
+        *("convert,torch", ("torch", "onnx", "onnxscript")),
+        "charonia.server.convert.pytorch:PyTorchOriginal",
+    ),
+    SourceForm(
+        *("a TensorFlow model", (".keras", ".h5", ".tflite"), "saved_model.pb"),
+        *("convert,tensorflow", ("tensorflow", "tf2onnx", "onnx")),
+        "charonia.server.convert.tensorflow:TensorFlowOriginal",
+    ),
+)
+"""The forms, each with what reads it."""
+
+
+def form_of(path: Path) -> SourceForm:
+    """Return the form of a file or folder.
+
+    Raises:
+        ServingError: It is missing, or of a form that cannot be converted.
+    """
+    if not path.exists():
+        raise not_found(f"there is no file or folder '{path}'")
+    for form in SOURCES:
+        if path.is_dir() and form.member and (path / form.member).is_file():
+            return form
+        if path.is_file() and path.suffix.lower() in form.suffixes:
+            return form
+    suffixes = ", ".join(suffix for form in SOURCES for suffix in form.suffixes)
+    if path.suffix.lower() == ".onnx":
+        raise invalid(f"'{path}' is an ONNX model already", hint=f"charonia serve {shlex.quote(str(path))}")
+    raise invalid(
+        f"'{path}' is of no form that can be converted",
+        hint=f"expected a file that ends with one of {suffixes}, or the folder of a SavedModel",
+    )
+
+
+def open_original(form: SourceForm, path: Path, options: ConvertOptions) -> Original:
+    """Read a model.
+
+    Raises:
+        ServingError: A library is missing, or the file cannot be read.
+    """
+    require(form.extra, *form.modules)
+    module, _, name = form.original.partition(":")
+    make = cast(Callable[[Path, ConvertOptions], Original], getattr(import_module(module), name))
+    return make(path, options)
 
 
 class Progress(Protocol):

@@ -16,7 +16,7 @@ Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Smallest, best and largest shape."""
 
 TARGET_NAMES = ("onnx", "tensorrt")
-"""Names of the forms to convert to; `targets` has what each one is."""
+"""Names of the forms to convert to; `TARGETS` of `convert` has what each one is."""
 
 
 @dataclass(frozen=True, slots=True)

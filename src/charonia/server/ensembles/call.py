@@ -15,14 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, assert_never
 
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.classification import classify
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.names import name_of
-from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue
-from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, CallFrame, InferRequest, ParameterValue
+from charonia.core.response import ExecutionRecord, InferResponse, Outcome, Reply, Ticket
 from charonia.core.statistics import ResponseKind
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.ensembles.flow import (

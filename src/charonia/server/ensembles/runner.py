@@ -4,9 +4,9 @@ import asyncio
 import time
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.request import InferRequest
+from charonia.core.response import Reply
 from charonia.server.ensembles.call import EnsembleCall, Infer, InferAtOnce
 from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.execution.admission import Admission, with_request_id

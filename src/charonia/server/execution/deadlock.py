@@ -13,8 +13,8 @@ if all requests of its batch can be answered. Before each `submit` this is true 
 request needs to be checked. Pure.
 """
 
-from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError, unavailable
+from charonia.core.request import CallFrame
 from charonia.server.rate_limiter.limiter import Claim
 
 

@@ -14,13 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from charonia.config.language import is_language_model, repeats_text
 from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome, Reply
+from charonia.config.parameters import is_language_model, repeats_text
 from charonia.core.errors import ServingError, internal, unavailable
-from charonia.core.request import InferRequest
-from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.request import CallFrame, InferRequest
+from charonia.core.response import ExecutionRecord, InferResponse, Outcome, Reply
 from charonia.core.statistics import ResponseKind
 from charonia.server.backends.api import Execution, Outputs, Result
 from charonia.server.execution.busy_poll import BusyPoll

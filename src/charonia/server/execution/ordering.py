@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from charonia.core.calls import Outcome
+from charonia.core.response import Outcome
 
 HELD_RESPONSES_MAX = 1024
 """Most responses of one request that are held back until its turn."""

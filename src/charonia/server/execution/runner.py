@@ -16,13 +16,11 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import cast
 
-from charonia.config.instance_bounds import bounds_of
 from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
-from charonia.core.calls import ANSWERED, Reply, Ticket
+from charonia.config.parameters import bounds_of
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest
-from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.request import CallFrame, InferRequest
+from charonia.core.response import ANSWERED, ExecutionRecord, InferResponse, Reply, Ticket
 from charonia.server.backends.api import Execution
 from charonia.server.execution.admission import Admission, RequestCheck, with_request_id
 from charonia.server.execution.busy_poll import BusyPoll

@@ -5,10 +5,9 @@ A runner makes traced batches only while a request with a trace is in flight; ot
 
 from collections.abc import Callable
 
-from charonia.core.calls import Outcome, Reply
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome, Reply
 from charonia.core.trace import (
     COMPUTE_END,
     COMPUTE_INPUT_END,

@@ -3,10 +3,9 @@
 from typing import Protocol
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Reply, Ticket
 from charonia.server.metrics.model_metrics import ModelMetrics
 
 

@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from charonia.config.instance_bounds import InstanceBounds
-from charonia.config.parameters import INSTANCES_MAX
+from charonia.config.parameters import INSTANCES_MAX, InstanceBounds
 from charonia.server.explain.activity import REQUESTS_MIN, Activity
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason

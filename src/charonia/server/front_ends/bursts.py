@@ -15,8 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from charonia.core.dtypes import BY_WIRE, DataType
-from charonia.core.flow import Flow
-from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.request import Flow, InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.python.worker.channel import ALIGNMENT, INLINE_BYTES_MAX, Incoming, Outgoing

@@ -8,16 +8,15 @@ for the engine that follows this one, and only then answered.
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, internal, unavailable, unsupported
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.trace import TraceTree
 from charonia.core.usage import TokenUsage
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
@@ -32,14 +31,15 @@ from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.load_sender import LoadSender
 from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
 from charonia.server.front_ends.records import plain, record
-from charonia.server.front_ends.region_changes import change_regions
 from charonia.server.front_ends.served_engine import ServedEngine
 from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer, WhereRun
 from charonia.server.metrics.model_metrics import Increase
 from charonia.server.metrics.traffic import Traffic
+from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING
 from charonia.wire.log_settings import LogOptions
+from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +53,40 @@ COLLECT_S = 1.0
 
 COLLECT_S_MAX = 1.0
 """Time in which a front end hands it over; what comes later is counted then."""
+
+
+async def change_regions(
+    regions: RegionRegistry | None, tell_all: Callable[..., Awaitable[None]], question: str, arguments: list[Any]
+) -> None:
+    """Register a region or forget it, here and in all front ends.
+
+    Args:
+        regions: The regions of the engine; None where shared memory is off.
+        tell_all: Tells all front ends; raises the first refusal.
+        question: What a front end asks for, such as "register_system".
+        arguments: Its arguments.
+
+    Raises:
+        ServingError: It is refused. Then it is refused everywhere.
+    """
+    if regions is None:
+        raise disabled()
+    match question:
+        case "unregister_system":
+            await regions.unregister_system(*arguments)
+        case "unregister_cuda":
+            await regions.unregister_cuda(*arguments)
+        case "register_system":
+            await regions.register_system(SystemRegion(*arguments))
+        case _:
+            await regions.register_cuda(CudaRegion(*arguments))
+    try:
+        await tell_all(question, *arguments)
+    except ServingError:
+        undo = question.replace("register", "unregister")
+        if question != undo and not question.startswith("un"):
+            await change_regions(regions, tell_all, undo, arguments[:1])
+        raise
 
 
 class EnginePort:

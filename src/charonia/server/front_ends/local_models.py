@@ -15,10 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Reply, Ticket
 from charonia.server.directory import Target
 from charonia.server.ensembles.call import Infer
 from charonia.server.ensembles.plan import EnsemblePlan

@@ -6,11 +6,9 @@ Tensors are placed in the message as on the way to a Python worker: small ones i
 from collections.abc import Callable
 from typing import Any
 
-from charonia.core.calls import Outcome
 from charonia.core.errors import Code, ServingError
-from charonia.core.flow import Flow
-from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.request import Flow, InferRequest, RequestedOutput
+from charonia.core.response import ExecutionRecord, InferResponse, Outcome
 from charonia.core.trace import RemoteParent, TraceTree
 from charonia.server.backends.python.tensors import found, placed
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing

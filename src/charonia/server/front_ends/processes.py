@@ -11,17 +11,33 @@ again what ends. It holds no request. A child
 
 A front end may be started again at any time: it gets the state, the shared-memory regions and the settings of the log
 when it connects. When the engine is started again, the front ends connect to it as if they were new.
+
+How many front ends `--front-ends auto` stands for.
+
+Front ends pay where the limit is the core that reads and writes requests. A request takes two to five times as long in
+a front end as in the engine, so one engine feeds up to six of them, and more would wait for it. But each takes a core
+from the models, which matters the less the more cores there are: so one is added with each doubling, and fewer where a
+model keeps the cores busy for milliseconds. Models that front ends run themselves need no engine: then each core can
+have one. On few cores, a request that is passed on takes more of the machine than the second process adds.
+
+`python -m bench.capacity` compares what the rule chooses with the best number; docs/front_ends.md has the results.
+
+The listening sockets of a server of several processes.
+
+The process that starts the others binds them, and the others inherit them and listen. So the sockets stay when a
+process ends, with the connections that none has accepted yet.
 """
 
 import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, invalid, unavailable
@@ -35,21 +51,115 @@ from charonia.server.front_ends.children import (
     read_report,
     write_options,
 )
-from charonia.server.front_ends.how_many import Chosen, how_many
-from charonia.server.front_ends.sockets import bound_sockets
 from charonia.server.front_ends.upgrades import Upgrades
 from charonia.server.guard.control import serve_control
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.shared_sockets import offer_sockets, sockets_beside
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
-from charonia.server.listening import check_address
+from charonia.server.listening import cannot_listen, check_address
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.machine.gpus import visible_gpus
 from charonia.server.machine.private_folder import PrivateFolder
-from charonia.server.options import FRONT_ENDS_AUTO, REPLICA_HOST, ServerOptions
+from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, REPLICA_HOST, ServerOptions
 
 _log = logging.getLogger(__name__)
+
+FEW_CORES = 3
+"""With this many cores or fewer, front ends pay only if they run the models themselves."""
+
+FED_BY_ENGINE = 6
+"""Front ends that one engine keeps busy: three over HTTP with small requests, six over gRPC with large ones."""
+
+LARGE_BYTES = 20 * 2**20
+"""Files of a model that computes for a millisecond or more: one core reads about so many bytes of weights in that."""
+
+CORES_BESIDE_LARGE = 8
+"""Cores for each front end beside such a model."""
+
+Address = tuple[int, Any]
+"""Family and address as the system writes it: host, port, and what a family has more."""
+
+
+async def bound_sockets(host: str, port: int, count: int, stack: ExitStack) -> list[tuple[socket.socket, ...]]:
+    """Bind the sockets of an endpoint.
+
+    Args:
+        host: The address, or a name, which may stand for several.
+        port: The port, 0 for any free one.
+        count: Number of the processes that listen.
+        stack: Closes the sockets.
+
+    Returns:
+        The sockets of each process: its own ones, among which the kernel distributes connections, or the same for all
+        where the system does not let several sockets share a port.
+
+    Raises:
+        ServingError: UNAVAILABLE when the address is not available.
+    """
+    can_share = hasattr(socket, "SO_REUSEPORT")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            *(host or None, port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        addresses: list[Address] = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+        # A socket that listens again after a shutdown keeps its port only if it was bound to this port by number.
+        with _bound(addresses[0], port) as first:
+            number = first.getsockname()[1]
+            if not can_share:
+                first.close()
+            bound = [
+                tuple(stack.enter_context(_bound(address, number)) for address in addresses)
+                for _ in range(count if can_share else 1)
+            ]
+    except OSError as error:
+        raise cannot_listen(host, port, error) from error
+    return bound if can_share else bound * count
+
+
+def _bound(address: Address, port: int) -> socket.socket:
+    family, (host, _, *more) = address
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((host, port, *more))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class Chosen(NamedTuple):
+    """A number of front ends, 0 for one process, and why it was chosen."""
+
+    number: int
+    reason: str
+
+
+def how_many(cores: int, stays: str, largest_bytes: int = 0) -> Chosen:
+    """Return the number of front ends for a machine and its models.
+
+    Args:
+        cores: Cores that the server may use.
+        stays: Why a model runs in the engine only, "" if every model may run in front ends.
+        largest_bytes: Files of the largest model that computes on these cores, 0 if that is not known.
+    """
+    have = f"{cores} core{'s' if cores > 1 else ''}"
+    if cores == 1:
+        return Chosen(0, have)
+    if not stays:
+        return Chosen(min(cores, FRONT_ENDS_MAX), f"{have}, and every model may run in front ends")
+    if cores <= FEW_CORES:
+        return Chosen(0, f"{have}, and {stays}")
+    if largest_bytes >= LARGE_BYTES:
+        number, stays = cores // CORES_BESIDE_LARGE, f"{stays}, and one of {largest_bytes >> 20} MiB needs the cores"
+    else:
+        number = cores.bit_length()
+    return Chosen(min(number, FED_BY_ENGINE), f"{have}; {stays}")
 
 
 def with_number(options: ServerOptions) -> ServerOptions:

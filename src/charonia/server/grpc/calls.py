@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, turned_away, unsupported
-from charonia.core.flow import Flow
-from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.request import Flow, InferRequest
+from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import Engine, Services, first_error
 from charonia.server.grpc.limits import GrpcLimits

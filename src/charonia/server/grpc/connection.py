@@ -8,15 +8,26 @@ Clients share the event loop fairly: of a read with many events, a connection ha
 
 An exception in a callback of the event loop is a bug of the server. The connection then ends its calls with an error
 and closes, so that no client waits for an answer that never comes.
+
+What a connection has read and not handled yet: bytes, and the events of those that are parsed.
+
+Bytes are parsed in pieces, which grow while they have few events: a large tensor is parsed almost at once, a flood of
+small frames is not. Calls that begin and are cancelled within a piece never begin.
+
+The time limits of a connection: keepalive and age have timers, all others are checked once in a while (`Timers.check`).
+A check costs requests nothing. It ends what a client has begun and does not finish: a frame, a message, an idle time.
 """
 
 import asyncio
 import logging
+import random
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol, cast
 
-from charonia.core.flow import flow_of_peer
+from charonia.core.request import flow_of_peer
 from charonia.server.grpc.call_table import CallTable, server_fault
 from charonia.server.grpc.calls import Service
 from charonia.server.grpc.http2 import (
@@ -36,10 +47,8 @@ from charonia.server.grpc.http2 import (
     StreamReset,
     TrailersReceived,
 )
-from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND, Intake
-from charonia.server.grpc.limits import AbuseLimits, Offenders
+from charonia.server.grpc.limits import AbuseLimits, GrpcLimits, Offenders
 from charonia.server.grpc.methods import Method
-from charonia.server.grpc.timers import Timers
 from charonia.server.listening import unsent_bytes
 
 _log = logging.getLogger(__name__)
@@ -57,6 +66,260 @@ HTTP1_ANSWER = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n"
     b"connection: close\r\n\r\nthis port speaks gRPC over HTTP/2\n"
 )
+
+EVENTS_AT_ONCE = 32
+"""So many events of a connection are handled at once; a call is two or more."""
+
+EVENTS_PER_ROUND = 8
+"""Of more, so many are handled in each round of the event loop."""
+
+PIECE_BYTES_MIN = 4 * 1024
+"""Bytes that are parsed at once at first, and after a piece with many events."""
+
+PIECE_BYTES_MAX = 1024 * 1024
+"""Bytes that are parsed at once after several pieces with few events."""
+
+AGE_JITTER = 0.1
+"""Random variation of the age limit, so that clients do not all reconnect at once."""
+
+
+_FRAME = 0
+"""In place of a stream: a frame that is no part of a call yet."""
+
+
+class Timed(Protocol):
+    """What timers do with their connection. See `GrpcConnection`."""
+
+    def send_ping(self) -> None: ...
+
+    def retire(self, grace_s: float) -> int | None:
+        """Ask the client to reconnect, and close once its calls are done, or after `grace_s` (0: no limit)."""
+        ...
+
+    def abort(self) -> None:
+        """Close now."""
+        ...
+
+
+class Timers:
+    """The timers of one connection.
+
+    Reads do not touch timers: they set the flag `active`, which each keepalive period checks.
+
+    Attributes:
+        active: Set whenever data is received.
+        calls: The connection's calls.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_handles",
+        "_limits",
+        "_loop",
+        "_newest_stream",
+        "_pings",
+        "_quiet_since_s",
+        "_sends",
+        "_unfinished",
+        "active",
+        "calls",
+    )
+
+    calls: CallTable
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: GrpcLimits, connection: Timed) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._connection = connection
+        self._handles: dict[str, asyncio.TimerHandle] = {}
+        self._pings = 0
+        self._sends = 0
+        self._newest_stream = -1
+        self._quiet_since_s = 0.0
+        self._unfinished: dict[int, tuple[float, int]] = {}
+        self.active = False
+
+    def start(self) -> None:
+        """Start keepalive and age: the client has begun its preface."""
+        limits = self._limits
+        self._arm("keepalive", limits.keepalive_time_s, self._keepalive)
+        if limits.connection_age_max_s:
+            jitter = random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
+            self._arm("age", limits.connection_age_max_s * jitter, self._too_old)
+
+    def stop(self) -> None:
+        """Cancel all timers."""
+        for handle in self._handles.values():
+            handle.cancel()
+        self._handles.clear()
+        del self._connection  # breaks a reference cycle
+
+    def await_end(self, transport: asyncio.WriteTransport) -> None:
+        """Start the time limit for closing: the client may have stopped reading the remaining output."""
+        left = unsent_bytes(transport)
+        self._arm("end", self._limits.keepalive_timeout_s, lambda: self._check_end(transport, left))
+
+    def excuse(self) -> None:
+        """Begin again with the time for unfinished messages: the server does not read."""
+        self._unfinished = {}
+
+    def check(self, now_s: float, newest_stream: int, *, is_cut: bool) -> None:
+        """End the calls and the connection of a client that takes too long.
+
+        Args:
+            now_s: Time of the event loop.
+            newest_stream: The newest stream with a request.
+            is_cut: Whether what the client has sent ends within a frame.
+        """
+        limits, calls, before = self._limits, self.calls, self._unfinished
+        unfinished = calls.unfinished()
+        if is_cut and not calls:
+            unfinished[_FRAME] = 0
+        self._unfinished = {}
+        for stream_id, received in unfinished.items():
+            since_s, earlier = before.get(stream_id, (now_s, received))
+            if received < earlier:  # of a further message
+                since_s = now_s
+            self._unfinished[stream_id] = since_s, received
+            limit_s = limits.body_timeout_s + received / limits.body_bytes_per_s_min
+            if stream_id == _FRAME and now_s - since_s > limits.header_timeout_s:
+                self._connection.retire(limits.connection_age_grace_s)
+            elif stream_id != _FRAME and now_s - since_s > limit_s:
+                calls.time_out(stream_id, limit_s)
+        if calls or newest_stream != self._newest_stream:
+            self._newest_stream, self._quiet_since_s = newest_stream, now_s
+        elif limits.connection_idle_max_s and now_s - self._quiet_since_s > limits.connection_idle_max_s:
+            self._connection.retire(limits.connection_age_grace_s)
+
+    def _arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
+        self._handles[name] = self._loop.call_later(delay_s, callback)
+
+    def _keepalive(self) -> None:
+        limits = self._limits
+        is_due = not self.active and (limits.keepalive_without_calls or len(self.calls) > 0)
+        self.active = False
+        if self.calls.sends != self._sends:
+            self._sends = self.calls.sends
+            self._pings = 0
+        if is_due and (limits.pings_without_data_max == 0 or self._pings < limits.pings_without_data_max):
+            self._pings += 1
+            self._connection.send_ping()
+            self._arm("keepalive", limits.keepalive_timeout_s, self._unanswered)
+        else:
+            self._arm("keepalive", limits.keepalive_time_s, self._keepalive)
+
+    def _unanswered(self) -> None:
+        if self.active:
+            self._arm("keepalive", self._limits.keepalive_time_s, self._keepalive)
+        else:
+            self._connection.abort()
+
+    def _check_end(self, transport: asyncio.WriteTransport, before: int) -> None:
+        if unsent_bytes(transport) < before:
+            self.await_end(transport)
+        else:
+            self._connection.abort()
+
+    def _too_old(self) -> None:
+        self._connection.retire(self._limits.connection_age_grace_s)
+
+
+FRAME_HEAD_BYTES = 9
+
+_OF_HEADERS = (b"\x01", b"\x09")
+"""Types of frames: HEADERS and CONTINUATION."""
+
+
+class Intake:
+    """Turns the bytes of a connection into events, a few at a time.
+
+    Attributes:
+        has_more: Whether bytes or events wait.
+        is_cut: Whether the last bytes that were parsed had no event, and end within a frame or within headers.
+    """
+
+    __slots__ = ("_events", "_http2", "_piece_bytes", "_unread", "has_more", "is_cut")
+
+    def __init__(self, http2: ServerConnection) -> None:
+        self._http2 = http2
+        self._events: deque[Event] = deque()
+        self._unread = b""
+        self._piece_bytes = PIECE_BYTES_MIN
+        self.has_more = False
+        self.is_cut = False
+
+    def add(self, data: bytes) -> None:
+        """Add bytes behind what is there."""
+        self._unread = self._unread + data if self._unread else data
+        self.has_more = True
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._events.clear()
+        self._unread = b""
+        self.has_more = False
+
+    def next_events(self, room: int, cancelled: Callable[[StreamReset], bool]) -> tuple[Sequence[Event], int]:
+        """Return up to `room` events, in order, and the room that is left.
+
+        Args:
+            room: Most events.
+            cancelled: Counts a call that was cancelled before it began; returns whether the connection goes on.
+
+        Returns:
+            The events, and the number of further ones that may be handled at once: none after a piece with more events
+            than `room`, even if all of them are of cancelled calls.
+
+        Raises:
+            Http2Error: A protocol error that ends the connection.
+        """
+        waiting = self._events
+        if not waiting:
+            size = self._piece_bytes
+            data, self._unread = self._unread[:size], self._unread[size:]
+            events = self._http2.receive(data)
+            self.is_cut = not events and _ends_within(data)
+            if len(events) <= room:
+                if size < PIECE_BYTES_MAX:
+                    self._piece_bytes = size * 2
+                self.has_more = bool(self._unread)
+                return events, room - max(len(events), 1)
+            self._piece_bytes = PIECE_BYTES_MIN
+            waiting += self._begun(events, cancelled)
+            room = EVENTS_PER_ROUND
+            left = 0
+        else:
+            left = max(room - len(waiting), 0)
+        taken = [waiting.popleft() for _ in range(min(room, len(waiting)))]
+        self.has_more = bool(waiting or self._unread)
+        return taken, left
+
+    def newest_stream(self) -> int:
+        """Return the newest stream whose request waits, 0 if none does."""
+        return max((event.stream_id for event in self._events if type(event) is RequestReceived), default=0)
+
+    def _begun(self, events: Sequence[Event], cancelled: Callable[[StreamReset], bool]) -> list[Event]:
+        """Return the events without those of calls that begin and are cancelled within them."""
+        begun = {event.stream_id for event in events if type(event) is RequestReceived}
+        ended = {event.stream_id for event in events if type(event) is StreamReset} & begun
+        found = []
+        for event in events:
+            if getattr(event, "stream_id", 0) not in ended:
+                found.append(event)
+            elif isinstance(event, DataReceived):
+                self._http2.consume(event.stream_id, len(event.data))
+            elif isinstance(event, StreamReset) and not cancelled(event):
+                return []
+        return found
+
+
+def _ends_within(data: bytes) -> bool:
+    """Return whether frames end within one, or with headers that go on in the next frame."""
+    at, kind = 0, b""
+    while at < len(data) <= PIECE_BYTES_MIN:
+        kind = data[at + 3 : at + 4]
+        at += FRAME_HEAD_BYTES + int.from_bytes(data[at : at + 3], "big")
+    return at > len(data) or kind in _OF_HEADERS
 
 
 class Owner(Protocol):

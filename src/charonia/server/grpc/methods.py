@@ -8,15 +8,15 @@ from typing import TypeVar
 from charonia.core.errors import ServingError, unsupported
 from charonia.server.facade import NO_LOG_CONTROL, Engine, Services, TrafficControl, known_model
 from charonia.server.grpc.calls import Run, Service, UnaryCall
-from charonia.server.grpc.load_stream import LoadStream
-from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream
+from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream, StreamCall
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING
 from charonia.wire import grpc_messages, log_settings, trace_settings
 from charonia.wire.grpc_framing import Buffer
-from charonia.wire.grpc_status import RpcError, Status
+from charonia.wire.grpc_messages import decode_traffic_change, decode_traffic_request, encode_traffic
+from charonia.wire.grpc_status import RpcError, Status, rpc_error
+from charonia.wire.orca import decode_load_request, encode_load
 from charonia.wire.shared_memory import disabled
-from charonia.wire.traffic_messages import decode_traffic_change, decode_traffic_request, encode_traffic
 
 Answer = Callable[[Engine, Buffer], bytes]
 Work = Callable[[Engine, Buffer], Awaitable[bytes]]
@@ -24,6 +24,49 @@ T = TypeVar("T")
 
 _SERVICE = "inference.GRPCInferenceService"
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+
+UNREAD_BYTES_MAX = 64 * 1024
+"""Reports that a caller has not read; beyond it, none are sent until it reads."""
+
+
+class LoadStream:
+    """One call for load reports. It ends with the server, or when the caller cancels it."""
+
+    __slots__ = ("_call", "_task")
+
+    def __init__(self, call: StreamCall) -> None:
+        self._call = call
+        self._task: asyncio.Task[None] | None = None
+
+    def in_flight(self) -> int:
+        """Return 1, which keeps the call open; 0 before the request, and when the server shuts down."""
+        return int(self._task is not None and not self._call.table.service.engine.is_exiting())
+
+    def start(self, message: Buffer) -> None:
+        """Begin to send reports. Raises as `Conversation.start`."""
+        if self._task is not None:
+            raise RpcError(Status.UNIMPLEMENTED, f"{self._call.name}: expected exactly one request message")
+        interval_s = decode_load_request(message)
+        self._task = self._call.table.service.loop.create_task(self._send(interval_s))
+
+    def drop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _send(self, interval_s: float) -> None:
+        call = self._call
+        load = call.table.service.services.load
+        try:
+            if load is None:
+                raise unsupported("the load of this server is not reported here")
+            while not call.is_over:
+                if call.table.unsent_bytes(call) <= UNREAD_BYTES_MAX:
+                    call.send([encode_load(await load.report())])
+                await asyncio.sleep(interval_s)
+        except ServingError as error:
+            call.fail(rpc_error(error))
+        except Exception:
+            call.table.fault(call)
 
 
 @dataclass(frozen=True, slots=True)

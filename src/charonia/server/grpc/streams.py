@@ -18,10 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.server.access_log import AccessEntry
 from charonia.server.facade import first_error
 from charonia.server.grpc.calls import TRACE_EVENTS, GrpcCall, Table

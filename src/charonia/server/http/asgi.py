@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from charonia.core.errors import invalid
-from charonia.core.flow import NO_FLOW
+from charonia.core.request import NO_FLOW
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.frontend import HttpFrontend
 from charonia.server.http.parser import Request

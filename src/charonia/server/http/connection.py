@@ -9,6 +9,11 @@ further one when it has its turn (`Turns`), and reads no more until it has taken
 
 No request needs a task, a future or a timer here: the endpoint's sweep finds slow clients (`check_time`). An exception
 in a callback of the loop is logged and closes the connection, so that its client does not wait for a response in vain.
+
+Turns of the connections that have more to do than what just arrived.
+
+In each round of the event loop one of them works, besides all connections that had nothing waiting. So clients that
+pipeline requests share the time of one client, however many they are.
 """
 
 import asyncio
@@ -20,12 +25,11 @@ from enum import Enum
 from typing import Protocol, cast
 
 from charonia.core.errors import invalid, turned_away, unavailable
-from charonia.core.flow import NO_FLOW, flow_of_peer
+from charonia.core.request import NO_FLOW, flow_of_peer
 from charonia.server.access.rules import Refusal
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.parser import RECEIVING, Event, Expectation, ParserState, Request, RequestParser
-from charonia.server.http.turns import Turns
 from charonia.server.listening import unsent_bytes
 from charonia.wire.http_status import REFUSED
 from charonia.wire.tensors import Lend
@@ -37,6 +41,33 @@ READ_BYTES = 256 * 1024
 
 LINGER_S = 2.0
 """Longest time without progress while a client reads its last response and the server has half-closed."""
+
+Callback = Callable[[], None]
+
+
+class Turns:
+    """Calls one of those that wait in each round of the event loop, in the order in which they came."""
+
+    def __init__(self, call_soon: Callable[[Callback], object]) -> None:
+        """Start with none.
+
+        Args:
+            call_soon: Calls a function in the next round of the event loop.
+        """
+        self._call_soon = call_soon
+        self._waiting: deque[Callback] = deque()
+
+    def wait(self, callback: Callback) -> None:
+        """Call a function when its turn comes."""
+        self._waiting.append(callback)
+        if len(self._waiting) == 1:
+            self._call_soon(self._next)
+
+    def _next(self) -> None:
+        callback = self._waiting.popleft()
+        if self._waiting:
+            self._call_soon(self._next)
+        callback()
 
 
 class ConnectionOwner(Protocol):

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import NamedTuple, Protocol
 
-from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal
-from charonia.core.flow import Flow
+from charonia.core.request import Flow
+from charonia.core.response import Outcome, Ticket
 from charonia.core.usage import TokenUsage
 from charonia.server.http.parser import Request
 from charonia.server.single_response import SingleResponse

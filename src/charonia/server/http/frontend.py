@@ -13,7 +13,7 @@ from charonia.server.access.rules import Gate
 from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.http.browsers import BrowserRules
-from charonia.server.http.connection import READ_BYTES, HttpConnection
+from charonia.server.http.connection import READ_BYTES, HttpConnection, Turns
 from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers, TrafficHandlers
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
@@ -23,7 +23,6 @@ from charonia.server.http.limits import HttpLimits
 from charonia.server.http.page import PageHandlers
 from charonia.server.http.route_hints import route_hint
 from charonia.server.http.routes import Route, Router, RouteTarget, none_ready, on_demand
-from charonia.server.http.turns import Turns
 from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
 from charonia.server.openai.routes import OpenaiHandlers
 from charonia.wire.tensors import Lend

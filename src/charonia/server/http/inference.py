@@ -19,10 +19,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from charonia.core.calls import Outcome
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome
 from charonia.server.facade import Engine, Services, first_error
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
 from charonia.server.http.large_body import DIGITS_MAX, JSON_SIZE

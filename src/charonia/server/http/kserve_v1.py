@@ -6,8 +6,8 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 
-from charonia.core.calls import Outcome
 from charonia.core.errors import ServingError, internal, not_found, unavailable, unsupported
+from charonia.core.response import Outcome
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Tasks
 from charonia.server.http.limits import HttpLimits

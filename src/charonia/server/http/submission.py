@@ -1,7 +1,7 @@
 """The way of inference requests from the HTTP front end into the engine: forwarded headers, and traces."""
 
-from charonia.core.calls import Reply, Ticket
 from charonia.core.request import InferRequest
+from charonia.core.response import Reply, Ticket
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import Exchange
 from charonia.server.tracing.requests import EventNames, begin

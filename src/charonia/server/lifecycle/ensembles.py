@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Collection
 
-from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelState
 from charonia.core.names import name_of
 from charonia.core.request import InferRequest
+from charonia.core.response import Reply, Ticket
 from charonia.server.ensembles.call import Infer, InferAtOnce
 from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.ensembles.runner import EnsembleRunner, never_at_once

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from charonia.config.instance_bounds import bounds_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig
-from charonia.config.parameters import CUSTOM_BATCHING, FRONT_END, INSTANCES_MAX, PYTHON_STRATEGY
+from charonia.config.parameters import CUSTOM_BATCHING, FRONT_END, INSTANCES_MAX, PYTHON_STRATEGY, bounds_of
 from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
 

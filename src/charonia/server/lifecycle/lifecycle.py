@@ -12,7 +12,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from charonia.config.json_form import from_json
@@ -27,6 +27,7 @@ from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.ensembles import Ensembles
 from charonia.server.lifecycle.entries import (
     AMBIGUOUS,
+    UNLOADED,
     KeptOverride,
     ModelEntry,
     VersionContent,
@@ -35,10 +36,9 @@ from charonia.server.lifecycle.entries import (
     with_namespaces,
 )
 from charonia.server.lifecycle.load_errors import PollError, load_error, log_failure, logged, reason_of
-from charonia.server.lifecycle.loader import load_version
+from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.lifecycle.options import LifecycleOptions
-from charonia.server.lifecycle.pending_load import PendingLoad
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
@@ -51,6 +51,44 @@ _log = logging.getLogger(__name__)
 
 DRAIN_LOOK_S = 0.005
 """Pause between two checks whether requests are in flight, at shutdown."""
+
+
+@dataclass(slots=True)
+class PendingLoad:
+    """A load of a model under way.
+
+    Attributes:
+        table: The models.
+        model: The model.
+        provided: Its files.
+        configured: Its configuration.
+        held: The versions that are ready and do not answer yet, with their entries and what they were loaded from.
+    """
+
+    table: ModelTable
+    model: ModelEntry
+    provided: Provided
+    configured: Configured
+    held: list[tuple[VersionEntry, LoadedVersion, VersionContent | None]] = field(default_factory=list)
+
+    async def decide(self, *, is_complete: bool) -> None:
+        """Let the versions that are held answer; where the load is not complete, close them all instead."""
+        held, self.held = self.held, []
+        if is_complete:
+            for entry, loaded, content in held:
+                before, entry.loaded = entry.loaded, loaded
+                entry.state, entry.reason = ModelState.READY, ""
+                entry.provided, entry.content = self.provided, content
+                self.table.route(self.model)
+                if before is not None:
+                    self.table.retire(before)
+            return
+        for entry, _, _ in held:
+            if entry.loaded is None:
+                entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
+        closing = [self.table.retire(loaded) for _, loaded, _ in held]
+        if closing:  # they still use the files of the load
+            await asyncio.wait(closing)
 
 
 class Lifecycle:

@@ -1,20 +1,29 @@
-"""Loads one model version (backend, instances, scheduler, runner, response cache) and closes it again."""
+"""Loads one model version (backend, instances, scheduler, runner, response cache) and closes it again.
+
+Finds an example request that the model of a file accepts, when it is loaded: its signature may allow too much.
+
+For example, the signature of a network for text lines has variable height and width, but the network accepts no height
+other than 48. Where it refuses the usual sizes of variable dimensions, others are tried. The result is kept in the
+configuration as a warm-up sample that is never run, where `wire/example_inputs.py` finds it.
+"""
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 
-from charonia.config.instance_bounds import bounds_of
 from charonia.config.json_form import to_json
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig
-from charonia.core.errors import invalid
+from charonia.config.model import ModelConfig, ModelWarmup, WarmupInput
+from charonia.config.parameters import EXAMPLE_REFUSED, TRY_EXAMPLE, bounds_of
+from charonia.core.errors import ServingError, invalid
+from charonia.core.request import InferRequest
 from charonia.core.statistics import WorkerState
-from charonia.core.tensor import Array
+from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import Executor, make_executor
@@ -22,12 +31,11 @@ from charonia.server.execution.runner import ModelRunner, instances_of
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import model_files
-from charonia.server.lifecycle.example_trial import with_example
 from charonia.server.lifecycle.python_strategy import PythonStrategy, load_strategy
 from charonia.server.lifecycle.repository.content import content_digest
 from charonia.server.lifecycle.repository.data_files import read_labels, read_state_files, read_warmup_files
 from charonia.server.lifecycle.repository.scan import ModelFolder
-from charonia.server.lifecycle.warmup import samples, warm
+from charonia.server.lifecycle.warmup import WarmupBatch, samples, warm
 from charonia.server.machine.cores import policy_name, share
 from charonia.server.ragged.configuration import as_padded, padding_plan
 from charonia.server.ragged.padded import PaddingStrategy, pad_instance
@@ -42,11 +50,67 @@ from charonia.server.scheduling.strategy import all_of
 from charonia.server.sequences.models import make_sequence_runner
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.sequences.tensors import initial_states
+from charonia.wire.example_inputs import example_inputs
 
 _log = logging.getLogger(__name__)
 
-
 _ANYWHERE: Mapping[str, tuple[int, ...]] = {}
+
+TRIAL_SIZES = (32, 48, 64, 224, 640)
+"""Sizes that are tried in turn for all variable dimensions together, after the usual ones."""
+
+TRIAL_ELEMENTS_MAX = 1 << 22
+"""Largest example that is tried, in elements of all inputs."""
+
+TRIAL_SECONDS_MAX = 5.0
+"""Time after which no further size is tried."""
+
+
+async def with_example(config: ModelConfig, version: str, executor: Executor) -> ModelConfig:
+    """Return the configuration of a model with an example that it accepts, or with its error if it refuses all.
+
+    Args:
+        config: The complete configuration; without the parameter `TRY_EXAMPLE` it is returned unchanged.
+        version: The version that is loaded.
+        executor: Runs the requests, as for a warm-up.
+    """
+    if TRY_EXAMPLE not in config.parameters:
+        return config
+    config = replace(config, parameters={k: v for k, v in config.parameters.items() if k != TRY_EXAMPLE})
+    if _shapes(example_inputs(config, 1)) == _shapes(example_inputs(config, 2)):
+        return config  # nothing is guessed
+    end_s = time.monotonic() + TRIAL_SECONDS_MAX
+    refusal = ""
+    for size in (0, *TRIAL_SIZES):
+        inputs = example_inputs(config, size)
+        if sum(tensor.array.size for tensor in inputs.values()) > TRIAL_ELEMENTS_MAX:
+            continue
+        error = await _run(config, version, executor, inputs)
+        if error is None:
+            return replace(config, model_warmup=(_sample(config, inputs),)) if size else config
+        refusal = refusal or error.message
+        if time.monotonic() > end_s:
+            break
+    return replace(config, parameters={**config.parameters, EXAMPLE_REFUSED: refusal}) if refusal else config
+
+
+async def _run(
+    config: ModelConfig, version: str, executor: Executor, inputs: Mapping[str, Tensor]
+) -> ServingError | None:
+    batch = WarmupBatch([InferRequest(config.name, dict(inputs), model_version=version)], config.name, version)
+    executor.run(batch)
+    return await batch.done
+
+
+def _sample(config: ModelConfig, inputs: Mapping[str, Tensor]) -> ModelWarmup:
+    """Return a sample with the shapes of inputs; its batch size of 0 means that it is not run."""
+    lead = 1 if config.max_batch_size > 0 else 0
+    given = {n: WarmupInput(data_type=t.datatype, dims=t.shape[lead:], zero_data=True) for n, t in inputs.items()}
+    return ModelWarmup("example", 0, given)
+
+
+def _shapes(inputs: Mapping[str, Tensor]) -> list[tuple[int, ...]]:
+    return [tensor.shape for tensor in inputs.values()]
 
 
 class SharedModel:

@@ -13,11 +13,10 @@ from math import prod
 import numpy as np
 
 from charonia.config.model import ModelConfig, ModelWarmup, WarmupInput
-from charonia.core.caller import CallFrame
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal
 from charonia.core.raw_data import from_file, zeros
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import Execution, Result
 from charonia.server.execution.executor import Executor

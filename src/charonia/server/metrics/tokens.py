@@ -8,7 +8,7 @@ Source: OpenTelemetry, "Semantic conventions for generative AI metrics", for the
 buckets.
 """
 
-from charonia.config.language import INPUT_TOKENS, OUTPUT_TOKENS
+from charonia.config.parameters import INPUT_TOKENS, OUTPUT_TOKENS
 from charonia.core.response import InferResponse
 from charonia.core.usage import TokenUsage, usage_of
 from charonia.server.metrics.metric_families import Histogram

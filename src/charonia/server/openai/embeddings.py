@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from charonia.config.language import TEXT_INPUT
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import (
     EMBEDDING_NORMALIZE,
     EMBEDDING_OUTPUT,
     EMBEDDING_POOLING,
+    TEXT_INPUT,
 )
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, invalid, unsupported
 from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.tensor import Array, Tensor
 from charonia.core.usage import TokenUsage
 from charonia.server.openai.model_files import TOKENS_MAX, ModelText

@@ -13,12 +13,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from charonia.config.language import INPUT_TOKENS, OUTPUT_TOKENS, TEXT_INPUT, repeats_text
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Outcome, Ticket
+from charonia.config.parameters import INPUT_TOKENS, OUTPUT_TOKENS, TEXT_INPUT, repeats_text
 from charonia.core.errors import ServingError, internal, unsupported
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome, Ticket
 from charonia.core.tensor import Tensor
 from charonia.core.usage import COMPLETION_TOKENS, PROMPT_TOKENS, TokenUsage
 from charonia.server.http.exchange import Exchange
@@ -26,9 +25,8 @@ from charonia.server.openai.events import EventStream
 from charonia.server.openai.model_files import ModelText
 from charonia.server.openai.pass_through import text_of
 from charonia.wire.json_text import dump
-from charonia.wire.openai_answer import AnswerHead
+from charonia.wire.openai_answer import AnswerHead, StopCutter
 from charonia.wire.openai_request import IMAGE_INPUT, Prompt, TextRequest
-from charonia.wire.stop_strings import StopCutter
 from charonia.wire.v2_generate import decode_generate
 
 _log = logging.getLogger(__name__)

@@ -1,17 +1,29 @@
-"""What the adapter reads in the folder of a model: its chat template, and its tokenizer."""
+"""What the adapter reads in the folder of a model: its chat template, and its tokenizer.
+
+Chat templates: from a conversation to the prompt of a model.
+
+The template is the model parameter `chat_template`, else the file `chat_template.jinja`, else the one in
+`tokenizer_config.json`, each in the folder of the version or of the model. Without one, the prompt has a line
+`ROLE: TEXT` for each message, an empty line after each, and ends with `assistant:`.
+
+Templates run in Jinja's sandbox, with what transformers gives them: `messages`, `add_generation_prompt`, `bos_token`,
+`eos_token`, `raise_exception`, `strftime_now` and loop controls.
+"""
 
 import asyncio
+import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import EMBEDDING_TOKENS_MAX
-from charonia.core.errors import internal, unsupported
+from charonia.config.parameters import CHAT_TEMPLATE, EMBEDDING_TOKENS_MAX
+from charonia.core.errors import ServingError, internal, invalid, unsupported
 from charonia.install_hint import extra_hint
-from charonia.server.openai.chat_template import Render, find_file, read_template
+from charonia.wire.json_text import Object
 from charonia.wire.openai_models import is_sentence_encoder
 
 if TYPE_CHECKING:
@@ -29,6 +41,119 @@ REMEMBERED_MAX = 256
 
 Folders = Callable[[str, str], Awaitable[Sequence[str]]]
 """Returns the folders of a model version, given by name and version ("" for any): of the version, of the model."""
+
+TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TEMPLATE_BYTES_MAX = 16 * 2**20
+"""Largest file with a template."""
+
+Render = Callable[[Sequence[Object]], str]
+"""Returns the prompt of a conversation. Raises ServingError where the template refuses it."""
+
+
+def plain_prompt(messages: Sequence[Object]) -> str:
+    """Return the prompt of a conversation without a template."""
+    lines = (f"{message['role']}: {_text(message['content'])}\n\n" for message in messages)
+    return "".join(lines) + "assistant:"
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    assert isinstance(content, list)
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def read_template(config: ModelConfig, folders: Sequence[Path]) -> Render:
+    """Return what makes the prompts of a model.
+
+    Args:
+        config: Its configuration.
+        folders: Where its files may lie, the first that has one counts.
+
+    Raises:
+        ServingError: A template cannot be read or used.
+    """
+    settings = _json_file(folders, TOKENIZER_CONFIG)
+    given = config.parameters.get(CHAT_TEMPLATE, "")
+    text = _file(folders, given) if given.endswith(".jinja") else given
+    if given and not text:
+        raise invalid(f"model '{config.name}': chat_template: there is no file '{given}' in its folder")
+    text = text or _file(folders, TEMPLATE_FILE) or _named(settings.get("chat_template"))
+    return _compiled(config.name, text, settings) if text else plain_prompt
+
+
+def find_file(folders: Sequence[Path], name: str) -> Path | None:
+    """Return the file of a model with this name, None where there is none."""
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def _file(folders: Sequence[Path], name: str) -> str:
+    path = find_file(folders, Path(name).name)
+    if path is None:
+        return ""
+    if path.stat().st_size > TEMPLATE_BYTES_MAX:
+        raise invalid(f"'{path.name}': expected at most {TEMPLATE_BYTES_MAX} bytes")
+    return path.read_text(encoding="utf-8")
+
+
+def _json_file(folders: Sequence[Path], name: str) -> Mapping[str, Any]:
+    text = _file(folders, name)
+    try:
+        document = json.loads(text) if text else {}
+    except ValueError as error:
+        raise internal(f"'{name}' of the model is not JSON: {error}") from error
+    return document if isinstance(document, dict) else {}
+
+
+def _named(templates: object) -> str:
+    """Return the template for chats: the only one, or the one named "default"."""
+    if isinstance(templates, list):
+        named = {each.get("name"): each.get("template") for each in templates if isinstance(each, dict)}
+        templates = named.get("default")
+    return templates if isinstance(templates, str) else ""
+
+
+def _compiled(model: str, text: str, settings: Mapping[str, Any]) -> Render:
+    try:
+        from jinja2 import TemplateError
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise unsupported(f"the chat template of model '{model}' needs Jinja", hint=extra_hint("openai")) from error
+
+    def refuse(message: str) -> None:
+        raise invalid(f"messages: {message}")
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    names = {
+        "raise_exception": refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "add_generation_prompt": True,
+        **{token: _token(settings.get(token)) for token in ("bos_token", "eos_token", "unk_token", "pad_token")},
+    }
+    try:
+        template = environment.from_string(text)
+    except TemplateError as error:
+        raise internal(f"the chat template of model '{model}' cannot be read: {error}") from error
+
+    def render(messages: Sequence[Object]) -> str:
+        try:
+            return template.render(names, messages=messages)
+        except ServingError:
+            raise
+        except Exception as error:  # a template computes with what the client sent
+            raise invalid(f"messages: the chat template of model '{model}' does not take them: {error}") from error
+
+    return render
+
+
+def _token(value: object) -> str:
+    """Return a special token, which is its text or an object with it."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, slots=True)

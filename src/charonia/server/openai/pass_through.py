@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from charonia.config.language import TEXT_INPUT, TEXT_OUTPUT
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Outcome
+from charonia.config.parameters import TEXT_INPUT, TEXT_OUTPUT
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
 from charonia.core.usage import usage_of
 from charonia.server.http.exchange import Exchange

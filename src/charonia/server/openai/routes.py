@@ -11,9 +11,9 @@ from contextlib import suppress
 from functools import partial
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Ticket
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.core.request import InferRequest
+from charonia.core.response import Ticket
 from charonia.core.usage import TokenUsage
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Tasks

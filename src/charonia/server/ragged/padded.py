@@ -4,9 +4,8 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Outputs, Result
 from charonia.server.ragged.padding import Lengths, PaddedSize, PaddingPlan, cut, pad_batch
 from charonia.server.scheduling.strategy import JoinDecision

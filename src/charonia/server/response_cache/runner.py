@@ -15,10 +15,9 @@ import logging
 from functools import partial
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.tensor import Tensor
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.ordering import OrderedOutcomes

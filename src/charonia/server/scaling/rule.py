@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-from charonia.config.instance_bounds import InstanceBounds
+from charonia.config.parameters import InstanceBounds
 
 _NS_PER_S = 1_000_000_000
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from charonia.core.flow import NO_FLOW, Flow
+from charonia.core.request import NO_FLOW, Flow
 
 _NS_PER_MS = 1_000_000
 
@@ -173,7 +173,7 @@ class QueueLimits:
         timeout_ns: Default queue timeout in ns, 0 for none.
         timeout_override: Whether a request may set a shorter timeout (or one at all, if there is no default).
         delay_expired: Move an expired request behind all others instead of dropping it.
-        adapts: Under overload, refuse requests that would wait longer than clients do (see `overload`).
+        adapts: Under overload, refuse requests that would wait longer than clients do (see `Overload`).
     """
 
     size_max: int = 0
@@ -195,7 +195,7 @@ class BatchPolicy:
         default_level: Level of requests without, or with an unknown, priority.
         limits: Queue policy of levels that have none in `level_limits`.
         level_limits: Queue policy by level.
-        adapt_delay: Skip the delay when recent batches show that no other request is expected (see `closed_loop`).
+        adapt_delay: Skip the delay when recent batches show that no other request is expected (see `ClosedLoop`).
         wanted_size: The largest preferred size: a batch of at least so many elements waits for no more.
     """
 

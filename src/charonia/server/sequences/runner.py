@@ -13,10 +13,10 @@ from functools import partial
 from charonia.config.kinds import ControlKind
 from charonia.config.model import ModelConfig
 from charonia.config.sequence_tensors import control_type, controls
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
+from charonia.core.response import Outcome, Reply, Ticket
 from charonia.server.backends.api import Outputs, Rescheduled, Result
 from charonia.server.execution.admission import Admission
 from charonia.server.execution.busy_poll import BusyPoll

@@ -4,9 +4,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable
 from heapq import heapify, heappop, heappush
 
-from charonia.core.flow import NO_FLOW
+from charonia.core.request import NO_FLOW
 from charonia.server.scheduling.api import CloseReason, Submit
-from charonia.server.scheduling.overload import Overload, Pace, has_time, waits_ns
+from charonia.server.scheduling.queue import Overload, Pace, has_time, waits_ns
 from charonia.server.sequences.api import (
     EndReason,
     SequenceEnd,

@@ -1,12 +1,28 @@
-"""The shared-memory regions that clients have registered, by name. Both kinds share one set of names."""
+"""The shared-memory regions that clients have registered, by name. Both kinds share one set of names.
+
+A client's memory on a GPU, opened by its CUDA IPC handle through the driver's library.
+
+Models take host arrays, so each input is copied from the GPU and each output to it, once.
+
+A client's system shared memory (`shm_open`): tmpfs files in one folder.
+
+Reads are views of a mapping, writes go through the file. A process that touches the mapping of a truncated file, or a
+hole when the file system is full, dies of SIGBUS. So the registered part is allocated at registration, the size of the
+file is checked before each use, and a write cannot fault at all. One risk remains: a client that truncates its object
+while a model reads the input.
+"""
 
 import asyncio
+import ctypes
+import mmap
+import os
+import stat
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from charonia.core.errors import Code, ServingError, internal, invalid, not_found, unavailable
-from charonia.server.shared_memory.cuda import CudaMemory
-from charonia.server.shared_memory.system import SystemMemory
+from charonia.core.errors import Code, ServingError, internal, invalid, not_found, unavailable, unsupported
+from charonia.server.backends.python.worker.cuda_driver import HANDLE_BYTES, CudaError, Driver, driver
 from charonia.wire.shared_memory import CudaRegion, RegionSpan, SystemRegion
 
 REGIONS_MAX = 1024
@@ -14,6 +30,175 @@ REGIONS_MAX = 1024
 
 NAME_LENGTH_MAX = 1024
 """Longest name of a region."""
+
+DEVICES_MAX = 1024
+
+_WHAT_FAILED = "cuda shared memory"
+
+SHM_FOLDER = "/dev/shm"
+"""Linux' folder of memory objects."""
+
+OBJECT_NAME_BYTES_MAX = 255
+
+RESERVED_PREFIXES = ("triton_python_backend_shm_region_", "sem.")
+"""Prefixes of names that are not a client's: memory of Triton's Python models, and semaphores."""
+
+_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class SystemMemory:
+    """A part of a memory object. It is unmapped with the last reference to this object and to its views."""
+
+    def __init__(self, region: SystemRegion, folder: str = SHM_FOLDER) -> None:
+        """Open and map the part.
+
+        Args:
+            region: The part; a leading slash of the object's name is ignored.
+            folder: The folder of memory objects.
+
+        Raises:
+            ServingError: INVALID_ARG for an invalid name or a part beyond the object's end, INTERNAL when there is no
+                such object, UNAVAILABLE when its memory cannot be allocated, UNSUPPORTED on platforms without memory
+                objects.
+        """
+        label, key, offset, byte_size = region
+        name = _checked_name(key)
+        if not os.path.isdir(folder):
+            raise unsupported(
+                "system shared memory is not offered on this platform", hint="send the tensors in the messages"
+            )
+        try:
+            self._file = os.open(os.path.join(folder, name), _FLAGS)
+        except OSError as error:
+            raise internal(f"Unable to open shared memory region: '{key}': {error.strerror}") from error
+        weakref.finalize(self, os.close, self._file)
+        self._key = key
+        self._offset = offset
+        self._end = offset + byte_size
+        status = os.fstat(self._file)
+        if not stat.S_ISREG(status.st_mode):
+            raise internal(f"Unable to open shared memory region: '{key}': it is not a memory object")
+        if not 0 < byte_size <= status.st_size - offset:
+            raise invalid(
+                f"failed to register shared memory region '{label}': invalid args: {byte_size} bytes from offset "
+                f"{offset} on, in an object of {status.st_size} bytes"
+            )
+        lead = offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            os.posix_fallocate(self._file, offset, byte_size)
+            mapping = mmap.mmap(self._file, lead + byte_size, access=mmap.ACCESS_READ, offset=offset - lead)
+        except OSError as error:
+            raise unavailable(
+                f"failed to register shared memory region '{label}': {byte_size} bytes cannot be allocated: "
+                f"{error.strerror}",
+                hint=f"is {folder} full?",
+            ) from error
+        self._bytes = memoryview(mapping)[lead:]
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """Return a read-only view of bytes within the part.
+
+        Raises:
+            ServingError: INVALID_ARG when the object was truncated.
+        """
+        self._check()
+        return self._bytes[offset : offset + byte_size]
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copy `data` into the part, which it must fit.
+
+        Raises:
+            ServingError: INVALID_ARG when the object was truncated, INTERNAL when it cannot be written.
+        """
+        self._check()
+        position = self._offset + offset
+        try:
+            while data:
+                written = os.pwrite(self._file, data, position)
+                data, position = data[written:], position + written
+        except OSError as error:
+            raise internal(f"shared memory region '{self._key}' cannot be written: {error.strerror}") from error
+
+    def _check(self) -> None:
+        size = os.fstat(self._file).st_size
+        if size < self._end:
+            raise invalid(
+                f"the memory object '{self._key}' has {size} bytes now, its registered part ends at {self._end}",
+                hint="unregister the region before the object is truncated",
+            )
+
+
+def _checked_name(key: str) -> str:
+    """Return the file name of a memory object."""
+    name = key.lstrip("/")
+    problem = ""
+    if not name or name in (".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > OBJECT_NAME_BYTES_MAX:
+        problem = f"expected 1 to {OBJECT_NAME_BYTES_MAX} bytes without '/' behind the first one"
+    elif name.startswith(RESERVED_PREFIXES):
+        problem = f"names that begin with {' or '.join(RESERVED_PREFIXES)} are reserved"
+    if problem:
+        raise invalid(f"Unable to open shared memory region: '{key[:OBJECT_NAME_BYTES_MAX]}': {problem}")
+    return name
+
+
+class CudaMemory:
+    """A part of a GPU's memory. It is closed when neither this object nor a copy in progress needs it."""
+
+    def __init__(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
+        """Open the memory.
+
+        Args:
+            name: Name of the region.
+            raw_handle: The handle.
+            device_id: The GPU.
+            byte_size: Size of the part, which begins at the start of the memory.
+
+        Raises:
+            ServingError: INVALID_ARG for memory that does not exist, or without a GPU.
+        """
+        api = _driver_for(name)
+        if len(raw_handle) != HANDLE_BYTES or byte_size < 1 or not 0 <= device_id < DEVICES_MAX:
+            raise _refused(name, f"invalid args: a handle has {HANDLE_BYTES} bytes and a region at least 1")
+        self._driver = api
+        try:
+            self._context = api.context(device_id)
+            self._address, size = api.open(self._context, raw_handle)
+        except CudaError as error:
+            raise _refused(name, f"{_WHAT_FAILED}: {error}") from error
+        if byte_size > size:
+            api.close(self._context, self._address)
+            raise _refused(name, f"invalid args: the memory has {size} bytes, got byte_size {byte_size}")
+        weakref.finalize(self, api.close, self._context, self._address)
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """Return a copy of bytes within the part. Raises INTERNAL when the GPU fails."""
+        data = (ctypes.c_char * byte_size)()
+        try:
+            self._driver.to_host(self._context, data, self._address + offset)
+        except CudaError as error:
+            raise internal(f"{_WHAT_FAILED}: {error}") from error
+        return memoryview(data).cast("B").toreadonly()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copy `data` into the part, which it must fit. Raises INTERNAL when the GPU fails."""
+        try:
+            self._driver.to_device(self._context, self._address + offset, bytes(data))
+        except CudaError as error:
+            raise internal(f"{_WHAT_FAILED}: {error}") from error
+
+
+def _driver_for(name: str) -> Driver:
+    try:
+        return driver()
+    except CudaError as error:
+        raise invalid(
+            f"failed to register CUDA shared memory region: '{name}', GPUs not supported",
+            hint="this server has no GPU that it can use: register system shared memory",
+        ) from error
+
+
+def _refused(name: str, reason: str) -> ServingError:
+    return invalid(f"failed to register shared memory region '{name}': {reason}")
 
 
 class Memory(Protocol):

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from charonia.core.calls import Outcome, Reply
 from charonia.core.request import InferRequest
+from charonia.core.response import Outcome, Reply
 from charonia.core.trace import RemoteParent, TraceTree, parse_traceparent
 from charonia.wire.trace_settings import Change
 

@@ -6,9 +6,9 @@ it on its way.
 
 from collections.abc import Mapping
 
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
+from charonia.core.response import Outcome, Reply, Ticket
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.sequences.runner import SequenceRunner

@@ -12,10 +12,9 @@ import pytest
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement, Result
 from charonia.server.backends.language.backend import LanguageBackend, LanguageModel

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from charonia.core.caller import CallFrame
+from charonia.core.request import CallFrame
 from charonia.server.backends.python import exception_log
 from charonia.server.backends.python.exception_log import EXCEPTIONS_MAX, ExceptionLog
 

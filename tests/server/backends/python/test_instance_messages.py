@@ -8,10 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from charonia.core.caller import CallFrame
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python.channel_end import RELEASES_HELD_MAX

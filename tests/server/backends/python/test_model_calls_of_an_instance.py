@@ -7,12 +7,9 @@ import pytest
 from tests.support.fake_engine import FakeTicket
 
 from charonia.config.model import ModelConfig, TransactionPolicy
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome, Reply
 from charonia.core.errors import Code, ServingError, internal, not_found
-from charonia.core.flow import Flow
-from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.request import CallFrame, Flow, InferRequest
+from charonia.core.response import InferResponse, Outcome, Reply
 from charonia.server.backends.api import Result
 from charonia.server.backends.python import calls as calls_module
 from charonia.server.backends.python.calls import ModelCalls, Work

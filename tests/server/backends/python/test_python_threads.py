@@ -13,12 +13,10 @@ from tests.support.python_model import config, request, write
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, TransactionPolicy
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Reply
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid
-from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.request import CallFrame, InferRequest
+from charonia.core.response import InferResponse, Reply
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
 from charonia.server.backends.python import thread as thread_module

@@ -10,10 +10,9 @@ import pytest
 from tests.support import python_model
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, Reshape
-from charonia.core.caller import CallFrame
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Result
 from charonia.server.backends.python.backend import MODE

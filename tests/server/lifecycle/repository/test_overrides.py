@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.lifecycle.repository import overrides
-from charonia.server.lifecycle.repository.overrides import write_override
+from charonia.server.lifecycle import provision
+from charonia.server.lifecycle.provision import write_override
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +56,8 @@ def test_one_path_in_two_spellings_and_a_file_that_is_also_a_folder_are_refused(
 
 
 def test_too_many_files_and_too_many_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "FILES_MAX", 1)
-    monkeypatch.setattr(overrides, "TOTAL_BYTES_MAX", 3)
+    monkeypatch.setattr(provision, "OVERRIDE_FILES_MAX", 1)
+    monkeypatch.setattr(provision, "OVERRIDE_BYTES_MAX", 3)
 
     with pytest.raises(ServingError, match="at most 1 files, got 2"):
         write_override({"a": b"", "b": b""})
@@ -66,7 +66,7 @@ def test_too_many_files_and_too_many_bytes_are_refused(monkeypatch: pytest.Monke
 
 
 def test_a_failed_write_leaves_nothing_behind(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "NAME_BYTES_MAX", 300)
+    monkeypatch.setattr(provision, "OVERRIDE_NAME_BYTES_MAX", 300)
     with pytest.raises(ServingError, match=r"cannot be written .*: file name too long") as caught:
         write_override({"a": b"1", "x" * 300: b""})
 

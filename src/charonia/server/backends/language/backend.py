@@ -12,8 +12,8 @@ import orjson
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import raise_problems
-from charonia.core.caller import CallFrame
 from charonia.core.errors import unsupported
+from charonia.core.request import CallFrame
 from charonia.install_hint import extra_hint
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.language.signature import complete_language, language_problems

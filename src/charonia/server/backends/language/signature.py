@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from charonia.config.kinds import InstanceKind
-from charonia.config.language import TEXT_INPUT, TEXT_OUTPUT
 from charonia.config.model import (
     InstanceGroup,
     ModelConfig,
@@ -16,7 +15,7 @@ from charonia.config.model import (
     ModelOutput,
     TransactionPolicy,
 )
-from charonia.config.parameters import EXAMPLE, OPENAI_ROUTES
+from charonia.config.parameters import EXAMPLE, OPENAI_ROUTES, TEXT_INPUT, TEXT_OUTPUT
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
 

@@ -12,8 +12,8 @@ import orjson
 from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
 from charonia.core.errors import invalid, unsupported
+from charonia.core.request import CallFrame
 from charonia.core.statistics import MemoryUsage, WorkerState
 from charonia.server.backends.api import AsyncInstance, BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.python.describe import ask_worker, described

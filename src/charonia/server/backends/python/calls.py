@@ -9,11 +9,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, unavailable, unsupported
-from charonia.core.flow import NO_FLOW
-from charonia.core.request import InferRequest
+from charonia.core.request import NO_FLOW, CallFrame, InferRequest
+from charonia.core.response import Outcome, Reply, Ticket
 from charonia.core.trace import Trace
 from charonia.server.backends.api import BatchSink, Models
 

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from charonia.core.calls import Outcome
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.response import Outcome
 from charonia.core.tensor import DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Rescheduled, Result
 from charonia.server.backends.python.cuda_ipc import exported_place, imported_tensor

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from charonia.core.caller import CallFrame
+from charonia.core.request import CallFrame
 from charonia.server.log_file import LINES
 
 _log = logging.getLogger(__name__)

@@ -6,9 +6,8 @@ the worker's messages.
 
 from collections.abc import Callable, Sequence
 
-from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.server.backends.api import BatchSink
 from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.services import Readiness, ServerServices, WorkerServices

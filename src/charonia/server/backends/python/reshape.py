@@ -7,9 +7,8 @@ import copy
 from collections.abc import Sequence
 
 from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import AsyncInstance, BatchSink, Outputs, Result
 from charonia.server.backends.batch import TensorPlan, input_plans, output_plans

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from charonia.core.caller import CallFrame
-from charonia.core.calls import Outcome
 from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
-from charonia.core.request import DeviceRequest, InferRequest
+from charonia.core.request import CallFrame, DeviceRequest, InferRequest
+from charonia.core.response import Outcome
 from charonia.server.backends.api import BusyPolling, Models
 from charonia.server.backends.python.calls import ModelCalls, Work
 from charonia.server.backends.python.codec import decode_request, encode_error, encode_outcome

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from charonia.core.calls import Outcome
 from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import ServingError, internal
+from charonia.core.response import Outcome
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python.codec import decode_error, encode_error

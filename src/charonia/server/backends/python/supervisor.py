@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
-from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError, internal
-from charonia.core.request import InferRequest
+from charonia.core.request import CallFrame, InferRequest
 from charonia.server.backends.api import Result
 from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.process import WorkerLink, WorkerProcess

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from charonia.core.calls import Outcome
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.request import DeviceRequest, InferRequest
+from charonia.core.response import Outcome
 from charonia.server.backends.api import BatchSink, Result
 from charonia.server.backends.python.calls import Work
 from charonia.server.backends.python.codec import encode_error, log_of_model, made_request, request_fields

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from charonia.config.complete import Signature, check_signature, merge_signature
-from charonia.config.instance_bounds import bounds_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
+from charonia.config.parameters import bounds_of
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import DataType

@@ -17,8 +17,8 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.problems import raise_problems
 from charonia.config.sequence_tensors import seen_by_model
-from charonia.core.caller import CallFrame
 from charonia.core.errors import invalid, unsupported
+from charonia.core.request import CallFrame
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.python.backend import PythonModel
 from charonia.server.backends.python.describe import ask_worker
