@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from charonia.server.execution.runner import ModelRunner, free_instances, instances_of
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.metrics.custom import CustomFamily, CustomMetrics
 from charonia.server.response_cache.runner import CachedRunner
@@ -163,8 +163,8 @@ def load_of(runners: Iterable[Runner], rates: LoadRates) -> dict[str, float]:
         in_flight += runner.in_flight
         inner = runner.inner if isinstance(runner, CachedRunner) else runner
         if isinstance(inner, ModelRunner):
-            count = len(instances_of(inner))
-            working = count - len(free_instances(inner))
+            count = len(inner.instances)
+            working = count - len(inner.free_instances())
             instances += count
             busy += working
             average = rates.busy.get(id(runner.metrics), working)

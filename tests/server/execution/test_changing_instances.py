@@ -16,14 +16,7 @@ from charonia.server.backends.api import Placement
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.execution.executor import AsyncExecutor
-from charonia.server.execution.runner import (
-    ModelRunner,
-    add_instance,
-    free_instances,
-    give_up_instance,
-    instances_of,
-    waited_ns,
-)
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
@@ -54,18 +47,18 @@ def test_a_request_that_waits_runs_on_the_instance_that_is_added() -> None:
         runner = runner_of(scaled(config()), first)
         runner.submit(request("a"), answers.reply_to("a"))
         runner.submit(request("b"), answers.reply_to("b"))
-        assert waited_ns(runner, now_ns()) > 0
-        assert free_instances(runner) == []
+        assert runner.waited_ns(now_ns()) > 0
+        assert runner.free_instances() == []
 
-        add_instance(runner, 1, executor_of(second, 1))
+        runner.add_instance(1, executor_of(second, 1))
         await asyncio.sleep(0)
 
-        assert waited_ns(runner, now_ns()) == 0
+        assert runner.waited_ns(now_ns()) == 0
         second.finish()
         first.finish()
         assert answers.is_answered("a")
         assert answers.is_answered("b")
-        assert free_instances(runner) == [0, 1]
+        assert runner.free_instances() == [0, 1]
 
     asyncio.run(scenario())
 
@@ -74,17 +67,17 @@ def test_only_a_free_instance_is_given_up_and_later_requests_go_to_the_others() 
     async def scenario() -> None:
         first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
         runner = runner_of(scaled(config()), first)
-        add_instance(runner, 1, executor_of(second, 1))
+        runner.add_instance(1, executor_of(second, 1))
         runner.submit(request("a"), answers.reply_to("a"))
         busy, idle = (first, second) if first.batches else (second, first)
 
-        given_up = give_up_instance(runner)
+        given_up = runner.give_up_instance()
 
         assert given_up is not None
         await given_up.aclose()
         assert idle.is_closed
-        assert len(instances_of(runner)) == 1
-        assert give_up_instance(runner) is None
+        assert len(runner.instances) == 1
+        assert runner.give_up_instance() is None
         runner.submit(request("b"), answers.reply_to("b"))
         busy.finish()
         await asyncio.sleep(0)
@@ -104,11 +97,11 @@ def test_an_instance_that_owes_a_response_is_not_given_up() -> None:
         _, sink = instance.batches.pop()
         sink.finish(now_ns(), now_ns(), leaves_open=True)
 
-        assert free_instances(runner) == []
-        assert give_up_instance(runner) is None
+        assert runner.free_instances() == []
+        assert runner.give_up_instance() is None
         sink.respond(0, None, True)
         assert outcomes == [(None, True)]
-        assert free_instances(runner) == [0]
+        assert runner.free_instances() == [0]
 
     asyncio.run(scenario())
 
@@ -119,15 +112,15 @@ def test_while_requests_wait_for_others_to_join_no_instance_is_given_up() -> Non
         dynamic = DynamicBatching(max_queue_delay_microseconds=10_000_000)
         cfg = scaled(config(dynamic, 4))
         runner = runner_of(replace(cfg, parameters={**cfg.parameters, "ADAPT_QUEUE_DELAY": "false"}), first)
-        add_instance(runner, 1, executor_of(second, 1))
+        runner.add_instance(1, executor_of(second, 1))
         await asyncio.sleep(0)
         runner.submit(request("a", batch=1), answers.reply_to("a"))
         assert runner.pending == 1
 
-        assert give_up_instance(runner) is None
+        assert runner.give_up_instance() is None
 
         runner.abandon(unavailable("the server stops"))
-        assert give_up_instance(runner) is not None
+        assert runner.give_up_instance() is not None
 
     asyncio.run(scenario())
 
@@ -143,7 +136,7 @@ def test_whatever_comes_and_goes_every_request_has_one_answer(seed: int, batches
         scripted = {0: ScriptedInstance()}
         closed: list[ScriptedInstance] = []
         runner = runner_of(cfg, scripted[0])
-        of_executor = {id(executor): scripted[0] for executor in instances_of(runner).values()}
+        of_executor = {id(executor): scripted[0] for executor in runner.instances.values()}
 
         def submit() -> None:
             name = str(len(sent))
@@ -156,15 +149,15 @@ def test_whatever_comes_and_goes_every_request_has_one_answer(seed: int, batches
                 draw.choice(busy).finish()
 
         def add() -> None:
-            number = next((n for n in range(4) if n not in instances_of(runner)), None)
+            number = next((n for n in range(4) if n not in runner.instances), None)
             if number is not None:
                 scripted[number] = ScriptedInstance()
                 executor = executor_of(scripted[number], number)
                 of_executor[id(executor)] = scripted[number]
-                add_instance(runner, number, executor)
+                runner.add_instance(number, executor)
 
         def give_up() -> None:
-            if len(instances_of(runner)) > 1 and (executor := give_up_instance(runner)) is not None:
+            if len(runner.instances) > 1 and (executor := runner.give_up_instance()) is not None:
                 instance = of_executor[id(executor)]
                 assert not instance.batches
                 closed.append(instance)

@@ -22,7 +22,7 @@ from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import BlockingExecutor
 from charonia.server.execution.neighbours import Neighbours
-from charonia.server.execution.runner import ModelRunner, begin_in_place
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.front_ends import local_models
 from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.lifecycle.backends import Backends
@@ -177,7 +177,7 @@ def test_an_automatic_model_is_offered_when_the_engine_has_measured_it(tmp_path:
         assert bench.engine.offers.now() == {}
         assert "not been measured" in bench.engine.offers.reason(runner)
 
-        begin_in_place(runner)
+        runner.begin_in_place()
         await bench.follow()
 
         assert set(bench.engine.offers.now()) == {("m", ""), ("m", "1")}

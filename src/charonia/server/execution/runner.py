@@ -147,6 +147,55 @@ class ModelRunner:
     def in_flight(self) -> int:
         return len(self._in_flight.requests)
 
+    @property
+    def instances(self) -> Mapping[int, Executor]:
+        """The executors by number of the instance."""
+        return self._executors
+
+    def free_instances(self) -> list[int]:
+        """Return the numbers of the instances that run nothing and owe no response."""
+        owing = {entry.batch.executor for entry in self._in_flight.requests.values() if entry.batch is not None}
+        return [n for n, each in self._executors.items() if self._slots.is_free(n) and each not in owing]
+
+    def waited_ns(self, now: int) -> int:
+        """Return how long the oldest request that waits for an instance has waited, 0 where none waits."""
+        waiting = (entry for entry in self._in_flight.requests.values() if entry.state == QUEUED)
+        return max(1, now - oldest.arrival_ns) if (oldest := next(waiting, None)) is not None else 0
+
+    def add_instance(self, number: int, executor: Executor) -> None:
+        """Give batches to one more instance, with a number below the most that the configuration allows."""
+        self._executors[number] = executor
+        self._pool.instances.add(number)
+        self._follow(self._slots.add(number))
+
+    def give_up_instance(self) -> Executor | None:
+        """Give no more batches to the free instance with the highest number, and return it; None where none is free."""
+        free = self.free_instances()
+        if not free or self.pending:
+            return None
+        number = max(free)
+        self._pool.instances.discard(number)
+        self._follow(self._slots.remove(number))
+        return self._executors.pop(number)
+
+    @property
+    def runs_in_place(self) -> bool:
+        """Whether an instance computes on the event loop, because its executions are short; a trial does not count."""
+        executors = (each for each in self._executors.values() if isinstance(each, BlockingExecutor))
+        return any(each.rule.in_place and not each.rule.is_tried for each in executors)
+
+    @property
+    def has_short_requests(self) -> bool:
+        """Whether an instance computes a request in microseconds, wherever it runs batches."""
+        executors = (each for each in self._executors.values() if isinstance(each, BlockingExecutor))
+        return self.runs_in_place or any(each.requests.are_short for each in executors)
+
+    def begin_in_place(self) -> None:
+        """Let every instance compute on the event loop from now on, as long as executions are short."""
+        for executor in self._executors.values():
+            if isinstance(executor, BlockingExecutor):
+                executor.rule.begin()
+
     def entry(self, id: int) -> PendingRequest:
         return self._in_flight.requests[id]
 
@@ -426,59 +475,6 @@ class ModelRunner:
 
 def _submission(id: int, batch_size: int, shape_key: Hashable, request: InferRequest) -> Submit:
     return Submit(id, batch_size, shape_key, request.priority, request.timeout_us, request.flow, request.deadline_ns)
-
-
-def instances_of(runner: ModelRunner) -> Mapping[int, Executor]:
-    return runner._executors
-
-
-def free_instances(runner: ModelRunner) -> list[int]:
-    """Return the numbers of the instances that run nothing and owe no response."""
-    owing = {entry.batch.executor for entry in runner._in_flight.requests.values() if entry.batch is not None}
-    return [n for n, each in runner._executors.items() if runner._slots.is_free(n) and each not in owing]
-
-
-def waited_ns(runner: ModelRunner, now: int) -> int:
-    """Return how long the oldest request that waits for an instance has waited, 0 where none waits."""
-    waiting = (entry for entry in runner._in_flight.requests.values() if entry.state == QUEUED)
-    return max(1, now - oldest.arrival_ns) if (oldest := next(waiting, None)) is not None else 0
-
-
-def add_instance(runner: ModelRunner, number: int, executor: Executor) -> None:
-    """Give batches to one more instance, with a number below the most that the configuration allows."""
-    runner._executors[number] = executor
-    runner._pool.instances.add(number)
-    runner._follow(runner._slots.add(number))
-
-
-def give_up_instance(runner: ModelRunner) -> Executor | None:
-    """Give no more batches to the free instance with the highest number, and return it; None where none is free."""
-    free = free_instances(runner)
-    if not free or runner.pending:
-        return None
-    number = max(free)
-    runner._pool.instances.discard(number)
-    runner._follow(runner._slots.remove(number))
-    return runner._executors.pop(number)
-
-
-def runs_in_place(runner: ModelRunner) -> bool:
-    """Whether an instance computes on the event loop, because its executions are short; a trial does not count."""
-    executors = (each for each in runner._executors.values() if isinstance(each, BlockingExecutor))
-    return any(each.rule.in_place and not each.rule.is_tried for each in executors)
-
-
-def has_short_requests(runner: ModelRunner) -> bool:
-    """Whether an instance computes a request in microseconds, wherever it runs batches."""
-    executors = (each for each in runner._executors.values() if isinstance(each, BlockingExecutor))
-    return runs_in_place(runner) or any(each.requests.are_short for each in executors)
-
-
-def begin_in_place(runner: ModelRunner) -> None:
-    """Let every instance compute on the event loop from now on, as long as executions are short."""
-    for executor in runner._executors.values():
-        if isinstance(executor, BlockingExecutor):
-            executor.rule.begin()
 
 
 def _run_in_part(batch: RunningBatch) -> None:

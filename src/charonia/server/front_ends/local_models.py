@@ -23,7 +23,7 @@ from charonia.server.ensembles.call import Infer
 from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.ensembles.runner import EnsembleRunner
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.runner import ModelRunner, begin_in_place, runs_in_place
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.front_ends.records import plain
 from charonia.server.lifecycle.backends import Backends
@@ -79,7 +79,7 @@ class Copy:
     def takes_requests(self) -> bool:
         """Whether it takes the next request. The steps of an ensemble decide for themselves."""
         runner = self.loaded.runner
-        if not isinstance(runner, ModelRunner) or runs_in_place(runner):
+        if not isinstance(runner, ModelRunner) or runner.runs_in_place:
             return True
         now = now_ns()
         if not self.rests_until_ns:
@@ -87,8 +87,8 @@ class Copy:
         if now < self.rests_until_ns:
             return False
         self.rests_until_ns = 0
-        begin_in_place(runner)
-        return runs_in_place(runner)
+        runner.begin_in_place()
+        return runner.runs_in_place
 
 
 @dataclass(slots=True, eq=False)
@@ -218,7 +218,7 @@ class LocalModels:
                 )
             elif self._wanted.get(offer.number) == offer:
                 if isinstance(loaded.runner, ModelRunner):
-                    begin_in_place(loaded.runner)
+                    loaded.runner.begin_in_place()
                 self._add(Copy(offer, loaded))
                 self._route()
                 loaded = None

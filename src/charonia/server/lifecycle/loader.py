@@ -27,7 +27,7 @@ from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import Executor, make_executor
-from charonia.server.execution.runner import ModelRunner, instances_of
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import model_files
@@ -237,7 +237,7 @@ def instances_kept(before: LoadedVersion, config: ModelConfig) -> dict[tuple[str
         or any(replace(group, count=1) not in known for group in config.instance_group)
     ):
         return {}
-    executors = instances_of(runner).values()
+    executors = runner.instances.values()
     return {(each.placement.name, each.placement.device_id): each for each in executors}
 
 

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from charonia.server.directory import Target
 from charonia.server.ensembles.configuration import scheduling_of
 from charonia.server.ensembles.plan import key_of
-from charonia.server.execution.runner import ModelRunner, has_short_requests
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.entries import VersionEntry
 from charonia.server.lifecycle.in_front import Candidate, Offer, reason_to_stay
@@ -92,7 +92,7 @@ class Offers:
             runner.config,
             sum(usage.byte_size for usage in runner.metrics.statistics.memory),
             is_limited=loaded.claim is not None,
-            has_short_requests=isinstance(runner, ModelRunner) and has_short_requests(runner),
+            has_short_requests=isinstance(runner, ModelRunner) and runner.has_short_requests,
             steps=[(judgement.offer.name, judgement.reason) for judgement in steps],
         )
         offer = Offer(

@@ -12,15 +12,7 @@ from dataclasses import replace
 from charonia.core.errors import ServingError
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import Executor
-from charonia.server.execution.runner import (
-    ModelRunner,
-    add_instance,
-    free_instances,
-    give_up_instance,
-    instances_of,
-    runs_in_place,
-    waited_ns,
-)
+from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.prometheus import InstanceCount
 from charonia.server.scaling.room import Demand, Room, obstacle, threads_of
 from charonia.server.scaling.rule import (
@@ -64,7 +56,7 @@ class ScaledInstances:
 
     @property
     def count(self) -> int:
-        return len(instances_of(self._runner))
+        return len(self._runner.instances)
 
     def counts(self) -> InstanceCount:
         """Return their number, its bounds and its changes."""
@@ -81,8 +73,8 @@ class ScaledInstances:
         """
         if self._is_over:
             return False
-        now, free = now_ns(), len(free_instances(self._runner))
-        waited = 0 if free else waited_ns(self._runner, now)
+        now, free = now_ns(), len(self._runner.free_instances())
+        waited = 0 if free else self._runner.waited_ns(now)
         left = room() if waited else Room(0)
         reason = obstacle(left, self._what_one_takes()) if waited else ""
         change = self.rule.handle(InstanceSample(self.count, free, waited, reason), now)
@@ -102,11 +94,11 @@ class ScaledInstances:
             await asyncio.wait(self._closing)
 
     def _what_one_takes(self) -> Demand:
-        return replace(self._demand(), on_event_loop=runs_in_place(self._runner))
+        return replace(self._demand(), on_event_loop=self._runner.runs_in_place)
 
     async def _add(self, threads: int) -> None:
         runner, config = self._runner, self._runner.config
-        number = next(n for n in range(self.rule.bounds.most) if n not in instances_of(runner))
+        number = next(n for n in range(self.rule.bounds.most) if n not in runner.instances)
         began_ns = now_ns()
         try:
             executor = await self._make(number, threads)
@@ -117,12 +109,12 @@ class ScaledInstances:
             return
         finally:
             self._starting = None
-        add_instance(runner, number, executor)
+        runner.add_instance(number, executor)
         self.rule.handle(Started(now_ns() - began_ns), now_ns())
         _log.info("'%s' version %s: %s", config.name, runner.version, self.rule.story(now_ns()))
 
     def _close(self) -> None:
-        executor = give_up_instance(self._runner)
+        executor = self._runner.give_up_instance()
         if executor is None:  # a request has come meanwhile: the rule will say so again
             return
         self.rule.handle(Closed(), now_ns())
