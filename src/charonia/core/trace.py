@@ -33,11 +33,11 @@ _ORDER = {
     name: rank
     for rank, name in enumerate(
         (
-            *(REQUEST_START, QUEUE_START, COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END),
-            *(INFER_RESPONSE_COMPLETE, REQUEST_END),
+            REQUEST_START, QUEUE_START, COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END,
+            INFER_RESPONSE_COMPLETE, REQUEST_END,
         )
     )
-}
+}  # fmt: skip
 
 TENSOR_QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
 TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
@@ -104,9 +104,9 @@ class Trace:
     """
 
     __slots__ = (
-        *("answered_ns", "compute_span_id", "events", "id", "model_name", "model_version", "parent_id"),
-        *("request_id", "span_id", "tensors", "tree", "usage"),
-    )
+        "answered_ns", "compute_span_id", "events", "id", "model_name", "model_version", "parent_id",
+        "request_id", "span_id", "tensors", "tree", "usage",
+    )  # fmt: skip
 
     def __init__(self, tree: "TraceTree", id: int, parent_id: int, span_ids: tuple[int, int]) -> None:
         self.tree = tree

@@ -216,11 +216,11 @@ class ModelEngine:
     def samples(self) -> list[ModelSample]:
         return [
             ModelSample(
-                *(loaded.runner.metrics, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers()),
+                loaded.runner.metrics, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers(),
                 loaded.scaling.counts() if loaded.scaling is not None else None,
             )
             for loaded in self._lifecycle.table.loaded()
-        ]
+        ]  # fmt: skip
 
     def find(self, name: str, version: str = "") -> Runner:
         """Return the runner of a version of a model, "" for the one that has most of the requests without a version.

@@ -98,9 +98,9 @@ FILE_PREFIX = "file:"
 """Load parameters with this prefix hold a file; the path follows."""
 
 _REQUEST_DURATIONS = (
-    *("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"),
-    *("cache_hit", "cache_miss"),
-)
+    "success", "fail", "queue", "compute_input", "compute_infer", "compute_output",
+    "cache_hit", "cache_miss",
+)  # fmt: skip
 _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
 _RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 _SERVING = 1

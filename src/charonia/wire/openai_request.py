@@ -46,10 +46,10 @@ _INTEGERS: dict[str, int] = {"max_tokens": 1, "min_tokens": 0, "top_k": -1, "see
 
 _WITHOUT_EFFECT = frozenset(
     {
-        *("metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-        *("safety_identifier", "service_tier", "store", "user"),
+        "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "safety_identifier", "service_tier", "store", "user",
     }
-)
+)  # fmt: skip
 """Members that change no answer."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -77,10 +77,10 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 _NOT_IN_ANSWER = frozenset(
     {
-        *("audio", "best_of", "function_call", "functions", "logprobs", "modalities", "suffix", "tool_choice"),
-        *("tools", "top_logprobs"),
+        "audio", "best_of", "function_call", "functions", "logprobs", "modalities", "suffix", "tool_choice",
+        "tools", "top_logprobs",
     }
-)
+)  # fmt: skip
 """Members that ask for what only an engine can answer."""
 
 _PYTHON = "python"

@@ -54,8 +54,11 @@ _TABLE = (
             base + path
             for base in (_SYSTEM, _CUDA)
             for path in (
-                *("/status", "/region/{region}/status", "/region/{region}/register"),
-                *("/region/{region}/unregister", "/unregister"),
+                "/status",
+                "/region/{region}/status",
+                "/region/{region}/register",
+                "/region/{region}/unregister",
+                "/unregister",
             )
         ),
         tuple(
@@ -68,9 +71,12 @@ _TABLE = (
         Api.MODEL_REPOSITORY,
         Scope.ADMIN,
         (
-            *(f"{_REPOSITORY}/load", f"{_REPOSITORY}/unload"),
-            *(f"{_NAMED}/models/{{model}}/load", f"{_NAMED}/models/{{model}}/unload"),
-            *("/v1/models/{model}/load", "/v1/models/{model}/unload"),
+            f"{_REPOSITORY}/load",
+            f"{_REPOSITORY}/unload",
+            f"{_NAMED}/models/{{model}}/load",
+            f"{_NAMED}/models/{{model}}/unload",
+            "/v1/models/{model}/load",
+            "/v1/models/{model}/unload",
         ),
         ("RepositoryModelLoad", "RepositoryModelUnload", "ModelTrafficChange", "ModelTrafficReset"),
         (f"{_MODEL}/traffic",),
@@ -79,8 +85,13 @@ _TABLE = (
         Api.STATISTICS,
         Scope.READ,
         (
-            *("/v2/models/stats", f"{_MODEL}/stats", f"{_MODEL}/sequences", f"{_MODEL}/explain", "/v2/ratelimit"),
-            *(f"{_MODEL}/traffic", "/v2/load"),
+            "/v2/models/stats",
+            f"{_MODEL}/stats",
+            f"{_MODEL}/sequences",
+            f"{_MODEL}/explain",
+            "/v2/ratelimit",
+            f"{_MODEL}/traffic",
+            "/v2/load",
         ),
         ("ModelStatistics", "ModelTraffic", "StreamCoreMetrics"),
     ),

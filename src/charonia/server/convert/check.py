@@ -159,9 +159,9 @@ def compare(
     else:
         beyond = _texts(one) != _texts(other)
     return OutputDifference(
-        *(tensor.name, tensor.datatype, tensor.shape, absolute, relative),
-        *(int(beyond.sum()), one.size, is_alike),
-    )
+        tensor.name, tensor.datatype, tensor.shape, absolute, relative,
+        int(beyond.sum()), one.size, is_alike,
+    )  # fmt: skip
 
 
 def _texts(array: Array) -> Array:

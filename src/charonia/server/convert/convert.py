@@ -85,21 +85,21 @@ class SourceForm:
 
 SOURCES = (
     SourceForm(
-        *("an estimator of scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"), ""),
-        *("convert,sklearn", ("sklearn", "skops", "skl2onnx", "onnx")),
+        "an estimator of scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"), "",
+        "convert,sklearn", ("sklearn", "skops", "skl2onnx", "onnx"),
         "charonia.server.convert.estimators:EstimatorOriginal",
     ),
     SourceForm(
-        *("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript", ".pt2"), ""),
-        *("convert,torch", ("torch", "onnx", "onnxscript")),
+        "a PyTorch model", (".pt", ".pth", ".jit", ".torchscript", ".pt2"), "",
+        "convert,torch", ("torch", "onnx", "onnxscript"),
         "charonia.server.convert.pytorch:PyTorchOriginal",
     ),
     SourceForm(
-        *("a TensorFlow model", (".keras", ".h5", ".tflite"), "saved_model.pb"),
-        *("convert,tensorflow", ("tensorflow", "tf2onnx", "onnx")),
+        "a TensorFlow model", (".keras", ".h5", ".tflite"), "saved_model.pb",
+        "convert,tensorflow", ("tensorflow", "tf2onnx", "onnx"),
         "charonia.server.convert.tensorflow:TensorFlowOriginal",
     ),
-)
+)  # fmt: skip
 """The forms, each with what reads it."""
 
 

@@ -102,9 +102,9 @@ def python_finding(is_optimised: bool) -> Check:
     if is_optimised:
         return Check("python", value)
     return Check(
-        *("python", f"{value}, built without optimisation: small requests take a tenth more CPU time"),
+        "python", f"{value}, built without optimisation: small requests take a tenth more CPU time",
         hint="take another build; for pyenv: PYTHON_CONFIGURE_OPTS='--enable-optimizations --with-lto' pyenv install",
-    )
+    )  # fmt: skip
 
 
 def _open_files() -> Check:
@@ -153,9 +153,9 @@ def gpus(nvml: Nvml | None, device_files: int, environment: Mapping[str, str] = 
             yield Check("NVIDIA", f"{device_files}", "the driver does not answer", "do driver and libraries match?")
         else:
             yield Check(
-                *("NVIDIA", f"{device_files}", "nothing can be read: nvidia-ml-py is not installed"),
+                "NVIDIA", f"{device_files}", "nothing can be read: nvidia-ml-py is not installed",
                 extra_hint("gpu"),
-            )
+            )  # fmt: skip
     else:
         driver, cuda = nvml.driver()
         yield Check("driver", f"{driver}, runs CUDA up to {cuda}")

@@ -110,10 +110,10 @@ class EnsembleCall:
     """A request in flight; also the ticket that the front end holds."""
 
     __slots__ = (
-        *("_compute_ns", "_flow", "_frame", "_has_flow", "_inbox", "_is_busy", "_is_done", "_queue_ns"),
-        *("_plan", "_reply", "_route", "_runner", "_running", "_sent", "_since_ns", "_unsent", "_values", "_walked"),
-        *("arrival_ns", "batch_size", "request"),
-    )
+        "_compute_ns", "_flow", "_frame", "_has_flow", "_inbox", "_is_busy", "_is_done", "_plan",
+        "_queue_ns", "_reply", "_route", "_runner", "_running", "_sent", "_since_ns", "_unsent", "_values", "_walked",
+        "arrival_ns", "batch_size", "request",
+    )  # fmt: skip
 
     def __init__(
         self, runner: EnsembleOwner, plan: EnsemblePlan, request: InferRequest, reply: Reply, arrival_ns: int

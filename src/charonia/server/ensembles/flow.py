@@ -89,9 +89,9 @@ class DataFlow(Generic[V]):
     """
 
     __slots__ = (
-        *("_branches_max", "_commands", "_due", "_held"),
-        *("_is_over", "_line", "_plan", "_root"),
-    )
+        "_branches_max", "_commands", "_due", "_held",
+        "_is_over", "_line", "_plan", "_root",
+    )  # fmt: skip
 
     def __init__(self, plan: Plan, branches_max: int = 0) -> None:
         self._plan = plan

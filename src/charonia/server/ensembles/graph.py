@@ -107,9 +107,9 @@ class Plan:
     """
 
     __slots__ = (
-        *("depth_of", "gives", "graph", "inputs", "is_decoupled", "levels"),
-        *("reads", "sink", "steps", "wanted"),
-    )
+        "depth_of", "gives", "graph", "inputs", "is_decoupled", "levels",
+        "reads", "sink", "steps", "wanted",
+    )  # fmt: skip
 
     def __init__(self, graph: "EnsembleGraph", wanted: tuple[str, ...], reads: dict[int, tuple[str, ...]]) -> None:
         self.graph = graph

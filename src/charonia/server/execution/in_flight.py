@@ -100,9 +100,9 @@ class InFlight:
     """
 
     __slots__ = (
-        *("_busy_poll", "_config", "_deadlocks", "_labels", "_version"),
-        *("idle", "metrics", "order", "owner", "requests"),
-    )
+        "_busy_poll", "_config", "_deadlocks", "_labels", "_version",
+        "idle", "metrics", "order", "owner", "requests",
+    )  # fmt: skip
 
     def __init__(
         self,

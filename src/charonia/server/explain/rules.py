@@ -397,9 +397,9 @@ def _cached(facts: Facts) -> Finding | None:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_failed, _rejected, _steps, _short, _saturated, _unbatched, _full, _preferred, _queue_empty),
-    *(_shapes, _moving, _overcommitted, _useless_delay, _bursts, _cached),
-)
+    _failed, _rejected, _steps, _short, _saturated, _unbatched, _full, _preferred, _queue_empty,
+    _shapes, _moving, _overcommitted, _useless_delay, _bursts, _cached,
+)  # fmt: skip
 _CERTAIN: tuple[Rule, ...] = (_failed, _rejected, _short_step, _short)
 """Rules that hold from the first request on."""
 

@@ -148,7 +148,7 @@ class ResponseWriter(_Writer):
         if run is None or response.parameters:
             return False
         head = (response.model_name, response.model_version, run.instance)
-        return self._add(*(head, response.outputs, number), response.id, run.batch_size, run.queue_ns, run.compute_ns)
+        return self._add(head, response.outputs, number, response.id, run.batch_size, run.queue_ns, run.compute_ns)
 
 
 class _Form(Generic[T]):

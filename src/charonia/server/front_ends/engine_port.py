@@ -372,11 +372,11 @@ class _Peer:
         self._sent = EngineState()
         self._latest: asyncio.Task[object] | None = None
         self._link = Link(
-            *(sock, "the front end", ResponseWriter()),
+            sock, "the front end", ResponseWriter(),
             take=self._received,
             answer=partial(port.answer, self),
             ended=self._ended,
-        )
+        )  # fmt: skip
         self._requests = RequestReader()
         self._open: dict[int, Ticket | None] = {}
         self._traces: dict[int, TraceTree] = {}

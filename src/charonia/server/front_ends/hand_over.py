@@ -42,10 +42,10 @@ BACKLOG = 64
 
 CHANGES = frozenset(
     {
-        *("load", "unload", "demand", "change_trace", "log", "change_split", "reset_split"),
-        *("register_system", "register_cuda", "unregister_system", "unregister_cuda"),
+        "load", "unload", "demand", "change_trace", "log", "change_split", "reset_split",
+        "register_system", "register_cuda", "unregister_system", "unregister_cuda",
     }
-)
+)  # fmt: skip
 """The questions that change something."""
 
 

@@ -74,13 +74,13 @@ class Link(Generic[Writer]):
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
         self._end = ChannelEnd(
             name,
-            *(sock, sock),
+            sock, sock,
             on_message=self._received,
             on_broken=self._broken,
             on_end=lambda: self._broken("it has closed the connection"),
             on_read=self._send_burst,
             shares=True,
-        )
+        )  # fmt: skip
         self._tensors = TensorLink(self._end)
         self.outgoing = self._tensors.outgoing
         self.release = self._tensors.release

@@ -16,8 +16,8 @@ from charonia.server.options import FRONT_ENDS_AUTO, ServerOptions
 FIXED = (
     "front_ends",
     *(f"{endpoint}.{field}" for endpoint in ("http", "grpc") for field in ("enabled", "address", "port")),
-    *("metrics.enabled", "metrics_address", "metrics.port", "replica_port"),
-)
+    "metrics.enabled", "metrics_address", "metrics.port", "replica_port",
+)  # fmt: skip
 """The options of the listening sockets, which an upgrade leaves as they are."""
 
 

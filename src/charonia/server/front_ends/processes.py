@@ -100,8 +100,8 @@ async def bound_sockets(host: str, port: int, count: int, stack: ExitStack) -> l
     can_share = hasattr(socket, "SO_REUSEPORT")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
-            *(host or None, port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )  # fmt: skip
         addresses: list[Address] = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
         # A socket that listens again after a shutdown keeps its port only if it was bound to this port by number.
         with _bound(addresses[0], port) as first:

@@ -428,8 +428,8 @@ class RemoteEngine:
         self._has_news = False
         self._responses = BurstReader()
         self._link = Link(
-            *(sock, "the engine", RequestWriter()), take=self._received, answer=self._told, ended=self._lost
-        )
+            sock, "the engine", RequestWriter(), take=self._received, answer=self._told, ended=self._lost
+        )  # fmt: skip
         self.lend = self._link.lend
         self.want_load = partial(self._link.send, ("want_load",))
         try:

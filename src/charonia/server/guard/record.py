@@ -57,7 +57,7 @@ def families(records: Sequence[ProcessRecord], now_ns: int, usage: Usage) -> lis
     used = [({"process": record.name}, usage(record.pid)) for record in records if record.pid]
     return [
         family(
-            *(RESTARTS, "counter", "Processes of the server that were started again, by the reason of the end before"),
+            RESTARTS, "counter", "Processes of the server that were started again, by the reason of the end before",
             *(
                 (count, {"process": record.name, "reason": reason})
                 for record in records
@@ -65,15 +65,15 @@ def families(records: Sequence[ProcessRecord], now_ns: int, usage: Usage) -> lis
             ),
         ),
         family(
-            *(UPTIME, "gauge", "Time since a process of the server was started, 0 while it does not run"),
+            UPTIME, "gauge", "Time since a process of the server was started, 0 while it does not run",
             *((round(record.uptime_s(now_ns), 3), {"process": record.name}) for record in records),
         ),
         family(
-            *(CPU, "counter", "CPU time of a process of the server since it was started"),
+            CPU, "counter", "CPU time of a process of the server since it was started",
             *((round(found[0], 3), labels) for labels, found in used if found is not None),
         ),
         family(
-            *(RESIDENT, "gauge", "Resident memory of a process of the server, without the models' own processes"),
+            RESIDENT, "gauge", "Resident memory of a process of the server, without the models' own processes",
             *((found[1], labels) for labels, found in used if found is not None),
         ),
-    ]
+    ]  # fmt: skip

@@ -134,12 +134,12 @@ class PageHandlers:
             size = exchange.request.headers.get(JSON_SIZE)
             json_size = len(body) if size is None else json_size_of(size)
             request = edited_request(
-                *(config, body, json_size),
+                config, body, json_size,
                 version=target.version,
                 url=self._url(exchange),
                 has_key=self._has_keys,
                 tensor_bytes_max=self._bytes_max,
-            )
+            )  # fmt: skip
             exchange.respond(200, [dump(samples(request))])
 
         self._tasks.start(exchange, answer())

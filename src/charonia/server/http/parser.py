@@ -446,9 +446,9 @@ class RequestParser:
         is_old = (not keep_alive or b"connection" in headers) and llhttp.get_http_version() == "1.0"
         status = _body_status(self._url) if self._refusal is not None else 0
         return Request(
-            *(llhttp.get_method(), self._url, headers, self._names, body, keep_alive, not is_old),
-            *(self._refusal, status, not PAGE_FIELDS.isdisjoint(headers)),
-        )
+            llhttp.get_method(), self._url, headers, self._names, body, keep_alive, not is_old,
+            self._refusal, status, not PAGE_FIELDS.isdisjoint(headers),
+        )  # fmt: skip
 
     def _complete(self, request: Request) -> None:
         self._events.append(request)

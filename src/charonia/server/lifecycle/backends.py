@@ -108,9 +108,9 @@ class Backends:
         except ValueError:
             raise invalid(f"--backend-config default-max-batch-size: expected an integer, got {text!r}") from None
         return BackendSettings(
-            *(values, default_max_batch_size, self._verbose, self.models, self.metrics, self.busy_poll),
-            *(self.pinned, self.gpu_pools),
-        )
+            values, default_max_batch_size, self._verbose, self.models, self.metrics, self.busy_poll,
+            self.pinned, self.gpu_pools,
+        )  # fmt: skip
 
     async def aclose(self) -> None:
         """Close every backend that was made, and the cache."""

@@ -445,10 +445,10 @@ class Lifecycle:
                 async with self._loaders:
                     before = entry.loaded if content is not None and entry.differs_in_instances_only(content) else None
                     loaded = await load_version(
-                        *(folder, version, config, model.instances, before),
+                        folder, version, config, model.instances, before,
                         backends=self._backends,
                         cores=self._options.cores,
-                    )
+                    )  # fmt: skip
         except Exception as error:
             reason = reason_of(error)
             if not isinstance(error, ServingError):

@@ -18,10 +18,10 @@ _MS = 1_000_000
 _S = 1_000_000_000
 
 DURATION_BOUNDS_NS = (
-    *(50 * _US, 100 * _US, 250 * _US, 500 * _US),
-    *(1 * _MS, 5 * _MS // 2, 5 * _MS, 10 * _MS, 25 * _MS, 50 * _MS, 100 * _MS, 250 * _MS, 500 * _MS),
-    *(1 * _S, 5 * _S // 2, 5 * _S, 10 * _S, 30 * _S),
-)
+    50 * _US, 100 * _US, 250 * _US, 500 * _US,
+    1 * _MS, 5 * _MS // 2, 5 * _MS, 10 * _MS, 25 * _MS, 50 * _MS, 100 * _MS, 250 * _MS, 500 * _MS,
+    1 * _S, 5 * _S // 2, 5 * _S, 10 * _S, 30 * _S,
+)  # fmt: skip
 """Upper bounds of the latency histograms: 50 us to 30 s."""
 
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

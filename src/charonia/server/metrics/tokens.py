@@ -22,10 +22,10 @@ FIRST_TOKEN_BOUNDS_NS = tuple(
 PER_TOKEN_BOUNDS_NS = tuple(
     each * _US
     for each in (
-        *(100, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 75_000, 100_000, 150_000, 200_000, 300_000),
-        *(400_000, 500_000, 750_000, 1_000_000, 2_500_000),
+        100, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 75_000, 100_000, 150_000, 200_000, 300_000,
+        400_000, 500_000, 750_000, 1_000_000, 2_500_000,
     )
-)
+)  # fmt: skip
 USAGE_BOUNDS = tuple(4**power for power in range(13))
 
 PROMPT_TOKENS = "nv_llm_prompt_tokens_total"
@@ -54,9 +54,9 @@ class TokenMetrics:
     """
 
     __slots__ = (
-        *("between_ns", "cached", "completion", "completions", "first_ns", "is_cumulative", "per_token_ns", "prompt"),
+        "between_ns", "cached", "completion", "completions", "first_ns", "is_cumulative", "per_token_ns", "prompt",
         "prompts",
-    )
+    )  # fmt: skip
 
     def __init__(self, *, is_cumulative: bool = False) -> None:
         self.is_cumulative = is_cumulative

@@ -36,12 +36,12 @@ def edited_request(
     head = dump({"inputs": entries, "parameters": parameters}, literals=True)
     call = InferDecoder(tensor_bytes_max).decode(config.name, "", head + body[json_size:], len(head))
     return ExampleRequest(
-        *(config, call.request.inputs, version),
+        config, call.request.inputs, version,
         url=url,
         files=files,
         parameters=parameters if isinstance(parameters, dict) else {},
         has_key=has_key,
-    )
+    )  # fmt: skip
 
 
 def _file_of(entry: object) -> object:

@@ -106,13 +106,13 @@ class RateLimits:
             ],
             [
                 InstanceState(
-                    *(member.model, member.version, member.instance, member.state.value),
-                    *(member.priority, member.executions),
+                    member.model, member.version, member.instance, member.state.value,
+                    member.priority, member.executions,
                     tuple((need.pool.name, _device(need.pool), need.units) for need in member.needs),
                 )
                 for member in arbiter.members
             ],
-        )
+        )  # fmt: skip
 
 
 def _needs(group: InstanceGroup, path: str, device: int) -> tuple[Need, ...]:

@@ -91,22 +91,22 @@ def families(view: RateLimitView) -> list[Family]:
     members = [(i, {"model": i.model, "version": i.version, "model_instance": i.instance}) for i in view.instances]
     return [
         family(
-            *("charonia_rate_limit_capacity", "gauge", "Capacity of a resource"),
+            "charonia_rate_limit_capacity", "gauge", "Capacity of a resource",
             *((pool.capacity, labels) for pool, labels in pools),
         ),
         family(
-            *("charonia_rate_limit_in_use", "gauge", "Units of a resource in use"),
+            "charonia_rate_limit_in_use", "gauge", "Units of a resource in use",
             *((pool.in_use, labels) for pool, labels in pools),
         ),
         family(
-            *("charonia_rate_limit_waiting", "gauge", "Whether an instance waits for its resources"),
+            "charonia_rate_limit_waiting", "gauge", "Whether an instance waits for its resources",
             *((int(instance.state == "waiting"), labels) for instance, labels in members),
         ),
         family(
-            *("charonia_rate_limit_executions_total", "counter", "Executions of an instance"),
+            "charonia_rate_limit_executions_total", "counter", "Executions of an instance",
             *((instance.executions, labels) for instance, labels in members),
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _with(view: RateLimitView, pool: PoolState, state: str) -> list[dict[str, object]]:

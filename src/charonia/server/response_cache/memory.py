@@ -101,8 +101,8 @@ class LocalCache:
             self._has_warned = True
             _log.warning(
                 "a response of model '%s' takes %d bytes and does not fit into the response cache of %d bytes",
-                *(response.model_name, response.byte_size, self._entries.byte_size_max),
-            )
+                response.model_name, response.byte_size, self._entries.byte_size_max,
+            )  # fmt: skip
         self._counters.inserted(time.monotonic_ns() - start)
         done()
 

@@ -42,14 +42,14 @@ def cache_families(counters: CacheCounters) -> list[Family]:
         _plain("nv_cache_num_hits", "gauge", "Look-ups that found a response", counters.hits),
         _plain("nv_cache_num_misses", "gauge", "Look-ups that found none", counters.misses),
         _plain(
-            *("nv_cache_lookup_duration", "gauge", "Total time of look-ups in microseconds"),
+            "nv_cache_lookup_duration", "gauge", "Total time of look-ups in microseconds",
             counters.lookup_ns // _NS_PER_US,
         ),
         _plain(
-            *("nv_cache_insertion_duration", "gauge", "Total time of insertions in microseconds"),
+            "nv_cache_insertion_duration", "gauge", "Total time of insertions in microseconds",
             counters.insertion_ns // _NS_PER_US,
         ),
-    ]
+    ]  # fmt: skip
 
 
 def local_families(used: float, entries: int, evictions: int) -> list[Family]:
@@ -67,10 +67,10 @@ def remote_families(is_up: bool, errors: int, skipped: int) -> list[Family]:
         _plain("charonia_cache_up", "gauge", "Whether the cache server responds", int(is_up)),
         _plain("charonia_cache_errors_total", "counter", "Look-ups and insertions that failed", errors),
         _plain(
-            *("charonia_cache_skipped_total", "counter", "Look-ups and insertions that were skipped"),
+            "charonia_cache_skipped_total", "counter", "Look-ups and insertions that were skipped",
             skipped,
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _plain(name: str, kind: str, help: str, value: float) -> Family:

@@ -312,8 +312,8 @@ class RedisCache:
         if self._breaker.failed():
             _log.warning(
                 "response cache: Redis at %s:%d does not respond (%s: %s), requests run without it",
-                *(self._options.host, self._options.port, type(error).__name__, error),
-            )
+                self._options.host, self._options.port, type(error).__name__, error,
+            )  # fmt: skip
             self._reconnect_later()
 
     def _reconnect_later(self) -> None:
@@ -337,8 +337,8 @@ class RedisCache:
             _log.log(
                 level,
                 "response cache: Redis at %s:%d cannot be reached, requests run without it: %s: %s",
-                *(self._options.host, self._options.port, type(error).__name__, error),
-            )
+                self._options.host, self._options.port, type(error).__name__, error,
+            )  # fmt: skip
             return False
         self._breaker.connected()
         return True

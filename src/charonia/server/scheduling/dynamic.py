@@ -134,9 +134,9 @@ class CandidateBatch:
     """
 
     __slots__ = (
-        *("_gathering", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size"),
+        "_gathering", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size",
         "wanted_count",
-    )
+    )  # fmt: skip
 
     def __init__(self, first: QueuedRequest, policy: BatchPolicy, gathering: Gathering | None) -> None:
         self.ids = [first.id]
@@ -190,9 +190,9 @@ class DynamicBatcher:
     """Merges requests into batches under a `BatchPolicy`."""
 
     __slots__ = (
-        *("_batch", "_due_ns", "_idle", "_loop", "_now_ns", "_policy", "_queue", "_runs_alone", "_stopping"),
+        "_batch", "_due_ns", "_idle", "_loop", "_now_ns", "_policy", "_queue", "_runs_alone", "_stopping",
         "_strategy",
-    )
+    )  # fmt: skip
 
     def __init__(self, policy: BatchPolicy, strategy: Strategy | None = None) -> None:
         self._policy = policy

@@ -81,9 +81,9 @@ class InPlaceRule:
     """
 
     __slots__ = (
-        *("_balance_ns", "_is_bound", "_judged", "_least_ns", "_misses", "_owed_ns", "_passed_on_ns", "_pause"),
-        *("_quiet", "_tried", "_until_trial", "_waits", "counts_requests", "in_place", "is_tried", "is_watched"),
-    )
+        "_balance_ns", "_is_bound", "_judged", "_least_ns", "_misses", "_owed_ns", "_passed_on_ns", "_pause",
+        "_quiet", "_tried", "_until_trial", "_waits", "counts_requests", "in_place", "is_tried", "is_watched",
+    )  # fmt: skip
 
     def __init__(self, *, is_bound: bool = False) -> None:
         self.in_place = False

@@ -140,9 +140,9 @@ class Overload:
     """
 
     __slots__ = (
-        *("_bad", "_is_shedding", "_late", "_lost", "_reason_ns", "_served", "_slice_ends_ns", "losses"),
+        "_bad", "_is_shedding", "_late", "_lost", "_reason_ns", "_served", "_slice_ends_ns", "losses",
         "patience_ns",
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.patience_ns = 0
@@ -374,9 +374,9 @@ class RequestQueue:
     """
 
     __slots__ = (
-        *("_batch_max", "_level_limits", "_limits", "_order", "_ranks"),
-        *("deadlines", "entries", "limit_min", "overloads", "pace"),
-    )
+        "_batch_max", "_level_limits", "_limits", "_order", "_ranks",
+        "deadlines", "entries", "limit_min", "overloads", "pace",
+    )  # fmt: skip
 
     def __init__(
         self, limits: QueueLimits, level_limits: Mapping[int, QueueLimits] | None = None, batch_max: int = 1

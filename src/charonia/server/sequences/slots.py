@@ -164,9 +164,9 @@ class SequenceTable:
     """
 
     __slots__ = (
-        *("_by_key", "_ended", "_ended_counts", "_numbers", "_overload", "_pace", "_policy", "_timeouts"),
-        *("backlog", "idle", "instances"),
-    )
+        "_by_key", "_ended", "_ended_counts", "_numbers", "_overload", "_pace", "_policy", "_timeouts",
+        "backlog", "idle", "instances",
+    )  # fmt: skip
 
     def __init__(self, policy: SequencePolicy, instances: int) -> None:
         self.instances = [Instance(slot, policy.rows) for slot in range(instances)]

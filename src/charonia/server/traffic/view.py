@@ -82,20 +82,20 @@ def traffic_families(models: Iterable[ModelTraffic[R]]) -> list[Family]:
     canaries = [(each.running.percent, _labels(each, each.running.plan.version)) for each in shown if each.running]
     return [
         family(
-            *(REQUESTS, "counter", "Requests without a version that traffic sent to a version"),
+            REQUESTS, "counter", "Requests without a version that traffic sent to a version",
             *((each.figures(version).requests, labels) for each, version, labels in rows),
         ),
         family(
-            *(ERRORS, "counter", "Those of them that were answered with an error"),
+            ERRORS, "counter", "Those of them that were answered with an error",
             *((each.figures(version).errors, labels) for each, version, labels in rows),
         ),
         family(
-            *(SHARE, "gauge", "Share of the requests without a version that a version gets"),
+            SHARE, "gauge", "Share of the requests without a version that a version gets",
             *((round(each.shares().get(version, 0.0), 6), labels) for each, version, labels in rows),
         ),
         family(SHADOW, "counter", "Copies of requests for a shadow version, by what came of them", *results),
         family(CANARY, "gauge", "Percentage that a canary plan gives to its version now", *canaries),
-    ]
+    ]  # fmt: skip
 
 
 def _labels(traffic: ModelTraffic[R], version: int) -> dict[str, str]:
