@@ -129,10 +129,6 @@ def _cause(writer: EnsembleStep | None, reached: set[str]) -> str:
     return f": at least one of its depending tensors, '{missing[0]}', is not connected" if missing else ""
 
 
-VERSION_LATEST = -1
-"""`model_version` of a step that uses the highest ready version. 0 means the same."""
-
-
 @dataclass(frozen=True, slots=True)
 class _End:
     """One end of a link: a tensor of a model that writes or reads an ensemble tensor.

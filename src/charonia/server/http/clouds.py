@@ -23,8 +23,6 @@ from charonia.wire.json_text import dump, parse_object
 ARCHIVES = "/opt/ml/models"
 """Folder into which SageMaker extracts the archives of a multi-model endpoint."""
 
-TARGET_HEADER = b"x-amzn-sagemaker-target-model"
-
 REDIRECT_HEADER = b"x-vertex-ai-triton-redirect"
 
 INFERENCE_TYPES = ("infer", "generate", "generate_stream")
