@@ -14,7 +14,7 @@ from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import ACCEPTED, decompress
 from charonia.wire.http_status import REASONS, STATUS, UNEXECUTED
 from charonia.wire.json_text import encode_error
-from charonia.wire.openai_errors import OPENAI_STATUS, PATHS, encode_openai_error
+from charonia.wire.openai_errors import PATHS, encode_openai_error, openai_status
 
 _log = logging.getLogger(__name__)
 
@@ -270,8 +270,7 @@ class Exchange:
         # The frames that it passed refer to this exchange and to the body: they would live until garbage is collected.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self.outcome = error
-        table = OPENAI_STATUS if self._is_openai else STATUS
-        status = status or table[error.code]
+        status = status or (openai_status(error) if self._is_openai else STATUS[error.code])
         self.respond(status, [self.error_body(error, status)], extra=_UNEXECUTED if error.is_unexecuted else b"")
 
     def error_body(self, error: ServingError, status: int) -> bytes:

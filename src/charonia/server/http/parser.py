@@ -29,7 +29,7 @@ from enum import Enum
 
 import httptools
 
-from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.core.errors import ServingError, invalid, too_large, unsupported
 from charonia.server.http.large_body import DIRECT_BODY_BYTES, JSON_SIZE, body_buffer
 from charonia.server.http.limits import (
     CHUNKED_PIECE_BYTES,
@@ -39,7 +39,6 @@ from charonia.server.http.limits import (
     HttpLimits,
 )
 from charonia.wire.browsers import PAGE_FIELDS
-from charonia.wire.openai_errors import PATHS
 from charonia.wire.tensors import Lend
 
 CACHED_BYTES_MAX = 4096
@@ -444,10 +443,9 @@ class RequestParser:
         keep_alive = llhttp.should_keep_alive()
         # With HTTP/1.0, keep-alive must be explicit.
         is_old = (not keep_alive or b"connection" in headers) and llhttp.get_http_version() == "1.0"
-        status = _body_status(self._url) if self._refusal is not None else 0
         return Request(
             llhttp.get_method(), self._url, headers, self._names, body, keep_alive, not is_old,
-            self._refusal, status, not PAGE_FIELDS.isdisjoint(headers),
+            self._refusal, 0, not PAGE_FIELDS.isdisjoint(headers),
         )  # fmt: skip
 
     def _complete(self, request: Request) -> None:
@@ -463,14 +461,14 @@ class RequestParser:
         """
         if self._refusal is None:
             announced = f" of {self._length} bytes" if self._length else ""
-            self._refusal = invalid(
+            self._refusal = too_large(
                 f"request body{announced} is larger than the maximum of {self._limits.body_bytes_max} bytes",
                 hint="the limit is set by --http-max-input-size",
             )
             self._parts.clear()
             self._move(ParserState.REFUSED_BODY)
         if size > self._limits.discard_bytes_max or b"expect" in self._headers:
-            raise _RefusedError(_body_status(self._url), self._refusal)
+            raise _RefusedError(0, self._refusal)
 
 
 class _RefusedError(Exception):
@@ -486,8 +484,3 @@ def _header_too_large(limits: HttpLimits) -> ServingError:
     return invalid(
         f"the request header is larger than {limits.header_count_max} fields or {limits.header_bytes_max} bytes"
     )
-
-
-def _body_status(url: bytes) -> int:
-    """Return the status of a body that is too large: OpenAI's API has one of its own for it."""
-    return 413 if url.startswith(PATHS) else 400
