@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from charonia.server.embedding import Server
     from charonia.server.options import ServerOptions
     from charonia.service import BadRequest, Shape, call, call_async, model, serve
-
-    __version__: str
+    from charonia.version import __version__
 
 __all__ = [
     "BadRequest",
@@ -35,9 +34,9 @@ def __getattr__(name: str) -> Any:
 
         return Server
     if name == "__version__":
-        from importlib.metadata import version
+        from charonia.version import __version__
 
-        return version("charonia")
+        return __version__
     if name == "ServerOptions":
         from charonia.server.options import ServerOptions
 

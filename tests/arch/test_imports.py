@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "charonia"
 # server, `server` for the modules that lie in `server/` itself.
 INTERNAL = {
     "core": set(),
+    "version": set(),
     "die_with_parent": set(),
     "python_command": set(),
     "http_call": set(),
@@ -26,7 +27,7 @@ INTERNAL = {
     # The public name of what lies beside the worker's script, because workers need it without this package.
     "service": {"server.backends.python.worker.service"},
     "export": {"core", "config"},
-    "cli": {"__version__", "http_call", "install_hint", "core", "config", "wire", "client", "server", "tools"}
+    "cli": {"version", "http_call", "install_hint", "core", "config", "wire", "client", "server", "tools"}
     | {"platform", "stores", "export"},
     "__main__": {"cli.main"},
     "ray": {
@@ -37,6 +38,7 @@ INTERNAL = {
         "server.access.rules",
         "server.app",
         "server.embedding",
+        "server.model_options",
         "server.options",
     }
     | {"server.backends.api", "server.grpc", "server.http", "server.machine.memory", "wire"},
@@ -59,7 +61,7 @@ INTERNAL = {
         "server.metrics",
     }
     | {"server.ragged.batch", "server.log_file"},
-    "server.guard": {"core", "die_with_parent", "server.metrics.metric_families"},
+    "server.guard": {"core", "die_with_parent", "server.metrics.processes"},
     "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
     | {
@@ -68,7 +70,8 @@ INTERNAL = {
         "server.lifecycle.loader",
         "server.machine.cpu_times",
         "server.rate_limiter.overview",
-        "server.guard.record",
+        "server.response_cache.runner",
+        "wire.orca",
     },
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
     "server.ragged": {"core", "config", "server.scheduling", "server.backends.api"},
@@ -107,18 +110,17 @@ INTERNAL = {
         "server.backends",
     }
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
-    | {"server.response_cache", "server.options", "server.directory", "server.log_file", "wire.example_inputs"}
+    | {"server.response_cache", "server.model_options", "server.directory", "server.log_file", "wire.example_inputs"}
     | {"stores", "server.scaling", "server.traffic"},
     # The driver of GPUs has one binding, which workers need without the package.
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
-    | {"server.explain.explanation", "server.rate_limiter.overview", "server.sequences.overview"}
     | {"server.shared_memory.registry", "server.page", "server.openai.routes"},
     "server.openai": {"core", "config", "wire", "server", "install_hint", "server.http"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
     "server.front_ends": {
-        "__version__",
+        "version",
         "core",
         "python_command",
         "config",
@@ -144,16 +146,16 @@ INTERNAL = {
         "wire.example_inputs",
         "server.backends",
     },
-    "server.doctor": {"__version__", "install_hint", "core", "config", "server.options", "server.backends.registry"}
+    "server.doctor": {"version", "install_hint", "core", "config", "server.options", "server.backends.registry"}
     | {"server.backends.tensorflow.options", "server.backends.tensorrtllm.options"}
     | {"server.lifecycle", "server.machine"},
-    "server": {"__version__", "core", "config", "wire", "server"},
+    "server": {"version", "core", "config", "wire", "server"},
     # The second tower.
     "tools.results": {"core"},
     "tools.report": {"core", "tools.results"},
-    "tools.perf": {"__version__", "core", "config", "http_call", "install_hint", "wire", "client", "tools.results"}
+    "tools.perf": {"version", "core", "config", "http_call", "install_hint", "wire", "client", "tools.results"}
     | {"python_command"},
-    "tools.tune": {"__version__", "core", "config", "install_hint", "wire", "client", "die_with_parent", "tools.perf"}
+    "tools.tune": {"version", "core", "config", "install_hint", "wire", "client", "die_with_parent", "tools.perf"}
     | {"python_command", "tools.report", "tools.results"},
     # The third, from the bottom up. What every room of the platform may know is `SHARED`.
     "platform.database": {"core"},
@@ -177,9 +179,9 @@ INTERNAL = {
     | {"platform.environments", "wire.traffic_form"},
     "platform.jobs": {"core", "config", "python_command", "platform.deployments", "platform.targets"},
     "platform.trials": {"core", "die_with_parent", "python_command", "platform.deployments", "platform.targets"},
-    "platform.console": {"__version__", "core", "config", "http_call", "platform"},
+    "platform.console": {"version", "core", "config", "http_call", "platform"},
     "platform": {
-        "__version__",
+        "version",
         "core",
         "wire.browsers",
         "config",

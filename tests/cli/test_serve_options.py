@@ -9,7 +9,8 @@ from charonia.cli.serve import parse, run
 from charonia.cli.serve_options import LINE, UNSUPPORTED
 from charonia.cli.serve_values import METRICS_SETTINGS, TRACE_SETTINGS
 from charonia.core.errors import ServingError
-from charonia.server.options import FRONT_ENDS_AUTO, CompressionLevel, ControlMode, ServerOptions
+from charonia.server.model_options import ControlMode
+from charonia.server.options import FRONT_ENDS_AUTO, CompressionLevel, ServerOptions
 from charonia.wire.log_settings import AccessLogFormat, LogFormat
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"

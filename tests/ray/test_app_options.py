@@ -13,7 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 
 import charonia.ray
 from charonia.ray import AppOptions
-from charonia.server.options import ControlMode
+from charonia.server.model_options import ControlMode
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray" / "serve.yaml"
 

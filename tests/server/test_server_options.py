@@ -3,15 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.options import (
-    ControlMode,
-    EndpointTls,
-    GrpcOptions,
-    HttpOptions,
-    MetricsOptions,
-    ModelOptions,
-    ServerOptions,
-)
+from charonia.server.model_options import ControlMode
+from charonia.server.options import EndpointTls, GrpcOptions, HttpOptions, MetricsOptions, ModelOptions, ServerOptions
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
 

@@ -13,11 +13,12 @@ from tests.support.fake_engine import FakeEngine
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
-from charonia.server.directory import Directory, Target
+from charonia.server.directory import Directory, ModelRequests, Target
 from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import KeptTraffic, ModelRequests, Services
+from charonia.server.facade import Services
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.remote_engine import RemoteEngine
+from charonia.server.front_ends.served_engine import KeptTraffic
 from charonia.server.lifecycle.in_front import Offer
 from charonia.server.metrics.model_metrics import Increase
 

@@ -60,7 +60,7 @@ def _run(arguments: list[str]) -> int:
             print(usage(), file=sys.stdout if arguments else sys.stderr)
             return 0 if arguments else 2
         case ["--version"] | ["version"]:
-            from charonia import __version__
+            from charonia.version import __version__
 
             print(f"charonia {__version__}")
             return 0

@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
         print(LINE.help())
         return ExitStatus.MEASURED
     if "--version" in arguments:
-        from charonia import __version__
+        from charonia.version import __version__
 
         print(f"charonia perf {__version__}")
         return ExitStatus.MEASURED

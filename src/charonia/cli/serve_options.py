@@ -39,15 +39,14 @@ from charonia.cli.serve_values import (
 from charonia.cli.values import assignment, boolean, choice, filled, integer, path_or_none, path_text
 from charonia.server.access.options import read_restriction
 from charonia.server.files.options import BATCH_SIZE_MAX, WORKERS_MAX
-from charonia.server.lifecycle.repository.options import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX
 from charonia.server.machine.cores import read_policies
+from charonia.server.model_options import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX, ControlMode
 from charonia.server.options import (
     BUSY_POLL_US_MAX,
     CPU_CORES_MAX,
     GRPC_INPUT_BYTES_MAX,
     PORT_MAX,
     CompressionLevel,
-    ControlMode,
     ServerOptions,
 )
 from charonia.server.rate_limiter.options import RateLimitMode

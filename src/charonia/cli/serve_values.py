@@ -10,7 +10,8 @@ from charonia.cli.command_line import Fields
 from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled, integer, path_or_none, path_text
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
-from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX, ControlMode, ReadyWhen
+from charonia.server.model_options import ControlMode, ReadyWhen
+from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.response_cache.options import cache_options
 from charonia.server.tracing.options import TraceMode

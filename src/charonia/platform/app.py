@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from charonia import __version__
 from charonia.platform.answers import ANSWERS, AnsweringApp
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
@@ -40,6 +39,7 @@ from charonia.platform.targets.ray.target import open_ray
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials.trials import Trials
+from charonia.version import __version__
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from charonia.cli.serve import parse
 from charonia.core.errors import ServingError
 from charonia.server.access.rules import parse_keys
 from charonia.server.embedding import LOOPBACK
-from charonia.server.options import ControlMode, ServerOptions
+from charonia.server.model_options import ControlMode
+from charonia.server.options import ServerOptions
 
 
 class AppOptions(BaseModel):

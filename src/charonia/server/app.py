@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
-from charonia import __version__
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import PRODUCT, ModelIndexEntry, ServerMetadata
@@ -22,9 +21,9 @@ from charonia.server.execution.neighbours import Neighbours
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer
 from charonia.server.explain.explanation import explanation_json
+from charonia.server.explain.load_reports import EngineLoad
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.grpc.frontend import GrpcFrontend
-from charonia.server.guard.record import families as process_families
 from charonia.server.guard.record_file import read_record
 from charonia.server.http.frontend import HttpFrontend, MetricsFrontend
 from charonia.server.lifecycle.backends import Backends
@@ -34,12 +33,10 @@ from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.loader import LoadedVersion
-from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
+from charonia.server.lifecycle.on_demand import DemandOptions
 from charonia.server.lifecycle.options import LifecycleOptions
-from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
 from charonia.server.listening import GRACE_S, check_address
-from charonia.server.load_reports import EngineLoad
 from charonia.server.machine.cores import policy_cores, usable_cores
 from charonia.server.machine.gauges import MachineSampler, process_usage
 from charonia.server.machine.gpus import GpuSampler, Nvml, visible_gpus
@@ -52,9 +49,11 @@ from charonia.server.metrics.devices import (
     pinned_families,
 )
 from charonia.server.metrics.metric_families import Family
+from charonia.server.metrics.processes import families as process_families
 from charonia.server.metrics.prometheus import PageView, render
 from charonia.server.metrics.traffic import Traffic, traffic_families
-from charonia.server.options import ControlMode, MetricsOptions, ModelOptions, ServerOptions
+from charonia.server.model_options import AutoOptions, ControlMode, StoreSettings
+from charonia.server.options import MetricsOptions, ServerOptions
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.rate_limiter.overview import families, view_json
 from charonia.server.response_cache.memory import LocalCache
@@ -65,6 +64,7 @@ from charonia.server.scaling.scaler import InstanceScaler
 from charonia.server.sequences.overview import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.service import TracingService
+from charonia.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -183,6 +183,7 @@ class InferenceServer:
             limits=self._limits,
             cache=self._cache,
             pinned=PinnedMemory(options.pinned_memory_bytes),
+            host_cores=policy_cores(options.host_policies),
         )
         self._lifecycle = Lifecycle(
             LifecycleOptions(
@@ -206,10 +207,10 @@ class InferenceServer:
             self._lifecycle,
             ServerMetadata(options.id, __version__, EXTENSIONS),
             readiness=options.readiness,
+            demand=_demand_options(models.auto) if models.control_mode is ControlMode.AUTO else None,
         )
-        self._demand = self._on_demand(models) if models.control_mode is ControlMode.AUTO else None
+        self._demand = self.engine.demand
         self._backends.models = self.engine
-        self._backends.host_cores = policy_cores(options.host_policies)
         self.front_ends: FrontEnds = front_ends if front_ends is not None else Endpoints(options)
         self.metrics: MetricsFrontend | None = None
         self._gpus: GpuSampler | None = None
@@ -426,13 +427,6 @@ class InferenceServer:
                 )
         return Room(self._options.cpu_cores or usable_cores(), memories=tuple(memories))
 
-    def _on_demand(self, models: ModelOptions) -> OnDemandLoader:
-        auto = models.auto
-        budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE)
-        options = DemandOptions(budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs)
-        self.engine.demand = OnDemandLoader(self._lifecycle, options, self.engine.infer_loaded)
-        return self.engine.demand
-
     async def _load_at_start(self) -> list[str]:
         models = self._options.models
         return await self._lifecycle.load_at_start((*models.load, *models.auto.pinned), self._left_out)
@@ -462,6 +456,11 @@ def _make_cache(options: CacheOptions) -> LocalCache | RedisCache | None:
     if options.redis is not None:
         return RedisCache(options.redis)
     return LocalCache(options.size) if options.size else None
+
+
+def _demand_options(auto: AutoOptions) -> DemandOptions:
+    budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE)
+    return DemandOptions(budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs)
 
 
 def _store_options(settings: StoreSettings) -> StoreOptions:

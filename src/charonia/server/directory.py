@@ -5,6 +5,7 @@ The engine asks it about its own table; a front end in another process asks it a
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +49,28 @@ class KnownModel(Protocol):
     @property
     def versions(self) -> Mapping[int, KnownVersion]:
         """Its versions."""
+        ...
+
+
+class ModelRequests(Protocol):
+    """Is told which models were loaded and unloaded by request."""
+
+    def model_change(self, name: str) -> AbstractAsyncContextManager[None]:
+        """Return what surrounds a change of a model by request, and telling of it.
+
+        Raises:
+            ServingError: UNAVAILABLE when another engine has taken over.
+        """
+        ...
+
+    async def model_loaded(
+        self, name: str, config: str | None, files: Mapping[str, bytes] | None, is_overridden: bool
+    ) -> None:
+        """A model was loaded, as by `Engine.load_model`; whether it has the configuration of a request."""
+        ...
+
+    def model_unloaded(self, name: str, with_dependents: bool) -> None:
+        """A model was unloaded, maybe with those that were loaded only for it."""
         ...
 
 

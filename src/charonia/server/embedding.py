@@ -23,7 +23,8 @@ from charonia.core.response import InferResponse, Outcome, Ticket
 from charonia.core.tensor import Array, Tensor
 from charonia.server.app import InferenceServer, new_event_loop
 from charonia.server.facade import Engine
-from charonia.server.options import ControlMode, ServerOptions
+from charonia.server.model_options import ControlMode
+from charonia.server.options import ServerOptions
 from charonia.server.single_response import SingleResponse
 from charonia.wire.v2_request import apply_parameters
 

@@ -19,7 +19,8 @@ from charonia.server.http.frontend import HttpFrontend, HttpLimits
 from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
 from charonia.server.metrics.traffic import Traffic
-from charonia.server.options import ControlMode, EndpointTls, ServerOptions
+from charonia.server.model_options import ControlMode
+from charonia.server.options import EndpointTls, ServerOptions
 from charonia.wire.browsers import listens_locally
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 

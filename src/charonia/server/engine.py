@@ -12,6 +12,7 @@ from charonia.core.response import ANSWERED, InferResponse, Reply, Ticket
 from charonia.core.statistics import ModelStatistics
 from charonia.server.directory import (
     Directory,
+    ModelRequests,
     ModelView,
     VersionView,
     bad_version,
@@ -23,12 +24,11 @@ from charonia.server.directory import (
 from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import KeptTraffic, ModelRequests
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.offers import Offers
-from charonia.server.lifecycle.on_demand import OnDemandLoader
+from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
-from charonia.server.options import ReadyWhen
+from charonia.server.model_options import ReadyWhen
 from charonia.server.sequences.models import open_sequences, sequences_of
 from charonia.server.sequences.overview import ModelSequences
 from charonia.server.traffic.split import unsplit
@@ -51,15 +51,16 @@ class ModelEngine:
         metadata: ServerMetadata,
         *,
         readiness: ReadyWhen = ReadyWhen.ALL_MODELS,
+        demand: DemandOptions | None = None,
     ) -> None:
-        self.demand: OnDemandLoader | None = None
+        self.demand = OnDemandLoader(lifecycle, demand, self.infer_loaded) if demand is not None else None
         self.offers = Offers(lifecycle.table)
         self.requests: ModelRequests | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
         lifecycle.ensembles.infer_at_once = self.infer_at_once
         self._routes = lifecycle.table.routes
-        self.traffic: KeptTraffic | None = lifecycle.table.traffic
+        self.traffic = lifecycle.table.traffic
         self.open_sequences = partial(open_sequences, self._routes)
         self._models = lifecycle.table.models
         self._metadata = metadata

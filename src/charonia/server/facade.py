@@ -7,7 +7,6 @@ engine knows is awaited.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -53,24 +52,6 @@ class TrafficControl(Protocol):
 
     async def reset(self, model: str) -> "Document":
         """Forget what requests have changed, and return the traffic of a model. Raises ServingError."""
-        ...
-
-
-class KeptTraffic(TrafficControl, Protocol):
-    """Traffic that an engine which follows goes on with.
-
-    Attributes:
-        keep: Called with the key of a model and what to keep of its traffic, "" for nothing, after every change.
-    """
-
-    keep: Callable[[str, str], None] | None
-
-    def restore(self, key: str, text: str) -> None:
-        """Go on with what an engine before has kept of a model."""
-        ...
-
-    def engine_ended(self) -> None:
-        """The engine before has crashed, or was killed. Called after `restore`."""
         ...
 
 
@@ -284,28 +265,6 @@ class Engine(Protocol):
         Raises:
             ServingError: UNAVAILABLE unless in explicit mode.
         """
-        ...
-
-
-class ModelRequests(Protocol):
-    """Is told which models were loaded and unloaded by request."""
-
-    def model_change(self, name: str) -> AbstractAsyncContextManager[None]:
-        """Return what surrounds a change of a model by request, and telling of it.
-
-        Raises:
-            ServingError: UNAVAILABLE when another engine has taken over.
-        """
-        ...
-
-    async def model_loaded(
-        self, name: str, config: str | None, files: Mapping[str, bytes] | None, is_overridden: bool
-    ) -> None:
-        """A model was loaded, as by `Engine.load_model`; whether it has the configuration of a request."""
-        ...
-
-    def model_unloaded(self, name: str, with_dependents: bool) -> None:
-        """A model was unloaded, maybe with those that were loaded only for it."""
         ...
 
 

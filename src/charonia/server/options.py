@@ -13,8 +13,8 @@ from charonia.core.errors import invalid
 from charonia.core.metadata import USUAL_NAME
 from charonia.server.access.options import AccessOptions
 from charonia.server.files.options import FileOptions
-from charonia.server.lifecycle.repository.options import AutoOptions, StoreSettings
 from charonia.server.machine.cores import HostPolicy
+from charonia.server.model_options import ALL_MODELS, AutoOptions, ControlMode, ReadyWhen, StoreSettings
 from charonia.server.rate_limiter.options import RateLimitOptions
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.tracing.options import TraceOptions
@@ -30,40 +30,8 @@ FRONT_ENDS_AUTO = -1
 GRPC_INPUT_BYTES_MAX = 2**31 - 1
 """Protobuf's limit for one message."""
 
-ALL_MODELS = "*"
-"""In `load_models`: everything in the repositories."""
-
 WILDCARD_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
 """Addresses that mean every interface."""
-
-
-class ReadyWhen(Enum):
-    """Which models have to be ready for the server to be ready."""
-
-    ALL_MODELS = "true"
-    """All that should be loaded."""
-
-    AT_START = "start"
-    """Those of the startup, until each has been ready: a later load or failure does not count."""
-
-    ANY_TIME = "false"
-    """None."""
-
-
-class ControlMode(Enum):
-    """When models are loaded."""
-
-    NONE = "none"
-    """All models at startup, and no change after that."""
-
-    POLL = "poll"
-    """As NONE, then every change in the repositories."""
-
-    EXPLICIT = "explicit"
-    """`load_models` at startup, then as requested through the repository API."""
-
-    AUTO = "auto"
-    """Each model on demand; the least recently used models are evicted when memory is short."""
 
 
 class CompressionLevel(Enum):

@@ -15,10 +15,10 @@ from charonia.server.explain.activity import REQUESTS_MIN
 from charonia.server.explain.explainer import Explainer, setup_of
 from charonia.server.explain.explanation import ProcessHistory
 from charonia.server.explain.rules import ModelSetup
-from charonia.server.guard.record import ProcessRecord
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.machine.cpu_times import CpuTimes
 from charonia.server.metrics.model_metrics import ModelMetrics
+from charonia.server.metrics.processes import ProcessRecord
 from charonia.server.rate_limiter.limiter import Claim, RateLimits
 from charonia.server.scheduling.api import BatchPolicy, CloseReason, SlotIdle, Submit
 from charonia.server.scheduling.dynamic import DynamicBatcher

@@ -29,7 +29,7 @@ from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.in_front import Choice
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.options import LifecycleOptions
-from charonia.server.options import ControlMode
+from charonia.server.model_options import ControlMode
 
 
 def parameters(**values: str) -> str:

@@ -1,6 +1,6 @@
 """The guard's record of its processes: on its way to the engine, and on the metrics page."""
 
-from charonia.server.guard.record import ProcessRecord, families, from_text, to_text
+from charonia.server.metrics.processes import ProcessRecord, families, from_text, to_text
 from charonia.server.metrics.prometheus import render
 
 RECORDS = (

@@ -44,7 +44,6 @@ from charonia.server.guard.events import (
     UpgradeAsked,
     UpgradeCancelled,
 )
-from charonia.server.guard.record import ProcessRecord
 from charonia.server.guard.restarts import (
     BACK_SOON_NS_MAX,
     ENGINE_START_FAILURES_MAX,
@@ -59,6 +58,7 @@ from charonia.server.guard.restarts import (
     ServerPhase,
 )
 from charonia.server.guard.succession import FINISH_NS, FRONT_END_STOP_MARGIN_NS, RENEWED
+from charonia.server.metrics.processes import ProcessRecord
 
 S = 1_000_000_000
 EXIT_TIMEOUT = 30 * S

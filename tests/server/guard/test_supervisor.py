@@ -18,9 +18,9 @@ from tests.support.process import wait_until_ended
 
 from charonia.server.app import new_event_loop
 from charonia.server.guard.events import ProcessRole
-from charonia.server.guard.record import ProcessRecord, from_text
 from charonia.server.guard.record_file import RECORD_VARIABLE, read_record
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
+from charonia.server.metrics.processes import ProcessRecord, from_text
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the processes of a server end with it on Linux only")
 
@@ -172,7 +172,7 @@ from pathlib import Path
 import psutil
 import charonia.server.guard.supervisor as supervisor
 from charonia.server.guard.events import ProcessRole
-from charonia.server.guard.record import from_text
+from charonia.server.metrics.processes import from_text
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 supervisor.ORPHANS_S = 0.01
 folder = Path({str(folder)!r})

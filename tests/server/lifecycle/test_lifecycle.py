@@ -35,7 +35,7 @@ from charonia.server.lifecycle.entries import ModelEntry, VersionEntry
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.options import LifecycleOptions
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
-from charonia.server.options import ControlMode, ReadyWhen
+from charonia.server.model_options import ControlMode, ReadyWhen
 
 CONFIG = """
 backend: "fake"

@@ -22,9 +22,9 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle import on_demand as demand_module
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.lifecycle import Lifecycle
-from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
+from charonia.server.lifecycle.on_demand import DemandOptions
 from charonia.server.lifecycle.options import LifecycleOptions
-from charonia.server.options import ControlMode
+from charonia.server.model_options import ControlMode
 
 MODEL = """
 backend: "fake"
@@ -110,18 +110,15 @@ class Harness:
         self.backend = FakeBackend()
         options = LifecycleOptions((folder,), ControlMode.AUTO, cores=2)
         self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, record_steps=1000))
-        self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
-        self.demand = OnDemandLoader(
-            self.lifecycle,
-            DemandOptions(
-                budget * KB,
-                frozenset({pinned} - {""}),
-                waiting_max=int(limits.get("waiting_max", 100)),
-                wait_s=limits.get("wait_s", 10.0),
-            ),
-            self.engine.infer_loaded,
+        demand = DemandOptions(
+            budget * KB,
+            frozenset({pinned} - {""}),
+            waiting_max=int(limits.get("waiting_max", 100)),
+            wait_s=limits.get("wait_s", 10.0),
         )
-        self.engine.demand = self.demand
+        self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()), demand=demand)
+        assert self.engine.demand is not None
+        self.demand = self.engine.demand
 
     def model(self, name: str, size: int = 100, config: str = MODEL) -> None:
         version = self.folder / name / "1"

@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 
-from charonia import __version__
 from charonia.install_hint import extra_hint
 from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.gpus import Nvml, visible_gpus
 from charonia.server.machine.memory import usable_memory
 from charonia.server.options import GrpcOptions, HttpOptions, MetricsOptions
+from charonia.version import __version__
 
 DISTRIBUTION_PREFIX = "/usr"
 """Prefix of the interpreters of distributions, which build them with profile-guided optimisation."""

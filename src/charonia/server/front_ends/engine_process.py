@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from charonia import __version__
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.app import InferenceServer
 from charonia.server.execution.neighbours import Neighbours
@@ -24,6 +23,7 @@ from charonia.server.front_ends.orders import read_order
 from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
 from charonia.server.options import ServerOptions
+from charonia.version import __version__
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Protocol
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
-from charonia.server.directory import Directory, Target
+from charonia.server.directory import Directory, ModelRequests, Target
 from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import Engine, KeptTraffic, ModelRequests
+from charonia.server.facade import Engine, TrafficControl
 from charonia.server.lifecycle.in_front import Offer
 from charonia.server.metrics.model_metrics import Increase
 
@@ -30,6 +30,24 @@ class Offering(Protocol):
 
     def count(self, number: int, more: Increase) -> None:
         """Count what a front end has counted for an offer."""
+        ...
+
+
+class KeptTraffic(TrafficControl, Protocol):
+    """Traffic that an engine which follows goes on with.
+
+    Attributes:
+        keep: Called with the key of a model and what to keep of its traffic, "" for nothing, after every change.
+    """
+
+    keep: Callable[[str, str], None] | None
+
+    def restore(self, key: str, text: str) -> None:
+        """Go on with what an engine before has kept of a model."""
+        ...
+
+    def engine_ended(self) -> None:
+        """The engine before has crashed, or was killed. Called after `restore`."""
         ...
 
 
@@ -58,4 +76,8 @@ class ServedEngine(Engine, Protocol):
         ...
 
     requests: ModelRequests | None
-    traffic: KeptTraffic | None
+
+    @property
+    def traffic(self) -> KeptTraffic | None:
+        """What an engine that follows goes on with."""
+        ...

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from charonia import __version__
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.server.front_ends.children import (
     ENGINE,
@@ -46,6 +45,7 @@ from charonia.server.guard.succession import FINISH_NS
 from charonia.server.guard.supervisor import Supervisor
 from charonia.server.machine.memory import available_memory, tree_bytes
 from charonia.server.options import ServerOptions
+from charonia.version import __version__
 
 _log = logging.getLogger(__name__)
 

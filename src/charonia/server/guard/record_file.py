@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from charonia.server.guard.record import ProcessRecord, from_text, to_text
+from charonia.server.metrics.processes import ProcessRecord, from_text, to_text
 
 RECORD_VARIABLE = "CHARONIA_PROCESSES"
 """Environment variable of the processes of a server: path of the file."""

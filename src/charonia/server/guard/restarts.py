@@ -54,8 +54,8 @@ from charonia.server.guard.events import (
     UpgradeAsked,
     UpgradeCancelled,
 )
-from charonia.server.guard.record import ProcessRecord
 from charonia.server.guard.succession import FINISH_NS_MIN, FRONT_END_STOP_MARGIN_NS, Succession
+from charonia.server.metrics.processes import ProcessRecord
 
 ENGINE_START_FAILURES_MAX = 10
 """Starts of the engine in a row that may fail. There is no such limit for a front end: the others serve."""

@@ -29,7 +29,7 @@ class Backends:
     Attributes:
         models: Runs the calls that models make to other models; set once, before the first model is loaded.
         deadlocks: The deadlock detector.
-        host_cores: Numbers of cores by host policy; set before the first model is loaded.
+        host_cores: Numbers of cores by host policy.
         metrics: The metrics that models define themselves.
         busy_poll: Keeps threads awake between requests, None without busy polling.
         limits: The resources that instances share, None without a rate limiter.
@@ -49,13 +49,14 @@ class Backends:
         cache: ResponseCache | None = None,
         pinned: PinnedMemory | None = None,
         record_steps: int = 0,
+        host_cores: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self._factories = factories
         self._settings = settings or {}
         self._verbose = verbose
         self._record_steps = record_steps
         self.models: Models | None = None
-        self.host_cores: Mapping[str, tuple[int, ...]] = {}
+        self.host_cores = host_cores or {}
         self.deadlocks = DeadlockDetector()
         self.busy_poll = busy_poll
         self.limits = limits

@@ -45,7 +45,7 @@ from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
 from charonia.server.lifecycle.repository.sources import Sources
 from charonia.server.lifecycle.repository.watch import Watch
 from charonia.server.machine.private_folder import remove_abandoned
-from charonia.server.options import ALL_MODELS, ControlMode
+from charonia.server.model_options import ALL_MODELS, ControlMode
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from charonia.server.lifecycle.configure import ConfigureOptions
 from charonia.server.lifecycle.repository.sources import StoreOptions
-from charonia.server.options import ControlMode
+from charonia.server.model_options import ControlMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 
-from charonia import __version__
 from charonia.client.sync_client import Client
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelMetadata, ServerMetadata
@@ -40,6 +39,7 @@ from charonia.tools.perf.shared_memory import shared
 from charonia.tools.perf.statistics import composing_models
 from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Machine, PerfRun, Verdict
 from charonia.tools.results.server import ModelInfo, ServerInfo
+from charonia.version import __version__
 
 STATISTICS_EXTENSION = "statistics"
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 
-from charonia import __version__
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse, render
@@ -39,6 +38,7 @@ from charonia.tools.tune.progress import Noted, Progress
 from charonia.tools.tune.result import GroupRecord, TuneRun
 from charonia.tools.tune.servers import MeasuredServer, is_there, server_of
 from charonia.tools.tune.variants import BaseModel, config_of, instance_kind, on_cpu, wants_gpu
+from charonia.version import __version__
 
 SHARED_MB = 100.0
 """Memory of the first instance that further instances share: libraries."""

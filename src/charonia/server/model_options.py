@@ -1,12 +1,45 @@
-"""Options of the repositories: object stores, and models loaded on demand."""
+"""Options of models: which are loaded when, object stores, and models loaded on demand."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 MEMORY_MB_MAX = 2**31 - 1
 WAITING_MAX = 1_000_000
 WAIT_SECS_MAX = 86_400
 DOWNLOADS_MAX = 256
+
+ALL_MODELS = "*"
+"""In `load_models`: everything in the repositories."""
+
+
+class ReadyWhen(Enum):
+    """Which models have to be ready for the server to be ready."""
+
+    ALL_MODELS = "true"
+    """All that should be loaded."""
+
+    AT_START = "start"
+    """Those of the startup, until each has been ready: a later load or failure does not count."""
+
+    ANY_TIME = "false"
+    """None."""
+
+
+class ControlMode(Enum):
+    """When models are loaded."""
+
+    NONE = "none"
+    """All models at startup, and no change after that."""
+
+    POLL = "poll"
+    """As NONE, then every change in the repositories."""
+
+    EXPLICIT = "explicit"
+    """`load_models` at startup, then as requested through the repository API."""
+
+    AUTO = "auto"
+    """Each model on demand; the least recently used models are evicted when memory is short."""
 
 
 @dataclass(frozen=True, slots=True)

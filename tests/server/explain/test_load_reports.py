@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from charonia.core.statistics import BatchStatistics, Duration, ModelStatistics
-from charonia.server.load_reports import (
+from charonia.server.explain.load_reports import (
     AGE_NS,
     RATE_NS_MAX,
     RATE_NS_MIN,
