@@ -5,7 +5,7 @@
 # make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
 # make release  wheel and source distribution in dist/, checked; UPLOAD=yes sends them to the package index
 # make mutants    put faults into the files changed since HEAD~1, print those that no test detects (tools/mutants.py);
-#                 make mutants MUTANTS_ARGS='src/charonia/core/names.py --count 60 --seed 7'
+#                 make mutants MUTANTS_ARGS='src/charonia/core/metadata.py --count 60 --seed 7'
 #
 # Each of them makes the virtual environment that it needs. On the machine: Python 3.11 or newer with venv, and make.
 

@@ -2,7 +2,7 @@
 
     python tools/mutants.py                          a sample over the files of src/charonia changed since HEAD~1
     python tools/mutants.py --base main --count 60   ... changed since main, more of it
-    python tools/mutants.py src/charonia/core/names.py --seed 7
+    python tools/mutants.py src/charonia/core/metadata.py --seed 7
 
 A fault changes a comparison, a bound, an operator, a constant or a returned value, negates a condition or drops a
 statement. The tests of the file's folder run against a copy of the sources that has the fault; the sources themselves

@@ -68,7 +68,7 @@ INTERNAL = {
         "server.ensembles",
         "server.lifecycle.in_front",
         "server.lifecycle.loader",
-        "server.machine.cpu_times",
+        "server.machine.gauges",
         "server.rate_limiter.overview",
         "server.response_cache.runner",
         "wire.orca",
@@ -77,8 +77,7 @@ INTERNAL = {
     "server.ragged": {"core", "config", "server.scheduling", "server.backends.api"},
     "server.execution": {"core", "config", "server.scheduling", "server.metrics", "server.machine.cores"}
     | {"server.backends.api", "server.rate_limiter.limiter", "server.ragged", "server.sequences.api"},
-    "server.scaling": {"core", "config", "server.execution", "server.machine.cpu_times"}
-    | {"server.metrics.prometheus"},
+    "server.scaling": {"core", "config", "server.execution", "server.machine.gauges"} | {"server.metrics.prometheus"},
     "server.sequences": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"}
     | {"server.execution", "server.rate_limiter"},
     "server.ensembles": {"core", "config", "server.metrics", "server.execution"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.core.names import model_key, name_of, namespace_of
+from charonia.core.metadata import model_key, name_of, namespace_of
 
 
 @pytest.mark.parametrize(

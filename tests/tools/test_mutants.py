@@ -79,7 +79,7 @@ def test_a_fault_is_the_only_change_of_its_file() -> None:
 @pytest.mark.parametrize(
     ("folder", "source", "found"),
     [
-        ("core", "core/names.py", "core"),
+        ("core", "core/metadata.py", "core"),
         ("core", "core/deeper/names.py", "core"),
         ("server/http", "server/http/routes.py", "server/http"),
         ("server", "server/http/routes.py", "server"),
@@ -124,6 +124,6 @@ def test_a_fault_that_no_test_detects_is_printed_and_the_sources_stay_as_they_ar
 def test_without_time_nothing_is_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "seconds_of", lambda tests: 1.0)
 
-    assert mutants.main([str(mutants.ROOT / "src/charonia/core/names.py"), "--budget", "0"]) == 0
+    assert mutants.main([str(mutants.ROOT / "src/charonia/core/metadata.py"), "--budget", "0"]) == 0
 
     assert "0 of " in capsys.readouterr().out

@@ -9,8 +9,14 @@ import pytest
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
-from charonia.wire.openai_embeddings import decode_embeddings_request, normalized, padded_tokens, pooled, shortened
-from charonia.wire.openai_errors import error_object
+from charonia.wire.openai_answer import (
+    decode_embeddings_request,
+    error_object,
+    normalized,
+    padded_tokens,
+    pooled,
+    shortened,
+)
 from charonia.wire.openai_models import engine_routes, model_ids, routes_of
 from charonia.wire.openai_request import TextRequest, decode_text_request
 

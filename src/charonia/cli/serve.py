@@ -27,8 +27,7 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.parameters import EXAMPLE_REFUSED
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelState
-from charonia.server.files.given import GivenFiles, Unserveable, sort
-from charonia.server.files.predictor import make_with_predictor
+from charonia.server.files.given import GivenFiles, Unserveable, make_with_predictor, sort
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED

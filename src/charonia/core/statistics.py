@@ -3,8 +3,10 @@
 All times are cumulative nanoseconds. Source: Triton's statistics extension.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -132,3 +134,32 @@ class ModelStatistics:
             getattr(self, name).merge(getattr(more, name))
         for size, counted in more.batches.items():
             self.batches.setdefault(size, BatchStatistics()).merge(counted)
+
+
+PROMPT_TOKENS = "prompt_tokens"
+COMPLETION_TOKENS = "completion_tokens"
+CACHED_TOKENS = "cached_tokens"
+"""Response parameters by which an engine model tells them, with its last response."""
+
+
+class TokenUsage(NamedTuple):
+    """The tokens of a request.
+
+    Attributes:
+        prompt: Tokens of the prompt.
+        completion: Tokens of the answer.
+        cached: Tokens of the prompt whose computation was saved by a cache.
+    """
+
+    prompt: int
+    completion: int = 0
+    cached: int = 0
+
+
+def usage_of(parameters: Mapping[str, object]) -> TokenUsage | None:
+    """Return the usage that the parameters of a response tell, None if they tell none."""
+    prompt = parameters.get(PROMPT_TOKENS)
+    if type(prompt) is not int:
+        return None
+    completion, cached = parameters.get(COMPLETION_TOKENS), parameters.get(CACHED_TOKENS)
+    return TokenUsage(prompt, completion if type(completion) is int else 0, cached if type(cached) is int else 0)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from enum import IntFlag
 from typing import Protocol
 
+from charonia.core.statistics import TokenUsage
 from charonia.core.tensor import Tensor
-from charonia.core.usage import TokenUsage
 
 CHILDREN_MAX = 1024
 """Limit of requests by ensembles and models that are traced for one client request."""

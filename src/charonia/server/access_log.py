@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from charonia.core.response import ExecutionRecord
-from charonia.core.usage import TokenUsage
+from charonia.core.statistics import TokenUsage
 
 _log = logging.getLogger(__name__)
 

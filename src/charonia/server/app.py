@@ -11,7 +11,7 @@ from typing import Protocol
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import PRODUCT, ModelIndexEntry, ServerMetadata
-from charonia.core.usage import TokenUsage
+from charonia.core.statistics import TokenUsage
 from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints, allowed_hosts
@@ -30,11 +30,10 @@ from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
 from charonia.server.lifecycle.entries import folders_of
 from charonia.server.lifecycle.in_front import WhereRun
-from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.on_demand import DemandOptions
-from charonia.server.lifecycle.options import LifecycleOptions
 from charonia.server.lifecycle.repository.sources import StoreOptions
 from charonia.server.listening import GRACE_S, check_address
 from charonia.server.machine.cores import policy_cores, usable_cores
@@ -59,8 +58,8 @@ from charonia.server.rate_limiter.overview import families, view_json
 from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.response_cache.redis import RedisCache
+from charonia.server.scaling.instances import InstanceScaler
 from charonia.server.scaling.room import MEMORY_KEPT, FreeMemory, Room
-from charonia.server.scaling.scaler import InstanceScaler
 from charonia.server.sequences.overview import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.service import TracingService

@@ -12,8 +12,7 @@ from typing import Protocol
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found, unavailable
-from charonia.core.metadata import ModelMetadata, ModelState, TensorMetadata
-from charonia.core.names import name_of, namespace_of
+from charonia.core.metadata import ModelMetadata, ModelState, TensorMetadata, name_of, namespace_of
 
 Target = tuple[str, str]
 """Name and version of a model, "" for the highest version that is ready."""

@@ -16,8 +16,7 @@ from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import FLOW_NAME_LENGTH_MAX, Flow, InferRequest
 from charonia.core.response import Reply, Ticket
-from charonia.core.statistics import ModelStatistics
-from charonia.core.usage import TokenUsage
+from charonia.core.statistics import ModelStatistics, TokenUsage
 from charonia.server.access.header_forward import HeaderForward
 from charonia.server.access.rules import Gate
 from charonia.server.shared_memory.registry import RegionRegistry

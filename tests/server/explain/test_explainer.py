@@ -16,7 +16,7 @@ from charonia.server.explain.explainer import Explainer, setup_of
 from charonia.server.explain.explanation import ProcessHistory
 from charonia.server.explain.rules import ModelSetup
 from charonia.server.lifecycle.loader import LoadedVersion, placements
-from charonia.server.machine.cpu_times import CpuTimes
+from charonia.server.machine.gauges import CpuTimes
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.metrics.processes import ProcessRecord
 from charonia.server.rate_limiter.limiter import Claim, RateLimits

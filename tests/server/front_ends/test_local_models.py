@@ -27,8 +27,7 @@ from charonia.server.front_ends import local_models
 from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.in_front import Choice
-from charonia.server.lifecycle.lifecycle import Lifecycle
-from charonia.server.lifecycle.options import LifecycleOptions
+from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.model_options import ControlMode
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from charonia.core.errors import Code, ServingError
 from charonia.server.front_ends.processes import bound_sockets
-from charonia.server.guard.shared_sockets import offer_sockets, sockets_beside
+from charonia.server.guard.control import offer_sockets, sockets_beside
 
 
 def test_what_one_ends_with_waits_for_the_other() -> None:

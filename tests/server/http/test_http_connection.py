@@ -19,8 +19,7 @@ from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessLog
 from charonia.server.http.connection import LINGER_S, READ_BYTES
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
-from charonia.server.http.large_body import DIRECT_BODY_BYTES
-from charonia.server.http.limits import CHUNKED_PIECE_BYTES
+from charonia.server.http.limits import CHUNKED_PIECE_BYTES, DIRECT_BODY_BYTES
 from charonia.server.http.parser import RequestParser
 
 INFER = "/v2/models/identity/infer"

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.support.http_memory import request
 
 from charonia.core.errors import invalid
-from charonia.server.http.large_body import DIRECT_BODY_BYTES
-from charonia.server.http.limits import HttpLimits
+from charonia.server.http.limits import DIRECT_BODY_BYTES, HttpLimits
 from charonia.server.http.parser import (
     CACHED_BYTES_MAX,
     RECEIVING,

@@ -1,6 +1,6 @@
 import pytest
 
-from charonia.server.http.route_hints import route_hint
+from charonia.server.http.routes import route_hint
 
 
 @pytest.mark.parametrize(

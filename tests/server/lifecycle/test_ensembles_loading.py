@@ -19,8 +19,7 @@ from charonia.server.engine import ModelEngine
 from charonia.server.facade import Services
 from charonia.server.front_ends.keeper import Keeper
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.lifecycle import Lifecycle
-from charonia.server.lifecycle.options import LifecycleOptions
+from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.model_options import ControlMode
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE

@@ -32,8 +32,7 @@ from charonia.server.engine import ModelEngine
 from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.entries import ModelEntry, VersionEntry
-from charonia.server.lifecycle.lifecycle import Lifecycle
-from charonia.server.lifecycle.options import LifecycleOptions
+from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
 from charonia.server.model_options import ControlMode, ReadyWhen
 

@@ -21,9 +21,8 @@ from charonia.server.engine import ModelEngine
 from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle import on_demand as demand_module
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.on_demand import DemandOptions
-from charonia.server.lifecycle.options import LifecycleOptions
 from charonia.server.model_options import ControlMode
 
 MODEL = """

@@ -2,8 +2,7 @@
 
 import re
 
-from charonia.core.statistics import WorkerState
-from charonia.core.usage import TokenUsage
+from charonia.core.statistics import TokenUsage, WorkerState
 from charonia.server.metrics.model_metrics import NOTES_MAX, FailureReason, ModelMetrics
 from charonia.server.metrics.prometheus import InstanceCount, MachineGauges, ModelSample, PageView, metric_names, render
 from charonia.server.metrics.tokens import TokenMetrics

@@ -15,8 +15,7 @@ from charonia.server.backends.python import supervisor as supervisor_module
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.lifecycle import Lifecycle
-from charonia.server.lifecycle.options import LifecycleOptions
+from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 
 CODE = """\
 import os

@@ -3,7 +3,7 @@
 from charonia.server.metrics.metric_families import Family
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.metrics.prometheus import ModelSample, PageView, render
-from charonia.server.response_cache.metrics import CacheCounters, cache_families, local_families, remote_families
+from charonia.server.response_cache.api import CacheCounters, cache_families, local_families, remote_families
 
 US = 1000
 

@@ -6,11 +6,10 @@ from typing import cast
 
 import pytest
 
-from charonia.server.machine.cpu_times import CpuTimes
-from charonia.server.scaling import scaler
-from charonia.server.scaling.instances import ScaledInstances
+from charonia.server.machine.gauges import CpuTimes
+from charonia.server.scaling import instances as scaler
+from charonia.server.scaling.instances import MEASURE_NS, InstanceScaler, ScaledInstances
 from charonia.server.scaling.room import Room
-from charonia.server.scaling.scaler import MEASURE_NS, InstanceScaler
 
 
 class Greedy:

@@ -1,7 +1,6 @@
 """When requests are short, though batches may not be."""
 
-from charonia.server.scheduling.in_place import IN_PLACE_NS_MAX, OWED_NS_MAX, OWED_NS_TOLERATED, PROBES
-from charonia.server.scheduling.short_requests import ShortRequests
+from charonia.server.scheduling.in_place import IN_PLACE_NS_MAX, OWED_NS_MAX, OWED_NS_TOLERATED, PROBES, ShortRequests
 
 ENOUGH = OWED_NS_MAX // IN_PLACE_NS_MAX
 """Executions that make up for whatever a model owes."""

@@ -13,6 +13,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from charonia.core.errors import Code, ServingError
+from charonia.core.statistics import TokenUsage
 from charonia.core.trace import (
     COMPUTE_END,
     COMPUTE_START,
@@ -23,7 +24,6 @@ from charonia.core.trace import (
     TraceLevel,
     TraceTree,
 )
-from charonia.core.usage import TokenUsage
 from charonia.install_hint import extra_hint
 from charonia.server.tracing import otel
 from charonia.server.tracing.options import OtelOptions

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.server.traffic.line import EvenPoints, choose, point_of, shares
+from charonia.server.traffic.state import EvenPoints, choose, point_of, shares
 
 WEIGHTS = st.dictionaries(st.integers(1, 6), st.floats(0, 100), max_size=6).map(lambda found: sorted(found.items()))
 POINTS = st.floats(0, 1, exclude_max=True)

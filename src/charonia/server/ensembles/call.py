@@ -18,7 +18,7 @@ from typing import Protocol, assert_never
 from charonia.core.classification import classify
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, unavailable
-from charonia.core.names import name_of
+from charonia.core.metadata import name_of
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, CallFrame, InferRequest, ParameterValue
 from charonia.core.response import ExecutionRecord, InferResponse, Outcome, Reply, Ticket
 from charonia.core.statistics import ResponseKind

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from charonia.config.model import EnsembleStep, ModelConfig
 from charonia.config.tensors import WILDCARD
-from charonia.core.names import model_key
+from charonia.core.metadata import model_key
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array
 from charonia.server.ensembles.configuration import composed, scheduling_of

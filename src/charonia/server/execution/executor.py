@@ -20,8 +20,7 @@ from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInsta
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import now_ns
 from charonia.server.machine.cores import bind_thread
-from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule
-from charonia.server.scheduling.short_requests import ShortRequests
+from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule, ShortRequests
 from charonia.server.scheduling.slots import CAPACITY_MAX
 
 Usage = tuple[int, int, int]

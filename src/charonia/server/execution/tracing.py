@@ -8,6 +8,7 @@ from collections.abc import Callable
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply
+from charonia.core.statistics import usage_of
 from charonia.core.trace import (
     COMPUTE_END,
     COMPUTE_INPUT_END,
@@ -21,7 +22,6 @@ from charonia.core.trace import (
     TENSOR_QUEUE_INPUT,
     Trace,
 )
-from charonia.core.usage import usage_of
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import Executor
 from charonia.server.execution.in_flight import InFlight, PendingRequest, RunningBatch

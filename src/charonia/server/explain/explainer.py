@@ -17,7 +17,7 @@ from charonia.server.explain.explanation import Explanation, ProcessHistory
 from charonia.server.explain.rules import Facts, ModelSetup
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.loader import LoadedVersion, placements
-from charonia.server.machine.cpu_times import CpuTimes
+from charonia.server.machine.gauges import CpuTimes
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.metrics.processes import ProcessRecord
 from charonia.server.rate_limiter.overview import NO_SHORTAGE

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from charonia.core.errors import ServingError, internal, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
+from charonia.core.statistics import TokenUsage
 from charonia.core.trace import TraceTree
-from charonia.core.usage import TokenUsage
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Target

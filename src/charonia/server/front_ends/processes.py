@@ -52,9 +52,8 @@ from charonia.server.front_ends.children import (
     write_options,
 )
 from charonia.server.front_ends.upgrades import Upgrades
-from charonia.server.guard.control import serve_control
+from charonia.server.guard.control import offer_sockets, serve_control, sockets_beside
 from charonia.server.guard.notify import Notifier
-from charonia.server.guard.shared_sockets import offer_sockets, sockets_beside
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
 from charonia.server.listening import cannot_listen, check_address

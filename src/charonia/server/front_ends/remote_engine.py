@@ -20,9 +20,8 @@ from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.response import ANSWERED, Outcome, Reply, Ticket
-from charonia.core.statistics import ModelStatistics
+from charonia.core.statistics import ModelStatistics, TokenUsage
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
-from charonia.core.usage import TokenUsage
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.execution.clock import now_ns

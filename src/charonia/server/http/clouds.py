@@ -17,7 +17,7 @@ from charonia.config.pbtxt import parse
 from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.server.http.exchange import JSON_TYPE, Exchange, Reshaped
-from charonia.server.http.large_body import JSON_SIZE
+from charonia.server.http.limits import JSON_SIZE
 from charonia.wire.json_text import dump, parse_object
 
 ARCHIVES = "/opt/ml/models"

@@ -6,15 +6,17 @@ from collections.abc import Callable, Coroutine
 from typing import NamedTuple, Protocol
 
 from charonia.core.errors import ServingError, internal
-from charonia.core.request import Flow
-from charonia.core.response import Outcome, Ticket
-from charonia.core.usage import TokenUsage
+from charonia.core.request import Flow, InferRequest
+from charonia.core.response import Outcome, Reply, Ticket
+from charonia.core.statistics import TokenUsage
+from charonia.server.facade import Engine, Services
 from charonia.server.http.parser import Request
 from charonia.server.single_response import SingleResponse
+from charonia.server.tracing.requests import EventNames, begin
 from charonia.wire.compression import ACCEPTED, decompress
 from charonia.wire.http_status import REASONS, STATUS, UNEXECUTED
 from charonia.wire.json_text import encode_error
-from charonia.wire.openai_errors import PATHS, encode_openai_error, openai_status
+from charonia.wire.openai_answer import PATHS, encode_openai_error, openai_status
 
 _log = logging.getLogger(__name__)
 
@@ -334,3 +336,49 @@ async def _guarded(exchange: Exchange, work: Coroutine[object, object, None]) ->
     except Exception as error:  # a bug: it must not end the server
         _log.exception("%s failed", exchange.request.url.decode("latin-1"))
         exchange.fail(internal(f"the request failed: {type(error).__name__}"))
+
+
+TRACED = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
+
+
+class Submitter:
+    """Passes the inference requests of exchanges to the engine."""
+
+    def __init__(self, engine: Engine, services: Services) -> None:
+        """Make a submitter.
+
+        Args:
+            engine: The engine.
+            services: Services besides the engine.
+        """
+        self._engine = engine
+        self._tracer = services.tracer
+        self._forward = services.http_headers
+        self._services = services
+        self._traffic = services.traffic
+        self._names_flows = services.has_named_flows
+
+    def submit(self, exchange: Exchange, request: InferRequest, reply: Reply) -> None:
+        """Pass on the only request of an exchange. `reply` keeps `exchange.is_over` up to date."""
+        ticket = self.infer(exchange, request, reply)
+        if exchange.is_open:
+            exchange.ticket = ticket
+        elif not exchange.is_over:
+            ticket.cancel()
+
+    def infer(self, exchange: Exchange, request: InferRequest, reply: Reply) -> Ticket:
+        """Pass on one of the requests of an exchange."""
+        if self._forward is not None:
+            names = exchange.request.names or {}
+            fields = exchange.request.headers.items()
+            request.parameters.update(self._forward.parameters((names.get(key, key), value) for key, value in fields))
+        if self._traffic is not None and self._traffic.sticky:
+            request.affinity = self._services.affinity(request.model_name, exchange.request.headers.get)
+        request.flow = exchange.peer
+        if self._names_flows:
+            request.flow = self._services.flow(request.flow, self._services.http_gate, exchange.request.headers.get)
+        exchange.request_id = request.id
+        if self._tracer is not None:
+            headers = exchange.request.headers.get
+            reply = begin(self._tracer, request, reply, names=TRACED, received_ns=exchange.begun_ns, headers=headers)
+        return self._engine.infer(request, reply)

@@ -18,11 +18,9 @@ from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, 
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.kserve_v1 import KserveV1Handlers
-from charonia.server.http.large_body import JSON_SIZE
-from charonia.server.http.limits import HttpLimits
+from charonia.server.http.limits import JSON_SIZE, HttpLimits
 from charonia.server.http.page import PageHandlers
-from charonia.server.http.route_hints import route_hint
-from charonia.server.http.routes import Route, Router, RouteTarget, none_ready, on_demand
+from charonia.server.http.routes import Route, Router, RouteTarget, none_ready, on_demand, route_hint
 from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
 from charonia.server.openai.routes import OpenaiHandlers
 from charonia.wire.tensors import Lend

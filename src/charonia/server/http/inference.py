@@ -23,11 +23,9 @@ from charonia.core.errors import Code, ServingError, internal, invalid, unavaila
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.server.facade import Engine, Services, first_error
-from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
-from charonia.server.http.large_body import DIGITS_MAX, JSON_SIZE
-from charonia.server.http.limits import HttpLimits
+from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Submitter, Tasks
+from charonia.server.http.limits import DIGITS_MAX, JSON_SIZE, HttpLimits
 from charonia.server.http.routes import Route, RouteTarget
-from charonia.server.http.submission import Submitter
 from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
 from charonia.wire.example_request import body_hint

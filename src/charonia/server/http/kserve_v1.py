@@ -9,11 +9,9 @@ from functools import partial
 from charonia.core.errors import ServingError, internal, not_found, unavailable, unsupported
 from charonia.core.response import Outcome
 from charonia.server.facade import Engine, Services
-from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Tasks
+from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Submitter, Tasks
 from charonia.server.http.limits import HttpLimits
-from charonia.server.http.route_hints import route_hint
-from charonia.server.http.routes import Route, RouteTarget
-from charonia.server.http.submission import Submitter
+from charonia.server.http.routes import Route, RouteTarget, route_hint
 from charonia.server.single_response import SingleResponse
 from charonia.wire.json_text import dump
 from charonia.wire.openai_models import model_ids, model_object, routes_of

@@ -16,8 +16,7 @@ from charonia.server.access.rules import Operation, Scope
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import json_size_of
-from charonia.server.http.large_body import JSON_SIZE
-from charonia.server.http.limits import HttpLimits
+from charonia.server.http.limits import JSON_SIZE, HttpLimits
 from charonia.server.http.routes import Handler, Route, RouteTarget
 from charonia.server.page.edited_request import edited_request
 from charonia.server.page.openapi import ServedModel, openapi_document, samples

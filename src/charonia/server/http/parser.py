@@ -30,13 +30,15 @@ from enum import Enum
 import httptools
 
 from charonia.core.errors import ServingError, invalid, too_large, unsupported
-from charonia.server.http.large_body import DIRECT_BODY_BYTES, JSON_SIZE, body_buffer
 from charonia.server.http.limits import (
     CHUNKED_PIECE_BYTES,
     CHUNKS_AT_ONCE,
+    DIRECT_BODY_BYTES,
     HEADER_PIECE_BYTES,
+    JSON_SIZE,
     WHOLE_BYTES,
     HttpLimits,
+    body_buffer,
 )
 from charonia.wire.browsers import PAGE_FIELDS
 from charonia.wire.tensors import Lend

@@ -17,7 +17,7 @@ from charonia.server.access.rules import Gate, Operation, Refusal
 from charonia.server.facade import EnsureLoaded, LoadReports
 from charonia.server.http.browsers import BrowserRules
 from charonia.server.http.exchange import Exchange, Tasks
-from charonia.server.http.large_body import JSON_SIZE
+from charonia.server.http.limits import JSON_SIZE
 from charonia.server.http.parser import Request
 from charonia.wire.http_status import REFUSED
 from charonia.wire.orca import FORMAT_HEADER, load_header_line
@@ -276,3 +276,36 @@ def _target(pattern: Sequence[str], segments: Sequence[str]) -> RouteTarget | No
 
 def _load_line(load: LoadReports, form: bytes) -> bytes:
     return load_header_line(load.latest(), form)
+
+
+_INFER = "POST /v2/models/{0}/infer takes tensors and /v2/models/{0}/generate plain JSON, as KServe v2 and Triton do"
+_LIST = "POST /v2/repository/index lists the models"
+_OWN = (
+    "a model's routes end with infer, generate, generate_stream, ready, config, stats or explain: /v2/models/{0}/infer"
+)
+
+_HINTS = tuple(
+    (re.compile(pattern), hint)
+    for pattern, hint in (
+        (r"/v1/models/([^/:]+)(?:/versions/\d+)?(?::.*)?", _INFER),  # TensorFlow Serving and KServe v1
+        (r"/(?:predictions|explanations)/([^/]+)(?:/.*)?", _INFER),  # TorchServe
+        (r"/(?:predict|invocations|infer|generate)", _INFER),  # LitServe, BentoML, SageMaker, text-generation-inference
+        (r"/(?:v1/)?models", _LIST),
+        (r"/v2/models", _LIST),
+        (r"/v1/(?:chat/completions|completions|responses|embeddings)", f"--openai=true serves OpenAI's API; {_INFER}"),
+        (r"/(?:ping|health|healthz|livez|live)", "GET /v2/health/live, GET /v2/health/ready"),
+        (r"/(?:ready|readyz|readiness)", "GET /v2/health/ready"),
+        (r"/(?:docs|redoc|swagger|openapi\.ya?ml)", "GET / is a page on the models, GET /openapi.json their document"),
+        (r"/metrics", "metrics have a port of their own: --metrics-port"),
+        (r"/v2/models?/([^/]+)/.*", _OWN),
+    )
+)
+
+
+def route_hint(path: str) -> str:
+    """Return the hint of the error for a path that is not served."""
+    for pattern, hint in _HINTS:
+        match = pattern.fullmatch(path.rstrip("/"))
+        if match is not None:
+            return hint.format(*(match.groups() or ("MODEL",)))
+    return "GET /v2 describes the server; metrics have a port of their own"

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Collection
 
 from charonia.core.errors import ServingError, invalid
-from charonia.core.metadata import ModelState
-from charonia.core.names import name_of
+from charonia.core.metadata import ModelState, name_of
 from charonia.core.request import InferRequest
 from charonia.core.response import Reply, Ticket
 from charonia.server.ensembles.call import Infer, InferAtOnce

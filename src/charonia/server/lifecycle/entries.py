@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
-from charonia.core.metadata import ModelState
-from charonia.core.names import model_key, name_of, namespace_of
+from charonia.core.metadata import ModelState, model_key, name_of, namespace_of
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.loader import LoadedVersion

@@ -19,10 +19,15 @@ from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig
 from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
-from charonia.core.metadata import ModelIndexEntry, ModelState
-from charonia.core.names import name_of, namespace_of
+from charonia.core.metadata import ModelIndexEntry, ModelState, name_of, namespace_of
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.configure import ConfigurationError, Configured, VersionsError, configure
+from charonia.server.lifecycle.configure import (
+    ConfigurationError,
+    Configured,
+    ConfigureOptions,
+    VersionsError,
+    configure,
+)
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.ensembles import Ensembles
 from charonia.server.lifecycle.entries import (
@@ -38,11 +43,10 @@ from charonia.server.lifecycle.entries import (
 from charonia.server.lifecycle.load_errors import PollError, load_error, log_failure, logged, reason_of
 from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.model_table import ModelTable
-from charonia.server.lifecycle.options import LifecycleOptions
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
-from charonia.server.lifecycle.repository.sources import Sources
+from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
 from charonia.server.lifecycle.repository.watch import Watch
 from charonia.server.machine.private_folder import remove_abandoned
 from charonia.server.model_options import ALL_MODELS, ControlMode
@@ -51,6 +55,37 @@ _log = logging.getLogger(__name__)
 
 DRAIN_LOOK_S = 0.005
 """Pause between two checks whether requests are in flight, at shutdown."""
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleOptions:
+    """How models are found and loaded.
+
+    Attributes:
+        repositories: Folders that hold model folders, and URIs of stores.
+        control_mode: Who decides what is loaded.
+        configure: How configurations are completed.
+        cores: Cores that this process may use.
+        load_threads: Models that load at the same time.
+        load_retries: Retries of a load that fails.
+        stores: How stores are read.
+        has_namespaces: Whether the repository is part of a model's key.
+        agents: Folder of repository agents, None for the built-in ones only.
+        summarizes: Whether models keep summaries of latencies.
+        strict_versions: Whether one version that fails to load keeps all others of that load from answering.
+    """
+
+    repositories: tuple[str | Path, ...]
+    control_mode: ControlMode = ControlMode.NONE
+    configure: ConfigureOptions = field(default_factory=ConfigureOptions)
+    cores: int = 1
+    load_threads: int = 4
+    load_retries: int = 0
+    stores: StoreOptions = field(default_factory=StoreOptions)
+    has_namespaces: bool = False
+    agents: Path | None = None
+    summarizes: bool = False
+    strict_versions: bool = False
 
 
 @dataclass(slots=True)

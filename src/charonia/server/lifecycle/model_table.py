@@ -9,8 +9,7 @@ import logging
 from collections.abc import Callable
 
 from charonia.core.errors import ServingError
-from charonia.core.metadata import ModelIndexEntry, ModelState
-from charonia.core.names import name_of
+from charonia.core.metadata import ModelIndexEntry, ModelState, name_of
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.entries import AMBIGUOUS, UNLOADED, ModelEntry
 from charonia.server.lifecycle.loader import LoadedVersion

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from charonia.config.parameters import PINNED
 from charonia.core.errors import Code, ServingError, internal, unavailable
-from charonia.core.names import name_of
+from charonia.core.metadata import name_of
 from charonia.core.request import InferRequest
 from charonia.core.response import Reply, Ticket
 from charonia.server.execution.admission import with_request_id

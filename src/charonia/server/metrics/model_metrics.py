@@ -6,8 +6,14 @@ from enum import Enum
 
 import numpy as np
 
-from charonia.core.statistics import BatchStatistics, Duration, ModelStatistics, ResponseKind, ResponseStatistics
-from charonia.core.usage import TokenUsage
+from charonia.core.statistics import (
+    BatchStatistics,
+    Duration,
+    ModelStatistics,
+    ResponseKind,
+    ResponseStatistics,
+    TokenUsage,
+)
 from charonia.server.metrics.metric_families import Histogram, HistogramCounts
 from charonia.server.metrics.summaries import CACHE_HIT, CACHE_MISS, Summaries, SummaryCounts
 from charonia.server.metrics.tokens import TokenMetrics

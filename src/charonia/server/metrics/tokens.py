@@ -10,7 +10,7 @@ buckets.
 
 from charonia.config.parameters import INPUT_TOKENS, OUTPUT_TOKENS
 from charonia.core.response import InferResponse
-from charonia.core.usage import TokenUsage, usage_of
+from charonia.core.statistics import TokenUsage, usage_of
 from charonia.server.metrics.metric_families import Histogram
 
 _US = 1_000

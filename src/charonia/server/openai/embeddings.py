@@ -22,11 +22,11 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, invalid, unsupported
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
+from charonia.core.statistics import TokenUsage
 from charonia.core.tensor import Array, Tensor
-from charonia.core.usage import TokenUsage
 from charonia.server.openai.model_files import TOKENS_MAX, ModelText
 from charonia.server.single_response import SingleResponse
-from charonia.wire.openai_embeddings import (
+from charonia.wire.openai_answer import (
     EmbeddingsRequest,
     Floats,
     Text,

@@ -13,7 +13,7 @@ import time
 
 from charonia.core.errors import ServingError, unavailable
 from charonia.server.http.exchange import Exchange
-from charonia.wire.openai_errors import encode_openai_error
+from charonia.wire.openai_answer import encode_openai_error
 
 EVENT_TYPE = b"text/event-stream; charset=utf-8"
 _HEADERS = b"Cache-Control: no-cache\r\n"

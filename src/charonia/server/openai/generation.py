@@ -18,8 +18,8 @@ from charonia.config.parameters import INPUT_TOKENS, OUTPUT_TOKENS, TEXT_INPUT, 
 from charonia.core.errors import ServingError, internal, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Ticket
+from charonia.core.statistics import COMPLETION_TOKENS, PROMPT_TOKENS, TokenUsage
 from charonia.core.tensor import Tensor
-from charonia.core.usage import COMPLETION_TOKENS, PROMPT_TOKENS, TokenUsage
 from charonia.server.http.exchange import Exchange
 from charonia.server.openai.events import EventStream
 from charonia.server.openai.model_files import ModelText

@@ -8,8 +8,8 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
+from charonia.core.statistics import usage_of
 from charonia.core.tensor import Tensor
-from charonia.core.usage import usage_of
 from charonia.server.http.exchange import Exchange
 from charonia.server.openai.events import EventStream
 from charonia.server.single_response import SingleResponse

@@ -14,21 +14,18 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.core.request import InferRequest
 from charonia.core.response import Ticket
-from charonia.core.usage import TokenUsage
+from charonia.core.statistics import TokenUsage
 from charonia.server.facade import Engine, Services
-from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Tasks
+from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Submitter, Tasks
 from charonia.server.http.limits import HttpLimits
-from charonia.server.http.route_hints import route_hint
-from charonia.server.http.routes import Handler, Route, RouteTarget
-from charonia.server.http.submission import Submitter
+from charonia.server.http.routes import Handler, Route, RouteTarget, route_hint
 from charonia.server.openai.embeddings import Embedder
 from charonia.server.openai.events import EventStream, EventTurns
 from charonia.server.openai.generation import Generation, TextChoice, model_request, prompts_of
 from charonia.server.openai.model_files import ModelTexts
 from charonia.server.openai.pass_through import StreamedAnswer, WholeAnswer, engine_request
 from charonia.wire.json_text import Object, boolean, dump, kind_of, parse_object
-from charonia.wire.openai_answer import encode_embeddings
-from charonia.wire.openai_embeddings import decode_embeddings_request
+from charonia.wire.openai_answer import decode_embeddings_request, encode_embeddings
 from charonia.wire.openai_models import (
     CHAT,
     EMBEDDINGS,

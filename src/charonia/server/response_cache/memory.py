@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from charonia.server.metrics.metric_families import Family
-from charonia.server.response_cache.api import CachedResponse, CacheKey
-from charonia.server.response_cache.metrics import CacheCounters, cache_families, local_families
+from charonia.server.response_cache.api import CacheCounters, CachedResponse, CacheKey, cache_families, local_families
 
 _log = logging.getLogger(__name__)
 

@@ -29,8 +29,7 @@ from charonia.core.errors import unsupported
 from charonia.core.tensor import Array, Tensor
 from charonia.install_hint import extra_hint
 from charonia.server.metrics.metric_families import Family
-from charonia.server.response_cache.api import CachedResponse, CacheKey
-from charonia.server.response_cache.metrics import CacheCounters, cache_families, remote_families
+from charonia.server.response_cache.api import CacheCounters, CachedResponse, CacheKey, cache_families, remote_families
 from charonia.server.response_cache.options import RedisOptions
 
 if TYPE_CHECKING:

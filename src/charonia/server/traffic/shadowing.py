@@ -19,8 +19,7 @@ from charonia.core.response import InferResponse, Outcome, Reply
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
-from charonia.server.traffic.line import EvenPoints
-from charonia.server.traffic.state import ModelTraffic
+from charonia.server.traffic.state import EvenPoints, ModelTraffic
 from charonia.wire.traffic import Shadow
 
 COPIES_MAX = 64

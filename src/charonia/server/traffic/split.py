@@ -13,9 +13,8 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.traffic.figures import VersionFigures
-from charonia.server.traffic.line import choose, point_of
 from charonia.server.traffic.shadowing import Shadowing
-from charonia.server.traffic.state import ModelTraffic
+from charonia.server.traffic.state import ModelTraffic, choose, point_of
 from charonia.wire.traffic import BY_CORRELATION
 
 Target = tuple[str, str]

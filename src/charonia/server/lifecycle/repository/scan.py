@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 
 from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, not_found, unavailable
-from charonia.core.names import model_key
+from charonia.core.metadata import model_key
 from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
 
 CONFIG_FILE = "config.pbtxt"
