@@ -170,8 +170,7 @@ class InferenceServer:
         self._log = log
         self._left_out = left_out
         self._tracing: TracingService | None = None
-        models = options.models
-        cores = usable_cores()
+        models, cores = options.models, usable_cores()
         self._cache = _make_cache(options.cache)
         self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None
         self._backends = Backends(

@@ -262,8 +262,8 @@ def test_a_body_for_which_nothing_is_lent_gets_memory_of_its_own() -> None:
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "only transfer encoding is 'chunked'"),
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 9, 400, "more than 4 chunks"),
         (request("/", headers={"Expect": "much"}), 417, "'100-continue'"),
-        (request("/", body=bytes(300)), 400, "300 bytes is larger than the maximum of 100 bytes"),
-        (request("/", body=bytes(101), headers={"Expect": "100-continue"}), 400, "--http-max-input-size"),
+        (request("/", body=bytes(300)), 0, "300 bytes is larger than the maximum of 100 bytes"),
+        (request("/", body=bytes(101), headers={"Expect": "100-continue"}), 0, "--http-max-input-size"),
     ],
 )
 def test_a_violation_cuts_the_connection_off(data: bytes, status: int, sentence: str) -> None:
