@@ -50,6 +50,7 @@ from tests.campaign.asking import (
 )
 from tests.campaign.figures import Context, Figures
 from tests.campaign.known_models import (
+    CHANGING,
     Question,
     part_of_sequence,
     question,
@@ -161,7 +162,7 @@ class Checker:
         clients = (
             *(self._ask_http, self._ask_http, self._ask_grpc, self._ask_grpc, self._generate, self._stream_events),
             *(self._stream_grpc, self._sequences, self._sequences, self._invalid),
-            *(self._loads, self._traffic, self._memory, self._settings),
+            *(self._traffic, self._memory, self._settings, *(partial(self._loads, model) for model in CHANGING)),
         )
         rngs = [random.Random(f"{self._seed} {number}") for number in range(len(clients))]
         await asyncio.gather(*(self._client(client, rng) for client, rng in zip(clients, rngs, strict=True)))
@@ -178,7 +179,8 @@ class Checker:
             except BrokenError as error:
                 self._note("broken", f"connection lost: {error}")
             except Exception as error:
-                self._figures.found(f"{client.__name__.strip('_')}: {type(error).__name__}: {error}")
+                name = getattr(client, "func", client).__name__.strip("_")
+                self._figures.found(f"{name}: {type(error).__name__}: {error}")
             finally:
                 await over_http.close()
                 await over_grpc.close()
@@ -333,18 +335,18 @@ class Checker:
             await check()
             await asyncio.sleep(rng.uniform(0, 0.3))
 
-    async def _loads(self, rng: random.Random, over_http: HttpClient, over_grpc: GrpcClient) -> None:
+    async def _loads(self, model: str, rng: random.Random, over_http: HttpClient, over_grpc: GrpcClient) -> None:
         """Load a model again with changed files, or with files of the request; it answers from these."""
         number = next(self._ids)
         sent: dict[str, object] = {}
         if rng.random() < 0.7:
-            await asyncio.to_thread(_replace, self._repository, number)
+            await asyncio.to_thread(_replace, self._repository, model, number)
             if rng.random() < 0.2:
-                await self._control(over_http, "POST", "/v2/repository/models/changing/unload", {})
+                await self._control(over_http, "POST", f"/v2/repository/models/{model}/unload", {})
         else:
-            sent = {"parameters": await asyncio.to_thread(_files, self._repository, number)}
-        await self._control(over_http, "POST", "/v2/repository/models/changing/load", sent)
-        await self._hold(rng, lambda: self._ask_number("changing", number, rng, over_http, over_grpc))
+            sent = {"parameters": await asyncio.to_thread(_files, self._repository, model, number)}
+        await self._control(over_http, "POST", f"/v2/repository/models/{model}/load", sent)
+        await self._hold(rng, lambda: self._ask_number(model, number, rng, over_http, over_grpc))
 
     async def _ask_number(
         self, model: str, number: int, rng: random.Random, over_http: HttpClient, over_grpc: GrpcClient
@@ -420,16 +422,16 @@ class Checker:
         await self._hold(rng, check)
 
 
-def _replace(repository: Path, number: int) -> None:
-    """Let the files of "changing" answer with a number; never half of a file."""
-    write_numbered(repository.parent / "next", "changing", number)
-    (repository.parent / "next/changing/1/model.py").replace(repository / "changing/1/model.py")
+def _replace(repository: Path, model: str, number: int) -> None:
+    """Let the files of a model answer with a number; never half of a file."""
+    write_numbered(repository.parent / "next", model, number)
+    (repository.parent / f"next/{model}/1/model.py").replace(repository / f"{model}/1/model.py")
 
 
-def _files(repository: Path, number: int) -> dict[str, str]:
-    """Return parameters of a load request with the files of "changing", which answer with a number."""
-    write_numbered(repository.parent / "sent", "changing", number)
-    code = (repository.parent / "sent/changing/1/model.py").read_bytes()
+def _files(repository: Path, model: str, number: int) -> dict[str, str]:
+    """Return parameters of a load request with files of the model, which answer with a number."""
+    write_numbered(repository.parent / "sent", model, number)
+    code = (repository.parent / f"sent/{model}/1/model.py").read_bytes()
     tensor = {"data_type": "TYPE_INT32", "dims": [1]}
     config = {
         "backend": "python",

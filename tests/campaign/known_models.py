@@ -118,6 +118,10 @@ CHAIN_PBTXT = _pbtxt("A B", "TWICE_A TWICE_B", "TYPE_INT32", "-1", 'platform: "e
 NUMBERED_PBTXT = _pbtxt("ANY", "NUMBER", "TYPE_INT32", "1", 'backend: "python"\nmax_batch_size: 8\n')
 
 
+CHANGING = ("changing_1", "changing_2", "changing_3")
+"""Models whose files change: while an engine that follows repeats the load of one, the others are loaded again."""
+
+
 def write_numbered(repository: Path, name: str, number: int, version: int = 1) -> None:
     """Write a version of a model that answers with a number."""
     write_model(repository, name, NUMBERED.replace("{number}", str(number)), config=NUMBERED_PBTXT, version=version)
@@ -143,7 +147,8 @@ def write_repository(repository: Path) -> None:
     write_model(repository, "count", COUNT, config=count)
     sums = sequence_pbtxt("max_sequence_idle_microseconds: 600000000 oldest { max_candidate_sequences: 256 }")
     write_model(repository, "sums", SUM_BY_ID, config=sums)
-    write_numbered(repository, "changing", 1)
+    for name in CHANGING:
+        write_numbered(repository, name, 1)
     for version in (1, 2):
         write_numbered(repository, "split", version, version)
     config = repository / "split" / "config.pbtxt"
