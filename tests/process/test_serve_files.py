@@ -128,7 +128,7 @@ def test_what_no_backend_serves_ends_the_command_with_lines_to_paste(tmp_path: P
 
     done = charonia("serve", "model.cbm", status=1, cwd=tmp_path)
 
-    assert done.stderr.startswith("charonia serve: 'model.cbm' is a CatBoost model, which no backend")
+    assert done.stderr.startswith(f"charonia serve: '{tmp_path}/model.cbm' is a CatBoost model, which no backend")
     assert "\ncat > service.py <<'EOF'\n" in done.stderr
     assert done.stderr.rstrip().endswith("\ncharonia serve service.py")
 
@@ -138,7 +138,7 @@ def test_what_no_backend_serves_ends_the_command_with_lines_to_paste(tmp_path: P
     [
         (("service.py",), "'service.py' cannot be served: TypeError: model 'f': parameter 'x' has no type"),
         (("broken.py",), "SyntaxError"),
-        (("missing.onnx",), "there is no file 'missing.onnx'"),
+        (("missing.onnx",), "there is no file '{folder}/missing.onnx'"),
         ((".", "--workers=2"), "--workers: expected a file to serve, got repositories only"),
     ],
 )
@@ -146,7 +146,9 @@ def test_what_cannot_be_served_says_why(tmp_path: Path, arguments: tuple[str, ..
     (tmp_path / "service.py").write_text("import charonia\n\n@charonia.model\ndef f(x) -> int:\n    return 1\n")
     (tmp_path / "broken.py").write_text("def f(:\n")
 
-    assert reason in charonia("serve", *arguments, "--port=0", status=1, cwd=tmp_path).stderr
+    said = charonia("serve", *arguments, "--port=0", status=1, cwd=tmp_path).stderr
+
+    assert reason.format(folder=tmp_path) in said
 
 
 def test_infer_says_what_is_wrong() -> None:
