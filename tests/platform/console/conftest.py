@@ -17,7 +17,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def tab(browser: Browser, running: RunningPlatform) -> Iterator[Page]:
     opened = new_tab(browser)
-    expect.set_options(timeout=20_000)
+    expect.set_options(timeout=60_000)  # a check or a start is three processes, beside those of other tests
     opened.goto(running.login_link())
     yield opened
     opened.context.close()

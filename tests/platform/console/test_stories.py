@@ -350,12 +350,12 @@ def test_code_with_a_package_runs_in_an_environment_that_has_it(
     page.get_by_label("Packages").fill(f"tiny @ {tiny.as_uri()}")
     page.get_by_role("button", name="Build").click()
     expect(page).to_have_url(path(running, "environments", "words"))
-    expect(page.locator("#live h2 .badge").first).to_have_text("ready", timeout=60_000)
+    expect(page.locator("#live h2 .badge").first).to_have_text("ready")
 
     page.goto(path(running, "models", "add"))
     page.locator("#pick-folder").set_input_files(model)
     page.get_by_role("button", name="Upload").click()
-    expect(page.locator("#live h2 .badge").first).to_have_text("ready", timeout=60_000)
+    expect(page.locator("#live h2 .badge").first).to_have_text("ready")
     expect(page.locator("h1")).to_contain_text("runs code")
 
     page.goto(path(running, "deployments", "new?model=words"))
@@ -364,7 +364,7 @@ def test_code_with_a_package_runs_in_an_environment_that_has_it(
     expect(page.locator("#check .notice.good")).to_be_visible()
     page.get_by_role("button", name="Deploy").click()
     expect(page).to_have_url(path(running, "deployments", "words"))
-    expect(page.locator("h1 .badge")).to_have_text("ready", timeout=60_000)
+    expect(page.locator("h1 .badge")).to_have_text("ready")
 
     answer = infer(page.locator(".address code").inner_text(), "words", {"inputs": [tensor("X", 1)]})
     assert answer["outputs"][0]["data"] == ["tiny"]

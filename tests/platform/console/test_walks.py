@@ -289,9 +289,7 @@ def test_a_revision_that_never_becomes_ready_fails_and_the_one_before_serves_on(
     page.get_by_label("Ready within (s)").fill("5")
     page.get_by_role("button", name="Apply the change").click()
 
-    expect(page.locator("#notices .notice.bad")).to_contain_text(
-        "Revision 2 has failed, revision 1 serves on.", timeout=60_000
-    )
+    expect(page.locator("#notices .notice.bad")).to_contain_text("Revision 2 has failed, revision 1 serves on.")
     expect(page.locator("#notices .notice.bad")).to_contain_text("not ready after 5 s")
     expect(page.locator("h1 .badge")).to_have_text("ready")
     assert page.request.get(f"{address}/v2/models/eager/versions/1/ready").ok
@@ -450,13 +448,13 @@ def test_nothing_moves_while_a_trial_starts_and_a_deployment_becomes_ready(
     page.goto(path(running, "deployments", "scans"))
     page.get_by_role("button", name="Stop").click()
     sure(page)
-    expect(page.locator("h1 .badge")).to_have_text("stopped", timeout=60_000)
+    expect(page.locator("h1 .badge")).to_have_text("stopped")
     page.get_by_role("button", name="Start").click()
-    expect(page.locator("h1 .badge")).not_to_have_text("stopped", timeout=60_000)
+    expect(page.locator("h1 .badge")).not_to_have_text("stopped")
     page.wait_for_load_state("networkidle")
     moved = shift(page, page.url)
     assert moved[0] < SHIFT_MAX, moved[1]
-    expect(page.locator("h1 .badge")).to_have_text("ready", timeout=60_000)
+    expect(page.locator("h1 .badge")).to_have_text("ready")
 
 
 def test_charts_stay_where_they_are_while_the_rest_of_the_page_arrives(page: Page, running: RunningPlatform) -> None:
