@@ -21,14 +21,16 @@ class PlatformProcess:
     Args:
         data: Its data folder.
         arguments: Further arguments of `charonia platform`.
+        folder: The folder that it is started in, by default the one of this process.
 
     Attributes:
         link: The link that signs its owner in.
         url: Its address.
     """
 
-    def __init__(self, data: Path, *arguments: str) -> None:
+    def __init__(self, data: Path, *arguments: str, folder: Path | None = None) -> None:
         self.data = data
+        self._folder = folder
         self.link = self.url = ""
         self._arguments: Sequence[str] = ("platform", f"--data={data}", "--port=0", "--isolation=available", *arguments)
         self._lines: list[str] = []
@@ -41,7 +43,8 @@ class PlatformProcess:
             RuntimeError: It ended, or did not start in time; the message has what it wrote.
         """
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "charonia", *self._arguments],
+            [str(Path(sys.executable).with_name("charonia")), *self._arguments],
+            cwd=self._folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -98,7 +98,7 @@ def _make(
     uv = _uv()
     run.progress(0.05, f"Python {python}")
     which = sys.executable if python == pythons()[0] else python  # uv looks only in PATH and where it installs them
-    if run.run([uv, "venv", "--python", which, "--quiet", str(folder)], timeout_s=BUILD_S_MAX):
+    if run.run([uv, "venv", "--python", which, "--quiet", str(folder)], timeout_s=BUILD_S_MAX, folder=room.home):
         raise invalid(f"Python {python} was not found", hint="the log has the reason")
     note_base(folder, python_of(folder))
     isolation.give_all(folder, run.project_id)
