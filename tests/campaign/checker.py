@@ -121,6 +121,9 @@ INVALID: Sequence[tuple[str, str, object, int]] = (
 """Method, path and body of requests that are refused, and the status that they get."""
 
 
+Client = Callable[[random.Random, HttpClient, GrpcClient], Awaitable[None]]
+
+
 class Checker:
     """The clients of one server.
 
@@ -159,7 +162,7 @@ class Checker:
     async def run(self, goes_on: Callable[[], bool]) -> None:
         """Send requests as long as a condition holds, or until something is found."""
         self._goes_on = lambda: goes_on() and not self._figures.finding_count
-        clients = (
+        clients: tuple[Client, ...] = (
             *(self._ask_http, self._ask_http, self._ask_grpc, self._ask_grpc, self._generate, self._stream_events),
             *(self._stream_grpc, self._sequences, self._sequences, self._invalid),
             *(self._traffic, self._memory, self._settings, *(partial(self._loads, model) for model in CHANGING)),
@@ -167,9 +170,7 @@ class Checker:
         rngs = [random.Random(f"{self._seed} {number}") for number in range(len(clients))]
         await asyncio.gather(*(self._client(client, rng) for client, rng in zip(clients, rngs, strict=True)))
 
-    async def _client(
-        self, client: Callable[[random.Random, HttpClient, GrpcClient], Awaitable[None]], rng: random.Random
-    ) -> None:
+    async def _client(self, client: Client, rng: random.Random) -> None:
         while self._goes_on():
             over_http, over_grpc = HttpClient(self._server.http), GrpcClient(self._server.grpc)
             try:
