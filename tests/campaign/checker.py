@@ -162,11 +162,12 @@ class Checker:
     async def run(self, goes_on: Callable[[], bool]) -> None:
         """Send requests as long as a condition holds, or until something is found."""
         self._goes_on = lambda: goes_on() and not self._figures.finding_count
-        clients: tuple[Client, ...] = (
+        clients: list[Client] = [
             *(self._ask_http, self._ask_http, self._ask_grpc, self._ask_grpc, self._generate, self._stream_events),
             *(self._stream_grpc, self._sequences, self._sequences, self._invalid),
-            *(self._traffic, self._memory, self._settings, *(partial(self._loads, model) for model in CHANGING)),
-        )
+            *(self._traffic, self._memory, self._settings),
+        ]
+        clients += [partial(self._loads, model) for model in CHANGING]
         rngs = [random.Random(f"{self._seed} {number}") for number in range(len(clients))]
         await asyncio.gather(*(self._client(client, rng) for client, rng in zip(clients, rngs, strict=True)))
 
