@@ -56,7 +56,7 @@ def add_files(
 
 def settled(client: TestClient, name: str, number: int) -> dict[str, Any]:
     """Return a version when it is ready or refused, and its task has ended."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     while True:
         found: dict[str, Any] = client.get(f"{MODELS}/{name}/versions/{number}").json()
         if found["state"] in ("ready", "refused") and client.get(f"/api/v1/tasks/{found['task']}").json()["ended"]:

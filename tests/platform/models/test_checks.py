@@ -17,6 +17,8 @@ from charonia.platform.models.arrival import VersionTasks
 from charonia.platform.models.child import CheckingPython
 from charonia.platform.state import Platform
 
+pytestmark = pytest.mark.timeout(400)
+
 Caller = Callable[..., dict[str, str]]
 
 PYTHON_CONFIG = b"""
