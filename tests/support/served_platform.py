@@ -28,6 +28,10 @@ class BriskTarget(FakeTarget):
         self.pass_s(self.start_s)
         return super().observe(deployment)
 
+    def temporary_folders(self) -> set[Path]:
+        """Return none: it starts no process."""
+        return set()
+
 
 @dataclass(frozen=True, slots=True)
 class ServedPlatform:

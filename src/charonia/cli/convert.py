@@ -87,7 +87,7 @@ a model, also one of ONNX, to a TensorRT plan.
             Option("--signature", "signature", str, "NAME", "Signature of a SavedModel",
                    default="serving_default, else the first"),
             Option("--opset", "opset", integer(1), "N", "Version of ONNX's operators",
-                   default="what the converter has"),
+                   default="the converter's"),
         ),
         "TensorRT": (
             Option("--precision", "precision", precision, "NAME", f"Precision of the plan: {', '.join(PRECISIONS)}"),

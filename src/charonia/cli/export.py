@@ -41,7 +41,7 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
             Option("--mode", "mode", choice(Mode), "knative|standard",
                    "Whether KServe runs it with Knative, or as a plain Deployment"),
             Option("--protocol", "protocol", choice(Protocol), "v2|grpc-v2|v1", "Protocol of the clients"),
-            Option("--argument", "arguments", filled, "ARGUMENT", "Further argument of charonia serve; repeatable",
+            Option("--argument", "arguments", filled, "ARGUMENT", "Another argument for charonia serve; repeatable",
                    tuple, default=""),
         ),
         "Replicas": (
@@ -53,7 +53,7 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
             Option("--max-replicas", "replicas_max", integer(1, REPLICAS_MAX), "N", "Most replicas",
                    default="KServe's"),
             Option("--scale-metric", "scale_metric", choice(ScaleMetric), "concurrency|rps|cpu|memory",
-                   "What the number of replicas follows", default="KServe's"),
+                   "Metric for scaling the replicas", default="KServe's"),
             Option("--scale-target", "scale_target", integer(1), "N",
                    "Value of the metric for each replica; per cent of cpu and memory", default="KServe's"),
             Option("--canary-percent", "canary_percent", integer(0, PERCENT_MAX), "N",

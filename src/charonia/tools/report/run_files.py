@@ -7,6 +7,7 @@ nanoseconds since the epoch; `error` of a failed request is an addition to perf_
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from charonia.core.errors import ServingError, invalid, not_found
@@ -34,14 +35,8 @@ def write_profile(path: Path, run: PerfRun, inputs_of: InputsOf = no_inputs) -> 
     Raises:
         OSError: It cannot be written.
     """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(profile_parts(run, inputs_of))
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with _replacing(path) as part, part.open("w", encoding="utf-8") as file:
+        file.writelines(profile_parts(run, inputs_of))
 
 
 def profile_parts(run: PerfRun, inputs_of: InputsOf = no_inputs) -> Iterator[str]:
@@ -122,13 +117,22 @@ def read_run(path: Path) -> PerfRun:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    mode = path.stat().st_mode & 0o777 if path.exists() else None
+    with _replacing(path) as part:
+        part.write_bytes(content)
+        if path.exists():
+            part.chmod(path.stat().st_mode & 0o777)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a file that takes the place of `path` at the end; an error names `path`."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(content)
-        if mode is not None:
-            part.chmod(mode)
+        yield part
         part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink()
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
