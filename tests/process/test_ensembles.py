@@ -164,8 +164,8 @@ def ask(server: ServeProcess, model: str, *values: float, module: Any = httpclie
 def metric(server: ServeProcess, name: str, model: str, reason: str = "") -> float:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as page:
         text = page.read().decode()
-    label = f',reason="{reason}"' if reason else ""
-    found = re.search(rf'^{name}{{model="{model}",version="1"{label}}} (\S+)$', text, re.M)
+    label = f'reason="{reason}",' if reason else ""
+    found = re.search(rf'^{name}{{model="{model}",{label}version="1"}} (\S+)$', text, re.M)
     assert found is not None
     return float(found[1])
 

@@ -198,7 +198,8 @@ def until(is_over: threading.Event, call: Callable[[], bool]) -> list[bool]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_request_is_lost_when_a_pod_behind_the_queue_proxy_ends(echo: Path, shape: Shape) -> None:
-    with ServeProcess(echo, "--kserve-v1", *shape) as server:
+    allowed = "--allowed-hosts=echo.prod.example.com"  # a pod listens on all addresses and needs none
+    with ServeProcess(echo, "--kserve-v1", allowed, *shape) as server:
         proxy, over = QueueProxy(server), threading.Event()
         proxy.probe()
         client = grpcclient.InferenceServerClient(proxy.grpc)

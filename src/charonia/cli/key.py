@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, complain
-from charonia.core.errors import Code, ServingError
+from charonia.core.errors import ServingError, conflict
 from charonia.server.access.rules import Scope, digest_of, parse_keys
 
 KEY_BYTES = 32
@@ -83,8 +83,7 @@ def _check_new(given: KeyOptions) -> None:
         return
     text = given.file.read_text(encoding="utf-8")
     if any(key.name == given.name for key in parse_keys(text).keys):
-        raise ServingError(
-            Code.ALREADY_EXISTS,
+        raise conflict(
             f"'{given.file}' has a key of '{given.name}' already",
             hint=f"to have two while clients change over, choose another name such as {given.name}-2; to replace it, "
             "remove its line first",

@@ -57,6 +57,11 @@ def invalid(message: str, *, hint: str = "") -> ServingError:
     return ServingError(Code.INVALID_ARG, message, hint=hint)
 
 
+def conflict(message: str, *, hint: str = "") -> ServingError:
+    """Return an ALREADY_EXISTS error: a name is taken, or what is under way excludes what the caller wants."""
+    return ServingError(Code.ALREADY_EXISTS, message, hint=hint)
+
+
 def too_large(message: str, *, hint: str = "") -> TooLargeError:
     """Return an INVALID_ARG error: the caller sent something larger than allowed."""
     return TooLargeError(Code.INVALID_ARG, message, hint=hint)

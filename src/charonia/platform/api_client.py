@@ -90,13 +90,13 @@ class PlatformClient:
         A change whose answer is lost is sent again, with the same idempotency key.
         """
         headers = {"Authorization": f"Bearer {self._key}", "Accept": "application/json"}
+        is_change = method != "GET" and not isinstance(body, bytes)
         if isinstance(body, bytes):
             headers["Content-Type"] = "application/octet-stream"
         elif body is not None:
             body, headers["Content-Type"] = json.dumps(body, default=str).encode(), "application/json"
         given = {name: value for name, value in (query or {}).items() if value not in (None, "")}
         url = f"{self._url}{path}{f'?{urlencode(given)}' if given else ''}"
-        is_change = method != "GET" and not isinstance(body, bytes)
         if is_change:
             headers["Idempotency-Key"] = secrets.token_hex(16)
         for left in reversed(range(CHANGE_TRIES_MAX if is_change else 1)):

@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from charonia.core.errors import Code, ServingError, invalid
+from charonia.core.errors import ServingError, conflict, invalid
 from charonia.platform.database.connection import Database
 from charonia.platform.database.keyed_calls import KeyedCall, current_call
 from charonia.platform.database.tables import CallRow
@@ -161,8 +161,7 @@ def demand_first(database: Database, caller: str, unknown: "OrderedDict[str, Fir
         raise RepeatedError(pending)
     answer = _opened(call, row.answer)
     if answer is None:
-        raise ServingError(
-            Code.ALREADY_EXISTS,
+        raise conflict(
             f"the call with this {HEADER} was carried out, and its answer is lost",
             hint="check the resource before you send another call",
         )

@@ -47,6 +47,10 @@ BALANCING = Balancing(stall_s=0.5, probe_timeout_s=0.5, eject_s=0.3, eject_s_max
 PROTOCOLS = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
+FAILED_MAX = 1000
+"""With so many errors, no more answers are waited for."""
+
+
 class Load:
     """Callers that send one request after the other.
 
@@ -87,6 +91,7 @@ class Load:
         """Wait until so many more requests were answered."""
         wanted = len(self.done) + count
         while len(self.done) < wanted:
+            assert len(self.failed) < FAILED_MAX, self.failed
             await asyncio.sleep(0.01)
 
     async def until(self, condition: Callable[[EndpointStatus], bool]) -> None:
@@ -199,7 +204,7 @@ def test_a_name_finds_new_servers_while_requests_run(
     repository: Path, executed: Callable[[], Counter[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(balanced, "RESOLVE_AGAIN_S", 0.05)
-    addresses = ["127.0.0.1"]
+    addresses, allowed = ["127.0.0.1"], ("--allowed-hosts=models.test",)
 
     async def resolve(name: str, port: int) -> list[str]:
         return addresses
@@ -213,7 +218,7 @@ def test_a_name_finds_new_servers_while_requests_run(
             async with load.running():
                 await load.more(100)
                 addresses[:] = ["127.0.0.2", "127.0.0.3"]
-                with ServeProcess(repository, f"--http-port={port}", "--http-address=127.0.0.2"):
+                with ServeProcess(repository, f"--http-port={port}", "--http-address=127.0.0.2", *allowed):
                     while len(client.endpoints()) < 2:
                         await asyncio.sleep(0.02)
                     await load.more(200)  # nobody listens at the other one
@@ -224,7 +229,7 @@ def test_a_name_finds_new_servers_while_requests_run(
             assert load.failed == {}
             nothing_ran_twice(load, executed())
 
-    with ServeProcess(repository) as server:
+    with ServeProcess(repository, *allowed) as server:
         asyncio.run(scenario(server))
 
 

@@ -30,7 +30,7 @@ if arguments[0] == "venv":
     interpreter.write_text("#!/bin/sh\\nexec {python} \\"$@\\"\\n")
     interpreter.chmod(0o755)
 elif arguments[1] == "install":
-    required = pathlib.Path(arguments[-1]).read_text()
+    required = pathlib.Path(arguments[arguments.index("-r") + 1]).read_text()
     pathlib.Path({log!r}).with_suffix(".required").write_text(required)
     if "absent" in required:
         sys.exit("no solution found: absent is not in the index")

@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, Operational
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 
-from charonia.core.errors import Code, ServingError, invalid, unavailable
+from charonia.core.errors import Code, ServingError, conflict, invalid, unavailable
 from charonia.platform.database.keyed_calls import KeyedCall, current_call
 
 LOCK_WAIT_S = 10.0
@@ -136,7 +136,7 @@ class Database:
         try:
             yield
         except IntegrityError as error:
-            raise ServingError(Code.ALREADY_EXISTS, f"it exists already: {error.orig}") from error
+            raise conflict(f"it exists already: {error.orig}") from error
         except DataError as error:
             raise invalid(f"the database cannot store a value: {error.orig}") from error
         except PoolTimeoutError as error:
@@ -174,9 +174,7 @@ def _record(session: Session, call: KeyedCall) -> None:
     try:
         call.record(session, now())
     except IntegrityError as error:
-        raise ServingError(
-            Code.ALREADY_EXISTS, "a call with this Idempotency-Key is being handled", hint="send it again later"
-        ) from error
+        raise conflict("a call with this Idempotency-Key is being handled", hint="send it again later") from error
 
 
 def now() -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
+from charonia.core.errors import ServingError, conflict, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, RevisionRow
 from charonia.platform.deployments.reads import find, revision_of, row_of
@@ -132,7 +132,7 @@ class DeploymentChanges:
 
         Raises:
             NotPermittedError: If the caller is no deployer.
-            ServingError: NOT_FOUND; UNAVAILABLE while it is removed.
+            ServingError: NOT_FOUND; ALREADY_EXISTS while it is removed.
         """
         with self._database.transaction() as session:
             row, latest = find(session, who, project, name, ProjectRole.DEPLOYER)
@@ -276,16 +276,13 @@ def _want(row: DeploymentRow, revision: int, state: str) -> None:
 
 def _demand_kept(row: DeploymentRow) -> None:
     if row.removed:
-        raise unavailable(f"deployment '{row.name}' is being removed", hint="wait until it is gone")
+        raise conflict(f"deployment '{row.name}' is being removed", hint="wait until it is gone")
 
 
 def _conflict(name: str, number: int, seen: int) -> ServingError:
     if not seen:
-        return ServingError(
-            Code.ALREADY_EXISTS, f"there is a deployment '{name}' already", hint="change it, or choose another name"
-        )
-    return ServingError(
-        Code.ALREADY_EXISTS,
+        return conflict(f"there is a deployment '{name}' already", hint="change it, or choose another name")
+    return conflict(
         f"deployment '{name}' has revision {number}, expected {seen}: somebody else has changed it",
         hint="look at what they have changed, then make your change to that",
     )

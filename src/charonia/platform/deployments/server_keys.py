@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import delete, select
 
-from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
+from charonia.core.errors import conflict, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, ServerKeyRow
 from charonia.platform.deployments.reads import find
@@ -72,7 +72,7 @@ class ServerKeys:
             of_this = ServerKeyRow.deployment_id == row.id
             names = session.scalars(select(ServerKeyRow.name).where(of_this)).all()
             if key_name in names:
-                raise ServingError(Code.ALREADY_EXISTS, f"deployment '{name}' has a key '{key_name}' already")
+                raise conflict(f"deployment '{name}' has a key '{key_name}' already")
             if len(names) >= SERVER_KEYS_MAX:
                 raise unavailable(f"deployment '{name}' has {len(names)} keys", hint="remove some of them")
             digest = hashlib.sha256(secret.encode()).hexdigest()

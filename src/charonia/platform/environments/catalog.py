@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError, not_found, unavailable
+from charonia.core.errors import conflict, not_found, unavailable
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.environments import builder
@@ -50,7 +50,7 @@ def add(session: Session, project: ProjectRow, wanted: NewEnvironment, author: s
     python = check_python(wanted.python, builder.pythons())
     digest = _digest(read_requirements(wanted.requirements), python)
     if find(session, project, name) is not None:
-        raise ServingError(Code.ALREADY_EXISTS, f"environment '{name}' exists already", hint="choose another name")
+        raise conflict(f"environment '{name}' exists already", hint="choose another name")
     row = EnvironmentRow(
         project_id=project.id,
         name=name,
@@ -69,10 +69,10 @@ def rebuild(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
     """Build an environment again that has failed, or was made by another release of the platform.
 
     Raises:
-        ServingError: UNAVAILABLE while it is being built.
+        ServingError: ALREADY_EXISTS while it is being built.
     """
     if row.state in ("waiting", "building"):
-        raise unavailable(f"environment '{row.name}' is being built", hint="wait, or cancel its job")
+        raise conflict(f"environment '{row.name}' is being built", hint="wait, or cancel its job")
     row.digest = _digest(read_requirements(row.requirements), row.python)
     row.state, row.reason = "waiting", ""
     return _build_again(session, row, author)
@@ -125,8 +125,7 @@ def remove(session: Session, row: EnvironmentRow) -> None:
     )
     users = sorted({name for name, spec in specs if spec.get("environment") == row.name})
     if users:
-        raise ServingError(
-            Code.ALREADY_EXISTS,
+        raise conflict(
             f"environment '{row.name}' is used by {', '.join(users)}",
             hint="stop or remove these deployments first",
         )

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Select, String, cast, func, or_, select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.core.errors import ServingError, conflict, invalid, not_found
 from charonia.platform.artifacts.manifest import from_json
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import DeploymentRow, ModelRow, ProjectRow, RevisionRow, TaskRow, VersionRow
@@ -192,7 +192,7 @@ def create(session: Session, who: Principal, project: str, name: str, details: M
     check_name("model", name)
     check_details(details.tags, details.links)
     if _find(session, found, name) is not None:
-        raise ServingError(Code.ALREADY_EXISTS, f"there is a model '{name}' already", hint="add a version to it")
+        raise conflict(f"there is a model '{name}' already", hint="add a version to it")
     row = ModelRow(project_id=found.id, name=name, owner=who.name, created=now(), tags=[], links={})
     _apply(row, details)
     session.add(row)
@@ -227,9 +227,7 @@ def delete(session: Session, who: Principal, project: str, name: str) -> None:
     row = find(session, found, name)
     users = names(uses(session, found.id, name))
     if users:
-        raise ServingError(
-            Code.ALREADY_EXISTS, f"model '{name}' is deployed by {', '.join(users)}", hint="remove it there first"
-        )
+        raise conflict(f"model '{name}' is deployed by {', '.join(users)}", hint="remove it there first")
     busy = session.scalar(_tasks(row, "%").where(TaskRow.state.in_(("waiting", "running"))).limit(1))
     if busy is not None:
         raise _on_its_way(busy)
@@ -263,8 +261,7 @@ def delete_version(session: Session, who: Principal, project: str, name: str, nu
     newest = _newest_ready(session, owner)
     users = names(use for use in uses(session, found.id, name) if use.has(number, newest))
     if users:
-        raise ServingError(
-            Code.ALREADY_EXISTS,
+        raise conflict(
             f"version {number} of '{name}' is deployed by {', '.join(users)}",
             hint="give these deployments another version first",
         )
@@ -427,9 +424,7 @@ def _apply(row: ModelRow, details: ModelDetails) -> None:
 
 
 def _on_its_way(task: TaskRow) -> ServingError:
-    return ServingError(
-        Code.ALREADY_EXISTS, f"'{task.subject}' is on its way", hint=f"wait for task {task.id}, or cancel it"
-    )
+    return conflict(f"'{task.subject}' is on its way", hint=f"wait for task {task.id}, or cancel it")
 
 
 TAGS_MAX = 50

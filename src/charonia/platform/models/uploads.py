@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError, invalid, not_found, too_large, too_many
+from charonia.core.errors import Code, ServingError, conflict, invalid, not_found, too_large, too_many
 from charonia.platform.artifacts.paths import FILES_MAX, check_together, safe_path
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import now
@@ -153,7 +153,7 @@ def take(session: Session, folder: UploadFolder, project: ProjectRow, batch: str
     """
     rows = list_batch(session, project, batch)
     if any(row.is_taken for row in rows):
-        raise ServingError(Code.ALREADY_EXISTS, f"a version is being made of the uploads '{batch}' already")
+        raise conflict(f"a version is being made of the uploads '{batch}' already")
     for row in rows:
         received = folder.received(row.key)
         if received != row.size:
@@ -175,7 +175,7 @@ def drop(session: Session, folder: UploadFolder, who: Principal, project: str, b
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     rows = list_batch(session, found, batch)
     if any(row.is_taken for row in rows):
-        raise ServingError(Code.ALREADY_EXISTS, f"a version is being made of the uploads '{batch}'")
+        raise conflict(f"a version is being made of the uploads '{batch}'")
     remove(session, folder, rows)
 
 

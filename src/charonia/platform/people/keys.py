@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.core.errors import conflict, invalid, not_found
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import GrantRow, KeyRow, ProjectRow
 from charonia.platform.people import audit
@@ -44,9 +44,7 @@ def create(
         raise invalid(f"expires: expected 0 or a time up to the year 9999, got {expires:g}")
     demand_all(who, grants)  # before the name is looked up: a stranger must not learn which names there are
     if session.scalar(select(KeyRow.id).where(KeyRow.name == name)) is not None:
-        raise ServingError(
-            Code.ALREADY_EXISTS, f"there is a key '{name}' already", hint="revoke it, or choose another name"
-        )
+        raise conflict(f"there is a key '{name}' already", hint="revoke it, or choose another name")
     secret = new_secret(PREFIX)
     key = KeyRow(
         name=name, digest=digest_of(secret), expires=expires, grants=new_rows(session, who, grants), created=now()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError, not_found
+from charonia.core.errors import conflict, not_found
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ProjectRow
 from charonia.platform.people import audit
@@ -26,7 +26,7 @@ def create(session: Session, who: Principal, name: str) -> ProjectRow:
     who.demand(ProjectRole.ADMIN)
     check_name("project", name)
     if _find(session, name) is not None:
-        raise ServingError(Code.ALREADY_EXISTS, f"there is a project '{name}' already")
+        raise conflict(f"there is a project '{name}' already")
     project = ProjectRow(name=name, created=now())
     session.add(project)
     session.flush()

@@ -14,7 +14,7 @@ import numpy as np
 from charonia.config.complete import Signature, SignatureTensor
 from charonia.config.forms import model_name
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.core.errors import ServingError, conflict, invalid, not_found
 from charonia.core.tensor import Array
 from charonia.server.backends.onnxruntime.instance import to_bytes, to_text
 from charonia.server.backends.onnxruntime.options import CPU, SessionPlan
@@ -213,7 +213,7 @@ def _output(options: ConvertOptions, path: Path, filename: str) -> Path:
     if options.repository:
         output = Path(options.repository, name, "1", filename)
     if output.exists() and not options.force:
-        raise ServingError(Code.ALREADY_EXISTS, f"'{output}' is there already", hint="--force replaces it")
+        raise conflict(f"'{output}' is there already", hint="--force replaces it")
     return output
 
 

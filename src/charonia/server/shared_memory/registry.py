@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from charonia.core.errors import Code, ServingError, internal, invalid, not_found, unavailable, unsupported
+from charonia.core.errors import ServingError, conflict, internal, invalid, not_found, unavailable, unsupported
 from charonia.server.backends.python.worker.cuda_driver import HANDLE_BYTES, CudaError, Driver, driver
 from charonia.wire.shared_memory import CudaRegion, RegionSpan, SystemRegion
 
@@ -328,8 +328,7 @@ class RegionRegistry:
 
     def _check_room(self, region: SystemRegion | CudaRegion) -> None:
         if region.name in self._regions:
-            raise ServingError(
-                Code.ALREADY_EXISTS,
+            raise conflict(
                 f"shared memory region '{region.name}' already in manager",
                 hint="unregister it first, or choose another name",
             )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable, unsupported
+from charonia.core.errors import Code, ServingError, conflict, invalid, not_found, unavailable, unsupported
 from charonia.install_hint import extra_hint
 from charonia.platform.settings import IN_CLUSTER, KubernetesSettings
 from charonia.platform.targets.kubernetes.marks import MANAGER, ObjectKind, Plain, Reference, reference
@@ -374,8 +374,7 @@ def refusal(status: int, answer: bytes | str, what: str) -> ServingError:
     conflicts = _conflicts(found)
     if conflicts:
         fields = "; ".join(f"{each['field']} ({each['message']})" for each in conflicts)
-        return ServingError(
-            Code.ALREADY_EXISTS,
+        return conflict(
             f"{what} was changed by somebody else: {fields}",
             hint="undo that change, or delete the object: the platform makes it again",
         )
@@ -388,7 +387,7 @@ def refusal(status: int, answer: bytes | str, what: str) -> ServingError:
     ):  # 'User "..." cannot patch resource "..."'; admission and quotas say 403, too
         return invalid(f"{what}: {said}", hint="docs/platform_kubernetes.md has the Role that the platform needs")
     if status == _CONFLICT:
-        return ServingError(Code.ALREADY_EXISTS, f"{what}: {said}")
+        return conflict(f"{what}: {said}")
     if status in _BUSY:
         return unavailable(f"{what}: the API server is not able to answer now: {said}")
     return invalid(f"{what}: Kubernetes refuses it: {said}")
