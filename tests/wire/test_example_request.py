@@ -76,7 +76,7 @@ def test_a_made_up_request_fits_the_model_and_so_does_each_json_form(
     fits(config, dict(request.inputs))
     plain, full = request.generate_body(), request.infer_body()
     if plain is not None:
-        same(decode_generate(config, "", json.dumps(plain).encode(), LIMIT).inputs, request)
+        same(decode_generate(config, "", json.dumps(plain).encode(), LIMIT).request.inputs, request)
     if full is not None:
         same(decoded(config, json.dumps(full).encode()), request)
     else:

@@ -115,8 +115,8 @@ def test_outputs_that_are_no_rows_are_refused() -> None:
         ({"instances": [1], "inputs": [1]}, "got both 'instances' and 'inputs'"),
         ({"instances": []}, "'instances': expected an array of at least one row, got an empty one"),
         ({"instances": {"x": 1}}, "'instances': expected an array of at least one row, got an object"),
-        ({"instances": [[1, 2], [3]]}, "input 'x': its arrays differ in size"),
-        ({"instances": [[1, [2]]]}, "input 'x': its arrays differ in size"),
+        ({"instances": [[1, 2], [3]]}, "input 'x': expected arrays of one size side by side, got 1 and 2"),
+        ({"instances": [[1, [2]]]}, "input 'x': arrays and single elements are mixed"),
         ({"instances": [[1, "2"]]}, "expected a number (FP32), got"),
         ({"instances": [{"x": [1, 2]}, {"y": [1, 2]}]}, "row 1 has other members than the first one, x"),
         ({"instances": [{"z": [1, 2]}]}, "model 'm' has no input 'z' (hint: its inputs are x)"),
@@ -134,4 +134,4 @@ def test_wrong_bytes_are_refused() -> None:
     model = config(("text", DataType.BYTES, (1,)))
 
     assert "'b64': expected base64" in refusal(model, {"instances": [{"b64": "?"}]})
-    assert "expected a string or {'b64': ...}, got a number" in refusal(model, {"instances": [1]})
+    assert "expected a string (BYTES), got 1" in refusal(model, {"instances": [1]})

@@ -30,7 +30,7 @@ CONFIG = ModelConfig(
 
 def decoded(document: object, config: ModelConfig = CONFIG, bytes_max: int = 1 << 20) -> InferRequest:
     text = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return decode_generate(config, "1", text, bytes_max)
+    return decode_generate(config, "1", text, bytes_max).request
 
 
 def test_a_key_that_no_parameter_can_have_is_refused_where_no_input_is_missing() -> None:
@@ -140,10 +140,25 @@ def test_an_inferred_shape_holds_the_elements_and_keeps_the_fixed_dimensions(dim
     assert all(dim in (-1, size) for dim, size in zip(dims, shape, strict=True))
 
 
-def test_nested_arrays_are_taken_row_by_row() -> None:
-    grid = decoded({"GRID": [[[1, 2, 3]], [[4, 5, 6]]]}).inputs["GRID"].array
+@pytest.mark.parametrize(
+    ("name", "given", "taken"),
+    [
+        ("GRID", [[[1, 2, 3]], [[4, 5, 6]]], [[[[1, 2, 3]], [[4, 5, 6]]]]),
+        ("GRID", [[[[1]], [[2]]], [[[3]], [[4]]]], [[[[1]], [[2]]], [[[3]], [[4]]]]),
+        ("NUM", [[1, 2], [3, 4]], [[1, 2], [3, 4]]),
+        ("TEXT", [["a"], ["b"]], [[b"a"], [b"b"]]),
+    ],
+)
+def test_nested_arrays_have_the_shape_of_their_nesting(name: str, given: object, taken: object) -> None:
+    assert decoded({name: given}).inputs[name].array.tolist() == taken
 
-    assert grid.tolist() == [[[[1, 2, 3]], [[4, 5, 6]]]]
+
+def test_without_a_batch_the_nesting_is_the_shape() -> None:
+    config = ModelConfig(name="m", input=(ModelInput("x", DataType.FP64, dims=(-1, -1)),))
+
+    assert decoded({"x": [[1, 2], [3, 4], [5, 6]]}, config).inputs["x"].array.shape == (3, 2)
+    with pytest.raises(ServingError, match=r"expected an array of shape \[-1, -1\], got \[1, 1, 2\]"):
+        decoded({"x": [[[1, 2]]]}, config)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +168,10 @@ def test_nested_arrays_are_taken_row_by_row() -> None:
         (b"{", "failed to parse the request JSON buffer"),
         ({"parameters": 3}, "Expected JSON object for keyword: 'parameters', got a number"),
         ({"TEXT": 5}, "expected a string (BYTES), got 5"),
-        ({"NUM": [1, [2]]}, "expected a number (FP32), got an array at index 1"),
+        ({"NUM": [1, [2]]}, "arrays and single elements are mixed"),
+        ({"NUM": [[1], [2, 3]]}, "expected arrays of one size side by side, got 1 and 2"),
+        ({"NUM": [[[1]]]}, "input 'NUM': expected an array of shape [-1, -1], got [1, 1, 1]"),
+        ({"GRID": [[1, 2], [3, 4]]}, "input 'GRID': expected an array of shape [-1, 2, -1, -1], got [2, 2]"),
         ({"NUM": [[1], 2]}, "arrays and single elements are mixed"),
         ({"HALF": 1}, "receiving FP16 data via JSON is not supported"),
         ({"TEXT": "a", "other": None}, "parameter 'other'"),

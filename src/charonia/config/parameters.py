@@ -29,6 +29,9 @@ PINNED = "pinned"
 EXAMPLE = "EXAMPLE"
 """Model parameter with an example request: a JSON object of plain values by input name."""
 
+JSON_SCHEMA = "JSON_SCHEMA"
+"""Model parameter of a function: `inputs` and `outputs`, each with a JSON schema by name."""
+
 TRY_EXAMPLE = "TRY_EXAMPLE"
 """Model parameter of a model served from a file: when it is loaded, an example request that it accepts is sought."""
 
@@ -70,7 +73,7 @@ SERVER_PARAMETERS = frozenset(
         CHAT_TEMPLATE, EMBEDDING_NORMALIZE, EMBEDDING_OUTPUT, EMBEDDING_POOLING, EMBEDDING_TOKENS_MAX,
         LORA_ADAPTERS, OPENAI_ROUTES, TEXT_OUTPUT_KIND,
         ADAPT_DELAY, CUSTOM_BATCHING, EXAMPLE, EXAMPLE_REFUSED, FRONT_END, PADDING, PINNED, PYTHON_STRATEGY,
-        INSTANCES_MAX, INSTANCES_MIN, TRAFFIC, TRY_EXAMPLE,
+        INSTANCES_MAX, INSTANCES_MIN, JSON_SCHEMA, TRAFFIC, TRY_EXAMPLE,
     }
 )  # fmt: skip
 """All of them."""

@@ -137,7 +137,7 @@ def _declared(config: ModelConfig) -> Mapping[str, Tensor]:
     if not text:
         return {}
     try:
-        inputs = decode_generate(config, "", text.encode(), BYTES_MAX).inputs
+        inputs = decode_generate(config, "", text.encode(), BYTES_MAX).request.inputs
     except ServingError:
         return {}  # the value of a parameter is the author's: a page that shows an example must not fail for it
     return inputs

@@ -7,10 +7,7 @@ stands for bytes. The answer is `{"predictions": ...}`, rows for rows and column
 Source: KServe's v1 protocol, "Predict"; for columns and `b64`, TensorFlow Serving's REST API.
 """
 
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from itertools import chain
-from math import prod
 
 import numpy as np
 
@@ -19,14 +16,24 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
-from charonia.core.tensor import Array, Tensor, from_bfloat16, to_bfloat16
+from charonia.core.tensor import Array, Tensor, to_bfloat16
 from charonia.wire.json_text import Object, dump, kind_of, parse_object
-from charonia.wire.v2_data import decode_data
+from charonia.wire.plain_values import (
+    BASE64,
+    CONTENT,
+    PlainValues,
+    Schema,
+    from_base64,
+    json_array,
+    json_texts,
+    plain_output,
+    plain_values,
+    text_or_base64,
+)
+from charonia.wire.v2_data import decode_data, flat_and_nesting
 
 ROWS = "instances"
 COLUMNS = "inputs"
-BASE64 = "b64"
-"""The only key of an object that stands for bytes."""
 
 
 def decode_predict(config: ModelConfig, body: bytes | memoryview, tensor_bytes_max: int) -> tuple[InferRequest, bool]:
@@ -47,37 +54,51 @@ def decode_predict(config: ModelConfig, body: bytes | memoryview, tensor_bytes_m
     inputs = {each.name: each for each in config.input}
     is_rows = ROWS in document
     columns = _columns_of_rows(document[ROWS], inputs) if is_rows else _columns(document[COLUMNS], inputs)
+    schemas = plain_values(config) or PlainValues()
     tensors = {}
     for name, value in columns.items():
         if name not in inputs:
             raise invalid(f"model '{config.name}' has no input '{name}'", hint=f"its inputs are {', '.join(inputs)}")
-        tensors[name] = _tensor(config, inputs[name], value, is_rows, tensor_bytes_max)
+        if value is None and inputs[name].optional:
+            continue
+        schema = schemas.inputs.get(name, {})
+        tensors[name] = _tensor(config, inputs[name], schema, value, is_rows, tensor_bytes_max)
     return InferRequest(config.name, tensors), is_rows
 
 
-def encode_predictions(response: InferResponse, is_rows: bool) -> bytes:
-    """Return the body for a response.
+def encode_predictions(response: InferResponse, is_rows: bool, config: ModelConfig | None = None) -> bytes:
+    """Return the body for a response; `config` says whether the model is a function, whose values have their own form.
 
     Raises:
         ServingError: INVALID_ARG when the outputs cannot be divided into rows.
     """
-    arrays = {output.name: _plain(output) for output in response.outputs}
-    literals = any(each.dtype.kind == "f" and not np.isfinite(each).all() for each in arrays.values())
+    schemas = plain_values(config) if config is not None else None
+    if config is not None and schemas is not None:
+        is_one = is_rows and config.max_batch_size == 0
+        found = {
+            each.name: plain_output(config, schemas.outputs.get(each.name, {}), each, is_list=True)
+            for each in response.outputs
+        }
+        values = {name: [each] if is_one else each for name, each in found.items()}
+        literals = False
+    else:
+        arrays = {each.name: json_array(each) for each in response.outputs}
+        values = {name: _values(each) for name, each in arrays.items()}
+        literals = any(each.dtype.kind == "f" and not np.isfinite(each).all() for each in arrays.values())
     predictions: object
-    if len(arrays) == 1:
-        predictions = _values(next(iter(arrays.values())))
+    if len(values) == 1:
+        predictions = next(iter(values.values()))
     elif is_rows:
-        counts = {name: len(each) if each.ndim else 0 for name, each in arrays.items()}
+        counts = {name: len(each) if isinstance(each, list) else 0 for name, each in values.items()}
         if len(set(counts.values())) > 1:
             sizes = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
             raise invalid(
                 f"the outputs of model '{response.model_name}' have no common number of rows: {sizes}",
                 hint=f"send columns, '{COLUMNS}', to get them as columns",
             )
-        columns = [_values(each) for each in arrays.values()]
-        predictions = [dict(zip(arrays, row, strict=True)) for row in zip(*columns, strict=True)]
+        predictions = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     else:
-        predictions = {name: _values(each) for name, each in arrays.items()}
+        predictions = values
     return dump({"predictions": predictions}, literals=literals)
 
 
@@ -111,19 +132,21 @@ def _is_named(value: object) -> bool:
     return type(value) is dict and value.keys() != {BASE64}
 
 
-def _tensor(config: ModelConfig, given: ModelInput, value: object, is_rows: bool, bytes_max: int) -> Tensor:
+def _tensor(
+    config: ModelConfig, given: ModelInput, schema: Schema, value: object, is_rows: bool, bytes_max: int
+) -> Tensor:
     datatype = given.data_type
     assert datatype is not None  # of a model that is loaded
-    flat, shape = _flat(given.name, value)
     rank = len(given.dims) + (config.max_batch_size > 0)
+    if CONTENT in schema:
+        rows = value if is_rows and type(value) is list else [value]
+        value = [json_texts(schema[CONTENT], row, has_batch=False)[0][0] for row in rows]
+    elif datatype is DataType.BYTES:
+        value = from_base64(given.name, value)
+    flat, shape = flat_and_nesting(given.name, datatype, value)
     if is_rows and len(shape) == rank + 1 and shape[0] == 1:
         shape = shape[1:]  # the model has no batches: the row is the whole tensor
     shape += (1,) * (rank - len(shape))  # a number for an input of one element
-    if datatype is DataType.BYTES:
-        flat = [_bytes(given.name, element) for element in flat]
-        strings = np.empty(len(flat), object)
-        strings[:] = flat
-        return Tensor(given.name, datatype, strings.reshape(shape))
     if datatype not in (DataType.FP16, DataType.BF16):
         return decode_data(given.name, datatype, shape, flat, bytes_max)
     wide = decode_data(given.name, DataType.FP32, shape, flat, bytes_max).array
@@ -133,53 +156,14 @@ def _tensor(config: ModelConfig, given: ModelInput, value: object, is_rows: bool
     return Tensor(given.name, datatype, to_bfloat16(wide))
 
 
-def _flat(name: str, value: object) -> tuple[list[object], tuple[int, ...]]:
-    """Return the elements of nested arrays, and their shape."""
-    level, shape = [value], list[int]()
-    while level and any(type(each) is list for each in level):
-        sizes = {len(each) if type(each) is list else None for each in level}
-        if len(sizes) > 1:
-            raise invalid(f"input '{name}': its arrays differ in size, and a tensor has rows of one size")
-        shape.append(len(level[0]))  # type: ignore[arg-type] # a list
-        level = list(chain.from_iterable(level))  # type: ignore[arg-type] # all are lists
-    assert prod(shape) == len(level)
-    return level, tuple(shape)
-
-
-def _bytes(name: str, element: object) -> bytes:
-    if type(element) is str:
-        return element.encode()
-    if type(element) is dict and type(element.get(BASE64)) is str and len(element) == 1:
-        try:
-            return b64decode(element[BASE64], validate=True)
-        except ValueError as error:
-            raise invalid(f"input '{name}': '{BASE64}': expected base64, got {error}") from error
-    raise invalid(f"input '{name}': expected a string or {{'{BASE64}': ...}}, got {kind_of(element)}")
-
-
-def _plain(output: Tensor) -> Array:
-    """Return an output in a dtype that JSON has."""
-    if output.datatype is DataType.BF16:
-        return from_bfloat16(output.array)
-    return output.array.astype(np.float32) if output.datatype is DataType.FP16 else output.array
-
-
 def _values(array: Array) -> list[object]:
     if array.dtype.kind != "O":
         values: list[object] = array.tolist()
         return values
-    texts = np.empty(array.shape, object)
-    for index, element in np.ndenumerate(array):
-        texts[index] = _text(bytes(element))  # type: ignore[call-overload] # BYTES tensors hold bytes
-    decoded: list[object] = texts.tolist()
+    texts = np.empty(array.size, object)
+    texts[:] = [text_or_base64(bytes(element)) for element in array.ravel().tolist()]
+    decoded: list[object] = texts.reshape(array.shape).tolist()
     return decoded
-
-
-def _text(element: bytes) -> object:
-    try:
-        return element.decode()
-    except UnicodeDecodeError:
-        return {BASE64: b64encode(element).decode()}
 
 
 def _shown(value: object) -> str:

@@ -35,7 +35,7 @@ ARRAY_CODES = {
 
 _ELEMENT_TYPES: dict[DataType, frozenset[type]] = {
     DataType.BOOL: frozenset((bool,)),
-    DataType.BYTES: frozenset((str,)),
+    DataType.BYTES: frozenset((str, bytes)),  # bytes: decoded from base64
     DataType.FP32: frozenset((int, float)),
     DataType.FP64: frozenset((int, float)),
 }
@@ -110,6 +110,31 @@ def encode_data(tensor: Tensor) -> Array | list[str]:
         ) from error
 
 
+def flat_and_nesting(name: str, datatype: DataType, value: object) -> tuple[list[object], tuple[int, ...]]:
+    """Return the elements of nested arrays and the shape of their nesting, () for a value that is no array.
+
+    Numbers such as 3.0 are integers where the datatype is one.
+
+    Raises:
+        ServingError: INVALID_ARG for arrays of different sizes side by side, or of arrays and elements.
+    """
+    level, shape = [value], list[int]()
+    while level and any(type(each) is list for each in level):  # terminates, because the parser limits nesting
+        sizes = {len(each) if type(each) is list else -1 for each in level}
+        if -1 in sizes:
+            raise invalid(f"input '{name}': arrays and single elements are mixed")
+        if len(sizes) > 1:
+            raise invalid(
+                f"input '{name}': expected arrays of one size side by side, got {min(sizes)} and {max(sizes)}"
+            )
+        shape.append(len(level[0]))  # type: ignore[arg-type] # a list
+        level = list(chain.from_iterable(level))  # type: ignore[arg-type] # all are lists
+    assert prod(shape) == len(level)
+    if datatype.numpy.kind in "iu":
+        level = [int(each) if type(each) is float and each.is_integer() else each for each in level]
+    return level, tuple(shape)
+
+
 def _flat(name: str, data: object) -> list[object]:
     level: list[object] = data if type(data) is list else [data]
     for _ in range(NESTING_MAX):
@@ -128,7 +153,7 @@ def _array(datatype: DataType, elements: list[object]) -> Array:
     valid: list[Any] = elements
     if datatype is DataType.BYTES:
         strings = np.empty(len(valid), object)
-        strings[:] = [str.encode(element) for element in valid]
+        strings[:] = [element if type(element) is bytes else str.encode(element) for element in valid]
         return strings
     if datatype is DataType.BOOL or not valid:
         return np.array(valid, datatype.numpy)

@@ -2,10 +2,12 @@
 
 A key that names an input of the model sets that tensor; every other key is a request parameter. `id` is the request's
 id, and `parameters` an object of further keys under the same rule. A response has a key for each output and parameter,
-and an array of one element is written as that element. For an input of strings, objects are taken as their JSON text.
+and an array of one element is written as that element. For an input of strings, objects are taken as their JSON text,
+apart from `{"b64": "..."}`, which stands for bytes. Inputs and outputs of functions have the form of `plain_values`.
 
-A shape follows from the number of elements and the configuration: the last variable dimension takes all elements, the
-others are 1. Source: Triton's generate extension.
+The shape of nested arrays is that of their nesting; the batch may be left out. That of a flat array follows from the
+number of elements and the configuration: the last variable dimension takes all elements, the others are 1. Source:
+Triton's generate extension, which refuses nested arrays.
 """
 
 import codecs
@@ -14,17 +16,27 @@ import json
 from collections.abc import Mapping
 from itertools import chain
 from math import isfinite, prod
+from typing import NamedTuple
 
 import numpy as np
 
-from charonia.config.model import ModelConfig
+from charonia.config.model import ModelConfig, ModelInput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.wire.json_text import Object, dump, kind_of, parse_object, string_at
-from charonia.wire.v2_data import decode_data, encode_data
+from charonia.wire.plain_values import (
+    CONTENT,
+    PlainValues,
+    Schema,
+    from_base64,
+    json_texts,
+    plain_output,
+    plain_values,
+)
+from charonia.wire.v2_data import decode_data, encode_data, flat_and_nesting
 from charonia.wire.v2_request import apply_parameters
 
 NESTED = "parameters"
@@ -34,7 +46,21 @@ RESERVED = frozenset({"binary_data_output", "priority", "sequence_end", "sequenc
 """Parameters of requests, which no model needs to know."""
 
 
-def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview, tensor_bytes_max: int) -> InferRequest:
+class GenerateCall(NamedTuple):
+    """A request, and what the form of its response depends on.
+
+    Attributes:
+        request: The request.
+        config: The model's configuration.
+        is_list: Whether an input of a model with a batch dimension was a list of values.
+    """
+
+    request: InferRequest
+    config: ModelConfig
+    is_list: bool
+
+
+def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview, tensor_bytes_max: int) -> GenerateCall:
     """Return the request in a body.
 
     Args:
@@ -48,9 +74,11 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
     """
     text = bytes(body)
     document = parse_object(text)
-    inputs = {given.name: (given.data_type, given.dims) for given in config.input if given.data_type is not None}
+    inputs = {given.name: given for given in config.input if given.data_type is not None}
     _check_unique(text, inputs)
-    lead = (-1,) if config.max_batch_size > 0 else ()
+    schemas = plain_values(config) or PlainValues()
+    has_batch = config.max_batch_size > 0
+    is_list = False
     tensors: dict[str, Tensor] = {}
     parameters: Object = {}
     for members in (document, _nested(document)):
@@ -61,19 +89,36 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
                     parameters[key] = value
             elif key in tensors:
                 raise _repeated(key)
-            else:
-                datatype, dims = given
-                if datatype is DataType.BYTES:
-                    value = with_json_text(value, (*lead, *dims))
-                shape = infer_shape(key, (*lead, *dims), _count(value))
-                tensors[key] = decode_data(key, datatype, shape, value, tensor_bytes_max)
+            elif value is not None or not given.optional:
+                schema = schemas.inputs.get(key, {})
+                tensors[key], is_one = _input(given, schema, value, tensor_bytes_max, has_batch=has_batch)
+                is_list = is_list or not is_one
     if parameters:
         _check_keys(config, tensors, parameters)
     request = InferRequest(config.name, tensors, model_version=version)
     if "id" not in inputs:
         request.id = string_at(document, "id")
     apply_parameters(request, parameters)
-    return request
+    return GenerateCall(request, config, is_list)
+
+
+def _input(given: ModelInput, schema: Schema, value: object, bytes_max: int, *, has_batch: bool) -> tuple[Tensor, bool]:
+    """Return an input, and whether it is one value rather than a list of them for the batch."""
+    name, datatype = given.name, given.data_type
+    assert datatype is not None
+    dims = (-1, *given.dims) if has_batch else given.dims
+    if CONTENT in schema:
+        texts, shape = json_texts(schema[CONTENT], value, has_batch=has_batch)
+        return decode_data(name, datatype, (*(shape or (1,) * has_batch), 1), texts, bytes_max), not shape
+    if datatype is DataType.BYTES:
+        value = with_json_text(from_base64(name, value), dims)
+    elements, nesting = flat_and_nesting(name, datatype, value)
+    if len(nesting) < 2 and schema.get("type") != "array":
+        shape = infer_shape(name, dims, len(elements))
+    else:
+        shape = _nested_shape(name, given.dims, nesting, has_batch=has_batch)
+    is_one = len(nesting) < len(dims) and shape[:1] == (1,) and not (given.dims == (1,) and nesting)
+    return decode_data(name, datatype, shape, elements, bytes_max), is_one or not has_batch
 
 
 def with_json_text(value: object, dims: tuple[int, ...]) -> object:
@@ -114,8 +159,8 @@ def infer_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]
     return tuple((count // fixed if index == last else 1) if dim == -1 else dim for index, dim in enumerate(dims))
 
 
-def encode_generated(response: InferResponse) -> bytes:
-    """Return a response as a JSON object.
+def encode_generated(response: InferResponse, call: GenerateCall | None = None) -> bytes:
+    """Return a response as a JSON object. Outputs of a function have the form that its `call` asks for.
 
     Raises:
         ServingError: INVALID_ARG when JSON cannot carry an output.
@@ -125,7 +170,12 @@ def encode_generated(response: InferResponse) -> bytes:
     document["model_version"] = response.model_version
     document.update(response.parameters)
     literals = any(isinstance(value, float) and not isfinite(value) for value in response.parameters.values())
+    values = plain_values(call.config) if call is not None else None
     for tensor in response.outputs:
+        if call is not None and values is not None:
+            schema = values.outputs.get(tensor.name, {})
+            document[tensor.name] = plain_output(call.config, schema, tensor, is_list=call.is_list)
+            continue
         data = encode_data(tensor)
         if not isinstance(data, list):
             literals = literals or (data.dtype.kind == "f" and not np.isfinite(data).all())
@@ -140,7 +190,8 @@ class StreamedText:
     continue it: its model repeats the text so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call: GenerateCall | None = None) -> None:
+        self._call = call
         self._held: dict[tuple[str, int], bytes] = {}
 
     def encode(self, response: InferResponse) -> bytes:
@@ -151,12 +202,12 @@ class StreamedText:
         """
         if not self._held:
             try:
-                return encode_generated(response)
+                return encode_generated(response, self._call)
             except ServingError:
                 pass  # a string may end within a character
         outputs = [self._continued(each) if each.datatype is DataType.BYTES else each for each in response.outputs]
         names = (response.model_name, response.model_version, response.id)
-        return encode_generated(InferResponse(*names, outputs, response.parameters))
+        return encode_generated(InferResponse(*names, outputs, response.parameters), self._call)
 
     def end(self) -> ServingError | None:
         """Return what is wrong if the last response ended within a character, None otherwise."""
@@ -218,14 +269,17 @@ def _nested(document: Object) -> Object:
     return nested
 
 
-def _count(value: object) -> int:
-    """Return the number of elements of a value: its own, or those of nested arrays."""
-    if type(value) is not list:
-        return 1
-    level = value
-    while level and type(level[0]) is list:  # terminates, because the parser limits nesting
-        level = list(chain.from_iterable(item if type(item) is list else [item] for item in level))
-    return len(level)
+def _nested_shape(name: str, dims: tuple[int, ...], nesting: tuple[int, ...], *, has_batch: bool) -> tuple[int, ...]:
+    """Return the shape of nested arrays, which are one element of a batch where their depth is that of the input.
+
+    Raises:
+        ServingError: INVALID_ARG if the input has another shape.
+    """
+    shape = (1, *nesting) if has_batch and len(nesting) == len(dims) else nesting
+    expected = (-1, *dims) if has_batch else dims
+    if len(shape) != len(expected) or any(dim not in (-1, size) for dim, size in zip(expected, shape, strict=True)):
+        raise invalid(f"input '{name}': expected an array of shape {list(expected)}, got {list(nesting)}")
+    return shape
 
 
 def _check_unique(text: bytes, inputs: Mapping[str, object]) -> None:

@@ -158,7 +158,7 @@ def decoded(config: ModelConfig, path: str, example: object) -> dict[str, Any]:
     text = json.dumps(example).encode()
     if path.endswith("/infer"):
         return dict(InferDecoder(LIMIT).decode(config.name, "", text).request.inputs)
-    return dict(decode_generate(config, "", text, LIMIT).inputs)
+    return dict(decode_generate(config, "", text, LIMIT).request.inputs)
 
 
 def test_inputs_and_outputs_are_named_with_datatype_and_shape() -> None:

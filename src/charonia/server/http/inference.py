@@ -31,7 +31,7 @@ from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compre
 from charonia.wire.example_request import body_hint
 from charonia.wire.http_status import STATUS
 from charonia.wire.json_text import encode_error
-from charonia.wire.v2_generate import StreamedText, decode_generate, encode_generated
+from charonia.wire.v2_generate import GenerateCall, StreamedText, decode_generate, encode_generated
 from charonia.wire.v2_request import HttpInferCall, InferDecoder, raw_call, raw_tensor
 from charonia.wire.v2_response import encode_response
 
@@ -175,13 +175,15 @@ class InferenceHandlers:
         return raw_call(model, version, tensor)
 
     def _generate(self, exchange: Exchange, target: RouteTarget) -> None:
-        self._submit(exchange, self._generate_request(exchange, target), partial(self._reply, exchange, None))
+        call = self._generate_call(exchange, target)
+        self._submit(exchange, call.request, partial(self._reply, exchange, call))
 
     def _generate_stream(self, exchange: Exchange, target: RouteTarget) -> None:
-        text = StreamedText()
-        self._stream(exchange, self._generate_request(exchange, target), text.encode, text.end)
+        call = self._generate_call(exchange, target)
+        text = StreamedText(call)
+        self._stream(exchange, call.request, text.encode, text.end)
 
-    def _generate_request(self, exchange: Exchange, target: RouteTarget) -> InferRequest:
+    def _generate_call(self, exchange: Exchange, target: RouteTarget) -> GenerateCall:
         exchange.model, exchange.version = target
         coding = exchange.request.headers.get(CONTENT_ENCODING)
         if coding is not None and coding.lower() != b"identity":
@@ -196,14 +198,14 @@ class InferenceHandlers:
 
     # Responses.
 
-    def _reply(self, exchange: Exchange, call: HttpInferCall | None, outcome: Outcome, final: bool) -> None:
-        """Answer with the only response; `call` has the form of its outputs, None for generate."""
+    def _reply(self, exchange: Exchange, call: HttpInferCall | GenerateCall, outcome: Outcome, final: bool) -> None:
+        """Answer with the only response; `call` has the form of its outputs."""
         exchange.is_over = final
         if not exchange.is_open:
             return
         if not final or outcome is None or exchange.single is not None:
             if exchange.single is None:
-                exchange.single = SingleResponse(_NOT_ONE if call is not None else _NOT_ONE_GENERATED)
+                exchange.single = SingleResponse(_NOT_ONE_GENERATED if isinstance(call, GenerateCall) else _NOT_ONE)
             outcome = exchange.single.take(outcome, final)
         if outcome is None:
             return
@@ -211,11 +213,11 @@ class InferenceHandlers:
         try:
             if isinstance(outcome, ServingError):
                 exchange.fail(outcome)
-            elif call is not None:
-                self._respond(exchange, call, outcome)
-            else:
+            elif isinstance(call, GenerateCall):
                 exchange.outcome = outcome
-                exchange.respond(200, [encode_generated(outcome)], extra=_server_timing(exchange, outcome))
+                exchange.respond(200, [encode_generated(outcome, call)], extra=_server_timing(exchange, outcome))
+            else:
+                self._respond(exchange, call, outcome)
         except ServingError as error:
             exchange.fail(error)
         except Exception as error:  # the model's output is malformed: only this request fails

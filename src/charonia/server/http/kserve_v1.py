@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 
+from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, not_found, unavailable, unsupported
 from charonia.core.response import Outcome
 from charonia.server.facade import Engine, Services
@@ -107,10 +108,10 @@ class KserveV1Handlers:
         config = self._engine.model_config(model)
         request, is_rows = decode_predict(config, body, self._body_bytes_max)
         exchange.single = SingleResponse(_NOT_ONE)
-        self._submitter.submit(exchange, request, partial(_reply, exchange, is_rows))
+        self._submitter.submit(exchange, request, partial(_reply, exchange, is_rows, config))
 
 
-def _reply(exchange: Exchange, is_rows: bool, outcome: Outcome, final: bool) -> None:
+def _reply(exchange: Exchange, is_rows: bool, config: ModelConfig, outcome: Outcome, final: bool) -> None:
     exchange.is_over = final
     if not exchange.is_open or exchange.single is None:
         return
@@ -123,7 +124,7 @@ def _reply(exchange: Exchange, is_rows: bool, outcome: Outcome, final: bool) -> 
     else:
         exchange.outcome = answer
         try:
-            exchange.respond(200, [encode_predictions(answer, is_rows)])
+            exchange.respond(200, [encode_predictions(answer, is_rows, config)])
         except ServingError as error:
             exchange.fail(error)
         except Exception as error:  # the model's output is malformed: only this request fails

@@ -76,7 +76,7 @@ def model_request(config: ModelConfig, asked: TextRequest, prompt: str, index: i
         members["stream"] = asked.is_streamed
     if asked.images:
         members[IMAGE_INPUT] = list(asked.images)
-    return decode_generate(config, "", dump(members), bytes_max)
+    return decode_generate(config, "", dump(members), bytes_max).request
 
 
 class Generation:

@@ -1,13 +1,16 @@
 """JSON schemas of tensors, and of the bodies that carry them. Pure.
 
-A tensor's elements are a schema of their own by datatype, which bodies refer to. The server reads flat and nested
-arrays alike, so their number is not part of a schema.
+A tensor's elements are a schema of their own by datatype, which bodies of `infer` refer to. The server reads flat and
+nested arrays of `infer` alike, so their number is not part of a schema.
 """
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
+from charonia.wire.plain_values import BASE64, CONTENT, PlainValues, Schema, plain_values
 
 Json = dict[str, object]
 
@@ -100,23 +103,86 @@ def infer_response(config: ModelConfig) -> Json:
 
 def generate_request(config: ModelConfig) -> Json:
     """Return the schema of the body of `generate`: a member for each input, request parameters for the rest."""
+    schemas = plain_values(config) or PlainValues()
+    properties: Json = {"id": {"type": ["string", "null"]}}
     inputs = [given for given in config.input if given.data_type is not None]
-    properties = {given.name: _given(config, given) for given in inputs}
+    for given in inputs:
+        schema = schemas.inputs.get(given.name)
+        member = _given(config, given) if schema is None else _plain(config, given, schema)
+        properties[given.name] = {"anyOf": [member, {"type": "null"}]} if given.optional else member
     return {
         "type": "object",
         "required": [given.name for given in inputs if not given.optional],
-        "properties": {"id": {"type": ["string", "null"]}} | properties,
+        "properties": properties,
         "additionalProperties": {"type": ["string", "number", "boolean", "object"]},
     }
 
 
 def generate_response(config: ModelConfig) -> Json:
     """Return the schema of a response of `generate`."""
-    members = {output.name: _member(config, output) for output in config.output if output.data_type not in NO_JSON_FORM}
+    schemas = plain_values(config)
+    members = {}
+    for output in config.output:
+        if schemas is not None:
+            members[output.name] = _plain(config, output, schemas.outputs.get(output.name, {}), has_nan=True)
+        elif output.data_type not in NO_JSON_FORM:
+            members[output.name] = _member(config, output)
     return {
         "type": "object",
         "required": ["model_name", "model_version"],
         "properties": {**_RESPONSE, **members},
+    }
+
+
+def named_schemas(config: ModelConfig) -> Json:
+    """Return the schemas that those of a function's values refer to, by their names in the document."""
+    schemas = plain_values(config) or PlainValues()
+    found = {}
+    for schema in (*schemas.inputs.values(), *schemas.outputs.values()):
+        for name, named in schema.get(CONTENT, schema).get("$defs", {}).items():
+            found[_named(config, name)] = _in_document(config, named)
+    return found
+
+
+def _plain(config: ModelConfig, tensor: ModelInput | ModelOutput, schema: Schema, *, has_nan: bool = False) -> Json:
+    """Return the schema of a value of a function: one, or a list of them for a model with a batch dimension."""
+    if CONTENT in schema:
+        value = {key: each for key, each in schema[CONTENT].items() if key != "$defs"}
+    elif schema.get("format") == "binary":
+        base64 = {"type": "object", "required": [BASE64], "properties": {BASE64: {"type": "string"}}}
+        value = {"anyOf": [{"type": "string"}, base64]}
+    else:
+        value = _nullable(dict(schema)) if has_nan else dict(schema)
+    found = _in_document(config, value)
+    assert isinstance(found, dict)
+    if config.max_batch_size > 0:
+        found = {"anyOf": [found, {"type": "array", "items": found}]}
+    return {"description": signature_text(config, tensor), **found}
+
+
+def _nullable(schema: Json) -> Json:
+    """Return the schema of numbers that may be NaN, which JSON has as null."""
+    items = schema.get("items")
+    if isinstance(items, dict):
+        return {**schema, "items": _nullable(items)}
+    return {**schema, "type": ["number", "null"]} if schema.get("type") == "number" else schema
+
+
+def _named(config: ModelConfig, name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{config.name}.{name}")
+
+
+def _in_document(config: ModelConfig, part: Any) -> Any:
+    """Return a part of a schema with references into the document."""
+    if isinstance(part, list):
+        return [_in_document(config, each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: COMPONENTS + _named(config, value.rpartition("/")[2])
+        if key == "$ref" and isinstance(value, str)
+        else _in_document(config, value)
+        for key, value in part.items()
     }
 
 
@@ -136,10 +202,19 @@ def _member(config: ModelConfig, tensor: ModelInput | ModelOutput) -> Json:
 
 
 def _given(config: ModelConfig, tensor: ModelInput) -> Json:
-    """Return the schema of an input as a plain value, which has one element: only some shapes do."""
-    member = _member(config, tensor)
-    has_one = all(dim in (-1, 1) for dim in tensor.dims)
-    return member if has_one else {"description": member["description"], "$ref": COMPONENTS + _wire(tensor)}
+    """Return the schema of an input: an array, flat or nested, and a plain value where one element will do."""
+    plain = element(tensor.data_type or DataType.FP32)
+    forms = [plain] if all(dim in (-1, 1) for dim in tensor.dims) else []
+    forms.append({"type": "array", "items": plain})
+    shapes = {tensor.dims, shape_of(config, tensor)}
+    forms += [_nested(plain, shape) for shape in sorted(shapes, key=len) if len(shape) > 1]
+    return {"description": signature_text(config, tensor), "anyOf": forms}
+
+
+def _nested(schema: Json, dims: Sequence[int]) -> Json:
+    for dim in reversed(dims):
+        schema = {"type": "array", "items": schema, **({"minItems": dim, "maxItems": dim} if dim >= 0 else {})}
+    return schema
 
 
 def _entry(config: ModelConfig, tensor: ModelInput | ModelOutput) -> Json:

@@ -159,6 +159,10 @@ def openapi_document(
     paths |= openai_paths(model.config for model in served) if has_openai else {}
     datatypes = {given.data_type for model in served for given in model.config.input}
     datatypes |= {output.data_type for model in served for output in model.config.output}
+    named: Json = {}
+    for model in served:
+        named |= json_schemas.named_schemas(model.config)
+    datatypes_used = [datatype for datatype in DataType if datatype in datatypes]
     document: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -170,7 +174,7 @@ def openapi_document(
         "tags": [*({"name": m.config.name, "description": _about(m)} for m in served), *_TAGS],
         "paths": paths,
         "components": {
-            "schemas": json_schemas.shared_schemas([datatype for datatype in DataType if datatype in datatypes]),
+            "schemas": json_schemas.shared_schemas(datatypes_used) | named,
         },
         "x-model-control": may_control,
         "x-models": [_summary(model, requests[model.config.name], has_openai) for model in served],

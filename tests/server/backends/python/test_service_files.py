@@ -86,6 +86,7 @@ class Service:
         self.runner = PythonModelRunner(self.host, shares_process=True)  # type: ignore[arg-type]
         arguments = {"model_name": name, "model_instance_kind": "GPU", "model_instance_device_id": "1"}
         self.is_decoupled = bool(self.config.get("model_transaction_policy", {}).get("decoupled"))
+        arguments["model_config"] = json.dumps(self.config)
         self.runner.initialize(*place, arguments, self.is_decoupled)
         self.outputs = tuple(output["name"] for output in self.config["output"])
         self.loaded.append(self)
@@ -202,7 +203,10 @@ def test_an_alias_means_what_it_stands_for(tmp_path: Path, annotation: str, opti
     [
         ("@model\ndef f(x) -> int: ...", "parameter 'x' has no type"),
         ("@model\ndef f(x: int): ...", "what it returns has no type"),
-        ("@model\ndef f(x: complex) -> int: ...", "x: complex is no type of a tensor"),
+        ("@model\ndef f(x: model) -> int: ...", "x: model is no type of a value"),
+        ("@model\ndef f(x: list[slice]) -> int: ...", "x: slice is no type of a value"),
+        ("@model\ndef f(x: int, **rest) -> int: ...", "'**rest': inputs have names"),
+        ("@model\ndef f(*all: int) -> int: ...", "'*all: int': inputs have names"),
         ("@model\ndef f(x: NDArray[np.complex64]) -> int: ...", "an array needs a dtype that tensors have"),
         ("@model\ndef f(x: Annotated[int, Shape(3)]) -> int: ...", "Shape is for arrays"),
         ("@model\ndef f(x: int | None) -> int: ...", "may be None: give it the default None"),
@@ -317,7 +321,7 @@ def test_the_fields_of_a_record_are_inputs_and_outputs(tmp_path: Path) -> None:
         "parts": ("STRING", [1]),
     }
     pen = {"item": objects(b"pen")}
-    assert service.run(pen) == [{"text": [b"pen"], "parts": [b'{"pen": 0.5}']}]
+    assert service.run(pen) == [{"text": [b"pen"], "parts": [b'{"pen":0.5}']}]
     assert service.run(pen | one(count=0)) == [(TritonError.INVALID_ARG, "count: expected at least 1")]
 
 
@@ -337,7 +341,7 @@ def test_a_record_among_others_is_json(tmp_path: Path) -> None:
     service = Service(tmp_path, code)
 
     order = {"order": objects(b'{"item": "pen"}')} | one(times=2)
-    assert service.run(order) == [{"output": [b'[{"item": "pen", "count": 1}, {"item": "pen", "count": 1}]']}]
+    assert service.run(order) == [{"output": [b'[{"item":"pen","count":1},{"item":"pen","count":1}]']}]
     ((code_of_error, text),) = service.run({"order": objects(b"{")} | one(times=2))
     assert code_of_error == TritonError.INVALID_ARG
     assert text.startswith("input 'order': expected JSON: ")
@@ -534,7 +538,7 @@ def test_an_example_says_the_types_of_a_function_without_annotations(tmp_path: P
     service = Service(tmp_path, code)
 
     assert service.signature() == {"x": ("FP64", [1]), "name": ("STRING", [1]), "output": ("STRING", [1])}
-    assert json.loads(service.config["parameters"]["EXAMPLE"]["string_value"]) == {"x": [2.0], "name": ["a"]}
+    assert json.loads(service.config["parameters"]["EXAMPLE"]["string_value"]) == {"x": 2.0, "name": "a"}
 
 
 @pytest.mark.parametrize(
@@ -576,19 +580,18 @@ def f(items: list[Item], options: dict, scale: float, mode: Literal["a", "b"], m
     example = json.loads(service.config["parameters"]["EXAMPLE"]["string_value"])
 
     assert list(example) == ["items", "options", "mode"]  # a number is made up of the datatype
-    assert example["mode"] == ["a"]
-    (item,) = json.loads(example["items"][0])
-    assert (item["name"], item["size"], list(item)) == ("hello", "S", ["name", "parts", "size"])
-    assert item["parts"][0]["parts"][0]["parts"] == []
-    request = {name: objects(text.encode()) for name, (text,) in example.items()} | {"scale": np.array([0.5])}
-    assert service.run(request) == [{"output": [1]}]
+    assert example["mode"] == "a"
+    (item,) = example["items"]
+    assert item == {"name": "hello", "parts": [], "size": "S", "count": 3}
+    request = {name: objects(json.dumps(example[name]).encode()) for name in ("items", "options")}
+    assert service.run(request | {"mode": objects(b"a"), "scale": np.array([0.5])}) == [{"output": [1]}]
 
 
 def test_an_image_is_made_up_for_a_function_that_takes_one(tmp_path: Path) -> None:
     service = Service(
         tmp_path, "from PIL.Image import Image\n\n@model\ndef f(image: Image) -> int:\n    return image.width\n"
     )
-    (text,) = json.loads(service.config["parameters"]["EXAMPLE"]["string_value"])["image"]
+    text = json.loads(service.config["parameters"]["EXAMPLE"]["string_value"])["image"]
 
     assert service.run({"image": objects(text.encode())}) == [{"output": [32]}]
 
@@ -626,3 +629,195 @@ def test_decorated_functions_and_classes_stay_what_they_are() -> None:
     assert charonia.serve(sorted, example=[[2, 1]]) is sorted
     with pytest.raises(RuntimeError, match="call works only in a model that a server runs"):
         charonia.call("m")
+
+
+TYPES = """
+import datetime, decimal, enum, uuid
+import pandas as pd
+from pydantic import BaseModel, Field
+
+class Size(enum.Enum):
+    SMALL = "S"
+    LARGE = "L"
+
+class Item(BaseModel):
+    name: str = Field(description="What it is")
+    count: int = Field(1, ge=1)
+"""
+
+
+def schemas(service: Service) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(service.config["parameters"]["JSON_SCHEMA"]["string_value"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("annotation", "datatype", "sent", "shown"),
+    [
+        ("datetime.date", "STRING", b"2024-02-03", "datetime.date(2024, 2, 3)"),
+        (
+            "uuid.UUID",
+            "STRING",
+            b"00000000-0000-0000-0000-000000000003",
+            "UUID('00000000-0000-0000-0000-000000000003')",
+        ),
+        ("Size", "STRING", b"S", "<Size.SMALL: 'S'>"),
+        ("Literal['a', 'b']", "STRING", b"b", "'b'"),
+        ("Literal[1, 2]", "INT64", 2, "2"),
+        ("Annotated[int, Field(ge=3)]", "INT64", 3, "3"),
+        ("decimal.Decimal", "STRING", b'"1.50"', "Decimal('1.50')"),
+        ("int | str", "STRING", b'"a"', "'a'"),
+        ("list[Item]", "STRING", b'[{"name": "pen"}]', "[Item(name='pen', count=1)]"),
+        ("dict[str, Item]", "STRING", b'{"a": {"name": "pen", "count": 2}}', "{'a': Item(name='pen', count=2)}"),
+        ("pd.DataFrame", "STRING", b'[{"a": 1}, {"a": 2}]', "   a\n0  1\n1  2"),
+        ("pd.DataFrame", "STRING", b'{"a": [1, 2]}', "   a\n0  1\n1  2"),
+    ],
+)
+def test_a_value_is_of_its_annotated_type(
+    tmp_path: Path, annotation: str, datatype: str, sent: object, shown: str
+) -> None:
+    service = Service(tmp_path, TYPES + f"@model\ndef f(x: {annotation}) -> str:\n    return repr(x)\n")
+
+    assert service.signature()["x"] == (datatype, [1])
+    array = objects(sent) if isinstance(sent, bytes) else np.array([sent])
+    assert service.run({"x": array}) == [{"output": [shown.encode()]}]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "sent", "problem"),
+    [
+        ("datetime.date", b"now", "valid date"),
+        ("Size", b"M", "Input should be 'S' or 'L'"),
+        ("Literal['a', 'b']", b"c", "Input should be 'a' or 'b'"),
+        ("Annotated[int, Field(ge=3)]", 2, "greater than or equal to 3"),
+        ("int | str", b"[1]", "valid integer"),
+        ("list[Item]", b'[{"name": "pen", "count": 0}]', "0.count: Input should be greater than or equal to 1"),
+        ("dict[str, int]", b'{"a": "b"}', "a: Input should be a valid integer"),
+    ],
+)
+def test_a_value_of_another_type_is_the_callers_error(
+    tmp_path: Path, annotation: str, sent: object, problem: str
+) -> None:
+    service = Service(tmp_path, TYPES + f"@model\ndef f(x: {annotation}) -> str:\n    return ''\n")
+
+    array = objects(sent) if isinstance(sent, bytes) else np.array([sent])
+    ((code, text),) = service.run({"x": array})
+    assert code == TritonError.INVALID_ARG
+    assert text.startswith("input 'x': ")
+    assert problem in text
+
+
+@pytest.mark.parametrize(
+    ("annotation", "returned", "expected"),
+    [
+        ("dict", "{'a': [1, None, {'b': np.float32(0.5)}]}", '{"a":[1,null,{"b":0.5}]}'),
+        ("dict", "{'nan': float('nan'), 'array': np.arange(2)}", '{"nan":null,"array":[0,1]}'),
+        ("list[Item]", "[Item(name='pen')]", '[{"name":"pen","count":1}]'),
+        ("float | None", "None", "null"),
+        ("float | None", "1.5", "1.5"),
+        ("None", "None", "null"),
+        ("dict", "{'when': datetime.date(2024, 2, 3), 'size': Size.LARGE}", '{"when":"2024-02-03","size":"L"}'),
+        ("datetime.date", "datetime.date(2024, 2, 3)", "2024-02-03"),
+        ("Size", "Size.LARGE", "L"),
+        ("pd.DataFrame", "pd.DataFrame({'a': [1, 2]})", '[{"a":1},{"a":2}]'),
+    ],
+)
+def test_what_is_returned_is_json(tmp_path: Path, annotation: str, returned: str, expected: str) -> None:
+    service = Service(tmp_path, TYPES + f"@model\ndef f(x: int) -> {annotation}:\n    return {returned}\n")
+
+    assert service.run(one(x=1)) == [{"output": [expected.encode()]}]
+
+
+@pytest.mark.parametrize(
+    ("options", "annotation", "returned", "problem"),
+    [
+        ("", "int", "3.7", "expected integers, got 3.7"),
+        ("", "list[int]", "[1, 2.5]", "expected integers, got 2.5"),
+        ("", "int", "float('nan')", "expected integers, got nan"),
+        ("", "np.int8", "300", "OverflowError"),
+        ("", "Literal['a']", "'b'", "Input should be 'a'"),
+        ("allow_nan=False", "float", "float('nan')", "holds NaN or infinity in 'output'"),
+        ("allow_nan=False", "dict", "{'a': [float('inf')]}", "Out of range float values"),
+    ],
+)
+def test_what_is_not_of_the_annotated_type_is_an_error(
+    tmp_path: Path, options: str, annotation: str, returned: str, problem: str
+) -> None:
+    service = Service(tmp_path, f"@model({options})\ndef f(x: int) -> {annotation}:\n    return {returned}\n")
+
+    ((code, text),) = service.run(one(x=1))
+    assert code == TritonError.INTERNAL
+    assert problem in text
+
+
+def test_tensors_of_pytorch_are_arrays(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    code = "import torch\n\n@model\ndef f(x: Annotated[torch.Tensor, Shape(2, -1)]) -> torch.Tensor:\n"
+    code += "    return x.sum(1)\n"
+    service = Service(tmp_path, code)
+
+    assert service.signature() == {"x": ("FP32", [2, -1]), "output": ("FP32", [-1])}
+    assert service.run({"x": np.ones((2, 3), np.float32)}) == [{"output": [3, 3]}]
+
+
+def test_the_schemas_of_a_function_are_in_its_configuration(tmp_path: Path) -> None:
+    code = "@model\ndef f(items: list[Item], size: Size, n: list[int], raw: bytes) -> list[float]:\n    return []\n"
+    found = schemas(Service(tmp_path, TYPES + code))
+
+    assert found["inputs"]["size"] == {"title": "Size", "enum": ["S", "L"], "type": "string"}
+    assert found["inputs"]["n"] == {"type": "array", "items": {"type": "integer"}}
+    assert found["inputs"]["raw"] == {"type": "string", "format": "binary"}
+    assert found["outputs"] == {"output": {"type": "array", "items": {"type": "number"}}}
+    items = found["inputs"]["items"]["contentSchema"]
+    assert items["items"] == {"$ref": "#/$defs/Item"}
+    assert items["$defs"]["Item"]["properties"]["name"]["description"] == "What it is"
+
+
+def test_the_fields_of_a_record_have_their_own_descriptions_and_limits(tmp_path: Path) -> None:
+    found = schemas(Service(tmp_path, TYPES + "@model\ndef f(item: Item) -> Item:\n    return item\n"))
+
+    assert found["inputs"]["name"]["description"] == "What it is"
+    assert found["inputs"]["count"]["minimum"] == 1
+
+
+BAD_ITEMS = """
+@model(max_batch_size=8)
+def f(x: list[int]) -> list[int]:
+    calls.append(x)
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    if 0 in x:\n        raise BadRequest('no zeros')\n    return x\n",
+        "    return [BadRequest('no zeros') if each == 0 else each for each in x]\n",
+    ],
+)
+def test_a_bad_item_of_a_batch_refuses_its_own_request_alone(tmp_path: Path, body: str) -> None:
+    service = Service(tmp_path, "calls = []\n" + BAD_ITEMS + body)
+
+    first, second, third = service.run(*({"x": np.array(rows)} for rows in ([[1], [2]], [[3], [0]], [[4]])))
+
+    assert (first, third) == ({"output": [[1], [2]]}, {"output": [[4]]})
+    assert second == (TritonError.INVALID_ARG, "no zeros")
+
+
+def test_a_model_may_have_each_request_of_a_failed_batch_run_alone(tmp_path: Path) -> None:
+    code = "@model(max_batch_size=8)\ndef f(x: list[int]) -> list[float]:\n    return [1 / each for each in x]\n"
+    retry = {"parameters": {"RETRY_ALONE": {"string_value": "true"}}}
+    requests = [{"x": np.array([[value]])} for value in (1, 0, 2)]
+
+    together = Service(tmp_path, code).run(*requests)
+    alone = Service(tmp_path, code, config=retry).run(*requests)
+
+    assert [code for code, _ in together] == [TritonError.INTERNAL] * 3
+    assert (alone[0], alone[2]) == ({"output": [[1]]}, {"output": [[0.5]]})
+    assert "ZeroDivisionError" in alone[1][1]
+
+
+def test_a_function_says_how_many_requests_wait_and_how_long(tmp_path: Path) -> None:
+    service = Service(tmp_path, "@model(max_queue_size=3, timeout_ms=1.5)\ndef f(x: int) -> int:\n    return x\n")
+
+    policy = service.config["dynamic_batching"]["default_queue_policy"]
+    assert policy == {"max_queue_size": 3, "default_timeout_microseconds": 1500}

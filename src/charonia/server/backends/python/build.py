@@ -114,6 +114,13 @@ def _listing(folder: Path) -> Iterator[str]:
             yield f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
 
 
+NEEDED = ("numpy",)
+"""Packages that every worker needs."""
+
+NEEDED_BY_FUNCTIONS = (*NEEDED, "pydantic")
+"""Packages that workers of service files need."""
+
+
 def inline_key(wanted: InlineMetadata) -> str:
     """Return the key of the environment for inline metadata: it depends on that, and on interpreter and platform."""
     digest = hashlib.sha256()
@@ -124,9 +131,9 @@ def inline_key(wanted: InlineMetadata) -> str:
 
 
 async def build_requirements(
-    requirements: Path, folder: Path, builder: str, *, python: str = "", what: str = ""
+    requirements: Path, folder: Path, builder: str, *, python: str = "", what: str = "", needed: Sequence[str] = NEEDED
 ) -> None:
-    """Build the environment for a requirements.txt, with numpy, which workers need.
+    """Build the environment for a requirements.txt, with what workers need.
 
     Args:
         requirements: The file.
@@ -134,6 +141,7 @@ async def build_requirements(
         builder: "uv", "pip", or "auto" for uv if it is found.
         python: Specifier of the version of its interpreter, "" for the server's interpreter; only uv finds others.
         what: What the requirements are of, for messages; "" for the file.
+        needed: Packages that workers need, installed unless the requirements have them.
 
     Raises:
         ServingError: With the builder's output.
@@ -162,9 +170,11 @@ async def build_requirements(
     await _run(make, place, what, "check that Python's module venv is installed completely, or install uv")
     await _run(install, place, what)
     try:
-        await run_command(python_code("import numpy", interpreter), limit_s=BUILD_S_MAX, env=variables())
+        imports = f"import {', '.join(needed)}"
+        await run_command(python_code(imports, interpreter), limit_s=BUILD_S_MAX, env=variables())
     except CommandError:
-        await _run([*install, "numpy"], place, what, f"workers need numpy: add it to {what}")
+        names = " and ".join(needed)
+        await _run([*install, *needed], place, what, f"workers need {names}: add it to {what}")
 
 
 def _find_uv() -> list[str]:

@@ -38,6 +38,7 @@ from charonia.server.backends.api import BackendSettings, ModelFiles
 from charonia.server.backends.python.build import (
     BUILD_S_MAX,
     KEY_LETTERS,
+    NEEDED_BY_FUNCTIONS,
     CommandError,
     build_requirements,
     inline_key,
@@ -247,7 +248,9 @@ async def environment_of_file(source: Path, settings: BackendSettings) -> Enviro
         requirements = folder.with_suffix(".txt")
         requirements.write_text("".join(f"{line}\n" for line in wanted.dependencies))
         try:
-            await build_requirements(requirements, folder, builder, python=python, what=source.name)
+            await build_requirements(
+                requirements, folder, builder, python=python, what=source.name, needed=NEEDED_BY_FUNCTIONS
+            )
         finally:
             requirements.unlink()
         await _probe(_in_folder(folder, source.name))

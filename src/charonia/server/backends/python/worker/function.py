@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import signature as signatures
-from .kinds import Kind
-from .records import built
+from .kinds import JsonKind, Kind
+from .records import made
 from .service import BadRequest
 from .signature import Port, Signature
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "EXAMPLE"
 """Model parameter with an example request."""
+
+JSON_SCHEMA = "JSON_SCHEMA"
+"""Model parameter with the JSON schemas of inputs and outputs."""
 
 NONE = "{}"
 """No request parameters."""
@@ -47,6 +50,10 @@ class Function:
             function = _call_of(target) if inspect.isclass(target) else target
             self.signature = signatures.signature_of(function, definition.name, is_batched=self.is_batched)
 
+        for port in self.signature.outputs:
+            if isinstance(port.kind, JsonKind):
+                port.kind.allow_nan = definition.allow_nan
+
     def complete(self, config: ModelConfig) -> None:
         """Complete a configuration."""
         definition, given = self.definition, config.as_dict()
@@ -64,6 +71,11 @@ class Function:
                 given["dynamic_batching"]["max_queue_delay_microseconds"] = (
                     given["dynamic_batching"].get("max_queue_delay_microseconds") or delay_us
                 )
+        if (definition.max_queue_size or definition.timeout_ms) and not given.get("sequence_batching"):
+            config.set_dynamic_batching()
+            policy = given["dynamic_batching"].setdefault("default_queue_policy", {})
+            policy.setdefault("max_queue_size", definition.max_queue_size)
+            policy.setdefault("default_timeout_microseconds", int(definition.timeout_ms * 1000))
         if self.signature.is_stream:
             config.set_model_transaction_policy({"decoupled": True})
         for port in self.signature.inputs:
@@ -73,9 +85,11 @@ class Function:
             config.add_output({"name": port.name, "data_type": port.kind.data_type, "dims": list(port.kind.dims)})
         if definition.instances and not given.get("instance_group"):
             given["instance_group"] = [{"count": definition.instances}]
-        example = self._example_text()
-        if example and EXAMPLE not in given.setdefault("parameters", {}):
-            given["parameters"][EXAMPLE] = {"string_value": example}
+        parameters, example = given.setdefault("parameters", {}), self._example_text()
+        if example:
+            parameters.setdefault(EXAMPLE, {"string_value": example})
+        schemas = {"inputs": _schemas(self.signature.inputs), "outputs": _schemas(self.signature.outputs)}
+        parameters.setdefault(JSON_SCHEMA, {"string_value": json.dumps(schemas)})
 
     def _of_object(self) -> Signature:
         definition = self.definition
@@ -119,7 +133,7 @@ class Function:
         example = self.definition.example
         if example is None:
             made = [(port, port.kind.example()) for port in self.signature.inputs if port.is_required]
-            plain = {port.name: _json(port.kind.write(value)) for port, value in made if value is not None}
+            plain = {port.name: _json(port.kind, port.kind.write(value)) for port, value in made if value is not None}
             return json.dumps(plain) if plain else ""
         if self.columns:
             values = {name: np.asarray(example[name]) for name in self.columns}
@@ -134,7 +148,7 @@ class Function:
                 elif self.is_batched and not isinstance(value, (list, np.ndarray)):
                     value = [value]
                 array = port.kind.write_batch(value) if self.is_batched else port.kind.write(value)
-                plain[port.name] = _json(array)
+                plain[port.name] = _json(port.kind, array)
         return json.dumps(plain)
 
     def read(self, tensors: Mapping[str, Array], parameters: str = NONE) -> dict[str, Any]:
@@ -187,9 +201,9 @@ class Function:
         if record is None:
             return (), values
         if not self.is_batched:
-            return (built(record, values),), {}
+            return (made(record, values),), {}
         rows = [{name: column[at] for name, column in values.items()} for at in range(size)]
-        return ([built(record, row) for row in rows],), {}
+        return ([made(record, row) for row in rows],), {}
 
     def write(self, returned: Any, size: int = 0) -> list[tuple[str, Array]]:
         """Return the outputs of a call.
@@ -205,26 +219,40 @@ class Function:
         written = []
         for at, port in enumerate(self.signature.outputs):
             try:
-                value = self._part(returned, at, port.name)
+                value = self._part(returned, at, port)
                 array = port.kind.write_batch(value) if self.is_batched else port.kind.write(value)
-            except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+            except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError) as error:
                 shown = f"{type(error).__name__}: {error}"
                 raise TypeError(f"what '{self.definition.name}' returned is no '{port.name}': {shown}") from error
+            if not self.definition.allow_nan and array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"what '{self.definition.name}' returned holds NaN or infinity in '{port.name}'")
             if self.is_batched and len(array) != size:
                 raise ValueError(f"'{self.definition.name}' got a batch of {size} and returned {len(array)}")
             written.append((port.name, array))
         return written
 
-    def _part(self, returned: Any, at: int, name: str) -> Any:
+    def _part(self, returned: Any, at: int, port: Port) -> Any:
         """Return the value of one output; of a batch, a value an item."""
         returns = self.signature.returns
         if returns == "one":
-            return returned.to_numpy() if hasattr(returned, "to_numpy") else returned
+            is_array = hasattr(returned, "to_numpy") and not isinstance(port.kind, JsonKind)
+            return returned.to_numpy() if is_array else returned
         if returns == "tuple":
             return returned[at]
         if self.is_batched:
-            return [_field(record, name) for record in returned]
-        return _field(returned, name)
+            return [_field(record, port.name) for record in returned]
+        return _field(returned, port.name)
+
+
+def _schemas(ports: list[Port]) -> dict[str, Any]:
+    """Return the schemas of the tensors of ports by name."""
+    found = {}
+    for port in ports:
+        schema = port.kind.schema
+        if port.schema is not None and "contentSchema" in schema:
+            schema = {**schema, "contentSchema": port.schema}
+        found[port.name] = schema if port.schema is None or "contentSchema" in schema else port.schema
+    return found
 
 
 def _field(record: Any, name: str) -> Any:
@@ -244,16 +272,20 @@ def _call_of(target: type) -> Callable[..., Any]:
     return call.__get__(object())
 
 
-def _json(array: Array) -> Any:
-    """Return an array as JSON has it."""
+def _json(kind: Kind, array: Array) -> Any:
+    """Return the tensor of a value, or of several, as JSON has it."""
+    if kind.dims == (1,) and kind.schema["type"] != "array":
+        array = array.reshape(array.shape[:-1])
     if array.dtype != np.object_:
         return array.tolist()
-    flat = [_readable(element) for element in array.ravel().tolist()]
-    return np.array(flat, np.object_).reshape(array.shape).tolist()
+    read = json.loads if isinstance(kind, JsonKind) else _readable
+    values = np.empty(array.size, np.object_)
+    values[:] = [read(element) for element in array.ravel().tolist()]
+    return values.reshape(array.shape).tolist()
 
 
-def _readable(element: bytes) -> str:
+def _readable(element: bytes) -> Any:
     try:
         return element.decode()
     except UnicodeDecodeError:
-        return base64.b64encode(element).decode()
+        return {"b64": base64.b64encode(element).decode()}

@@ -7,7 +7,9 @@ instance, several at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -140,15 +142,23 @@ class FunctionModel:
 
     def _batches(self, requests: list[InferenceRequest]) -> list[InferenceResponse | None]:
         batches = _Batches(self._function, requests)
-        for positional, named, places in batches.calls:
-            batches.answer(places, self._call(*positional, **named))
+        while batches.calls:
+            positional, named, places = batches.calls.pop()
+            try:
+                batches.answer(places, self._call(*positional, **named))
+            except BadRequest as error:
+                batches.refuse(places, error)
         return batches.responses
 
     async def _batches_async(self, requests: list[InferenceRequest]) -> list[InferenceResponse | None]:
         running.set(self._calls)  # in the context of this task
         batches = _Batches(self._function, requests)
-        for positional, named, places in batches.calls:
-            batches.answer(places, await self._call(*positional, **named))
+        while batches.calls:
+            positional, named, places = batches.calls.pop()
+            try:
+                batches.answer(places, await self._call(*positional, **named))
+            except BadRequest as error:
+                batches.refuse(places, error)
         return batches.responses
 
     async def _start(self, requests: list[InferenceRequest]) -> None:
@@ -192,18 +202,20 @@ class FunctionModel:
 class _Batches:
     """The calls for requests that came as a batch, and their responses.
 
-    One call takes all requests that have the same inputs; that is one call but for optional inputs.
+    One call takes all requests that have the same inputs; that is one call but for optional inputs. If it refuses them
+    with a BadRequest, each request is called again by itself.
 
     Attributes:
-        calls: Positional and keyword arguments, and of which requests: index and number of items.
+        calls: What is left to call: positional and keyword arguments, and for which requests: index and item count.
         responses: A response for each request.
     """
 
     def __init__(self, function: Function, requests: Sequence[InferenceRequest]) -> None:
         self._function = function
+        self._values: dict[int, dict[str, Any]] = {}
         self.responses: list[InferenceResponse | None] = [None] * len(requests)
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any], list[tuple[int, int]]]] = []
-        groups: dict[tuple[str, ...], list[tuple[int, int, dict[str, Any]]]] = {}
+        groups: dict[tuple[str, ...], list[tuple[int, int]]] = {}
         for index, request in enumerate(requests):
             tensors = _tensors(request)
             size = len(next(iter(tensors.values()))) if tensors else 1
@@ -214,18 +226,50 @@ class _Batches:
             except BadRequest as error:
                 self.responses[index] = _refusal(error)
                 continue
-            groups.setdefault(tuple(values), []).append((index, size, values))
-        for names, members in groups.items():
-            joined = {name: _joined([values[name] for _, _, values in members]) for name in names}
-            places = [(index, size) for index, size, _ in members]
-            self.calls.append((*function.arguments(joined, sum(size for _, size in places)), places))
+            self._values[index] = values
+            groups.setdefault(tuple(values), []).append((index, size))
+        for places in groups.values():
+            self._add(places)
+
+    def _add(self, places: list[tuple[int, int]]) -> None:
+        values = [self._values[index] for index, _ in places]
+        joined = {name: _joined([each[name] for each in values]) for name in values[0]}
+        self.calls.append((*self._function.arguments(joined, sum(size for _, size in places)), places))
 
     def answer(self, places: list[tuple[int, int]], returned: Any) -> None:
-        written = self._function.write(returned, sum(size for _, size in places))
+        """Take what a call returned. A BadRequest in place of an item refuses the request of that item."""
+        if isinstance(returned, list) and any(isinstance(item, BadRequest) for item in returned):
+            places, returned = self._without_refused(places, returned)
+        written = self._function.write(returned, sum(size for _, size in places)) if places else []
         start = 0
         for index, size in places:
             self.responses[index] = _response([(name, array[start : start + size]) for name, array in written])
             start += size
+
+    def refuse(self, places: list[tuple[int, int]], error: BadRequest) -> None:
+        """Refuse the only request of a call; the requests of others are called one by one."""
+        if len(places) == 1:
+            self.responses[places[0][0]] = _refusal(error)
+            return
+        for place in places:
+            self._add([place])
+
+    def _without_refused(
+        self, places: list[tuple[int, int]], items: list[Any]
+    ) -> tuple[list[tuple[int, int]], list[Any]]:
+        left, kept, start = [], [], 0
+        for index, size in places:
+            own = items[start : start + size]
+            refused = next((item for item in own if isinstance(item, BadRequest)), None)
+            if refused is not None:
+                self.responses[index] = _refusal(refused)
+            else:
+                left.append((index, size))
+                kept += own
+            start += size
+        if start != len(items):
+            raise ValueError(f"'{self._function.definition.name}' got a batch of {start} and returned {len(items)}")
+        return left, kept
 
 
 class _Calls:
@@ -263,6 +307,28 @@ class _Calls:
                 array = kind_of_value(value, is_batch=False).write(value)
             tensors.append(Tensor(name, array))
         return self._request_class(model_name=model, inputs=tensors, requested_output_names=[])
+
+
+class _ServerLog(logging.Handler):
+    """Sends what a service file logs to the server's log."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self._host = host
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = 2 if record.levelno >= logging.ERROR else 1 if record.levelno >= logging.WARNING else 0
+        with contextlib.suppress(Exception):  # a message that cannot be sent must not fail the request
+            self._host.log(level, self.format(record), record.pathname, record.lineno)
+
+
+def log_to_server(host: Host) -> None:
+    """Send the messages of `logging` in this process to the server's log, unless the file has set up its own."""
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(_ServerLog(host))
+        if root.level == logging.WARNING:
+            root.setLevel(logging.INFO)
 
 
 def bound_to_file(

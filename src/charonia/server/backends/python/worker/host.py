@@ -285,12 +285,13 @@ class Binding:
         self.outputs: frozenset[str] = frozenset()
         self._noted: set[str] = set()
 
-    def configure(self, config_json: str) -> None:
-        """Take note of the outputs in a configuration, which include the states that the server keeps."""
-        config = json.loads(config_json)
+    def configure(self, config_json: str) -> dict[str, Any]:
+        """Take note of the outputs in a configuration, which include the states that the server keeps; return it."""
+        config: dict[str, Any] = json.loads(config_json)
         states = (config.get("sequence_batching") or {}).get("state") or ()
         names = [output["name"] for output in config.get("output") or ()]
         self.outputs = frozenset([*names, *(state["output_name"] for state in states)])
+        return config
 
     def note_outputs(self, names: list[str]) -> None:
         """Log the names of a response's outputs if the configuration lacks one: once for each that it lacks."""

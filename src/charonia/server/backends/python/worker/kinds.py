@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import io
-import json
+import typing
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import datatypes
-from .records import built, example_of
+from .records import Adapter, json_text, made_up
 from .service import BadRequest
 
 if TYPE_CHECKING:
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
 
 OBJECT = np.dtype(np.object_)
 
+_FRAME = typing.Union[typing.List[typing.Dict[str, typing.Any]], typing.Dict[str, typing.List[typing.Any]]]  # noqa: UP006,UP007
+
+_JSON_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "O": "string"}
+
 
 class Kind:
     """How values of one type are tensors.
@@ -30,17 +33,24 @@ class Kind:
     Attributes:
         dtype: numpy dtype of the tensor; that of objects for BYTES.
         dims: Dimensions of one value.
-        choice: One of the values that are permitted, None where all of the datatype are.
+        adapter: What checks values further, None where all of the datatype are values.
     """
 
-    def __init__(self, dtype: np.dtype[Any], dims: tuple[int, ...]) -> None:
+    def __init__(self, dtype: np.dtype[Any], dims: tuple[int, ...], adapter: Adapter | None = None) -> None:
         self.dtype = dtype
         self.dims = dims
-        self.choice: Any = None
+        self.adapter = adapter
 
     @property
     def data_type(self) -> str:
         return "TYPE_STRING" if self.dtype == OBJECT else f"TYPE_{datatypes.WIRE[self.dtype]}"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the tensor of a value."""
+        if self.adapter is not None:
+            return self.adapter.schema
+        return {"type": _JSON_TYPES[self.dtype.kind]}
 
     def read(self, array: Array) -> Any:
         raise NotImplementedError
@@ -50,7 +60,20 @@ class Kind:
 
     def example(self) -> Any:
         """Return a value for requests that are made up, None where any of the datatype will do."""
-        return self.choice
+        if self.adapter is None:
+            return None
+        try:
+            return self.checked(made_up(self.adapter.schema))
+        except BadRequest:
+            return None  # such as a text with a pattern: an example is no reason to fail
+
+    def checked(self, value: Any) -> Any:
+        """Return a value of the datatype as one of the type."""
+        return value if self.adapter is None else self.adapter.check(value)
+
+    def plain(self, value: Any) -> Any:
+        """Return a value of the type as one of the datatype."""
+        return value if self.adapter is None else self.adapter.plain(value)
 
     def read_batch(self, array: Array) -> Any:
         return [self.read(row) for row in array]
@@ -64,6 +87,14 @@ class Kind:
 
 class ArrayKind(Kind):
     """A numpy array. Of strings: `str` in the function, bytes in tensors."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return _nested(super().schema, self.dims)
+
+    def of(self, dims: tuple[int, ...]) -> ArrayKind:
+        """Return the kind of such arrays of other dimensions."""
+        return type(self)(self.dtype, dims)
 
     def read(self, array: Array) -> Any:
         return _decoded(array) if self.dtype == OBJECT else array
@@ -86,35 +117,51 @@ class ArrayKind(Kind):
         return _encoded(array) if self.dtype == OBJECT else array
 
 
+class TorchKind(ArrayKind):
+    """A tensor of PyTorch."""
+
+    def read(self, array: Array) -> Any:
+        import torch
+
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+    def _checked(self, value: Any, dims: tuple[int, ...]) -> Array:
+        return super()._checked(value.detach().cpu().numpy() if hasattr(value, "detach") else value, dims)
+
+
 class ScalarKind(Kind):
     """A number or a boolean."""
 
-    def __init__(self, dtype: np.dtype[Any], of: Callable[[Any], Any]) -> None:
-        super().__init__(dtype, (1,))
+    def __init__(self, dtype: np.dtype[Any], of: Callable[[Any], Any], adapter: Adapter | None = None) -> None:
+        super().__init__(dtype, (1,), adapter)
         self._of = of
 
     def read(self, array: Array) -> Any:
-        return self._of(array.reshape(-1)[0])
+        return self.checked(self._of(array.reshape(-1)[0]))
 
     def write(self, value: Any) -> Array:
-        return np.asarray(value, self.dtype).reshape(1)
+        return _whole(self.plain(value), self.dtype).reshape(1)
 
 
 class TextKind(Kind):
-    """A string."""
+    """A string, or a type whose values are strings in JSON, such as dates."""
 
-    def __init__(self) -> None:
-        super().__init__(OBJECT, (1,))
+    def __init__(self, adapter: Adapter | None = None) -> None:
+        super().__init__(OBJECT, (1,), adapter)
 
     def read(self, array: Array) -> Any:
-        return _text(array.reshape(-1)[0])
+        return self.checked(_text(array.reshape(-1)[0]))
 
     def write(self, value: Any) -> Array:
-        return _one(str(value).encode())
+        return _one(str(self.plain(value)).encode())
 
 
 class BytesKind(TextKind):
     """Bytes."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "format": "binary"}
 
     def read(self, array: Array) -> Any:
         return bytes(array.reshape(-1)[0])
@@ -126,19 +173,24 @@ class BytesKind(TextKind):
 class ListKind(Kind):
     """A list of scalars or strings, or of lists of them."""
 
-    def __init__(self, element: Kind, depth: int) -> None:
-        super().__init__(element.dtype, (-1,) * depth)
+    def __init__(self, element: Kind, depth: int, adapter: Adapter | None = None) -> None:
+        super().__init__(element.dtype, (-1,) * depth, adapter)
         self._element = element
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return super().schema if self.adapter is not None else _nested(self._element.schema, self.dims)
 
     def read(self, array: Array) -> Any:
         """Return the list."""
         if self.dtype != OBJECT:
-            return array.tolist()
-        return (array if isinstance(self._element, BytesKind) else _decoded(array)).tolist()
+            return self.checked(array.tolist())
+        return self.checked((array if isinstance(self._element, BytesKind) else _decoded(array)).tolist())
 
     def write(self, value: Any) -> Array:
         """Return an array."""
-        array = np.array(value if isinstance(value, np.ndarray) else list(value), self.dtype)
+        value = self.plain(value)
+        array = _whole(value if isinstance(value, np.ndarray) else list(value), self.dtype)
         if array.ndim != len(self.dims):
             raise ValueError(f"expected a list of {len(self.dims)} levels, got an array of shape {list(array.shape)}")
         return _encoded(array) if self.dtype == OBJECT else array
@@ -178,29 +230,34 @@ class ImageKind(TextKind):
 
 
 class JsonKind(TextKind):
-    """What JSON can carry: records, dictionaries, lists of them."""
+    """What JSON can carry: records, dictionaries, unions, lists of them."""
 
-    def __init__(self, annotation: Any) -> None:
-        super().__init__()
-        self._annotation = annotation
+    adapter: Adapter
+    allow_nan = True
+
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "contentMediaType": "application/json", "contentSchema": self.adapter.schema}
 
     def read(self, array: Array) -> Any:
-        """Return the value that a JSON document describes."""
-        try:
-            document = json.loads(array.reshape(-1)[0])
-        except ValueError as error:
-            raise BadRequest(f"expected JSON: {error}") from None
-        return built(self._annotation, document)
-
-    def example(self) -> Any:
-        try:
-            return example_of(self._annotation)
-        except (NameError, TypeError):
-            return None  # of a type that is not known yet: an example is no reason to fail
+        return self.adapter.read(bytes(array.reshape(-1)[0]))
 
     def write(self, value: Any) -> Array:
-        """Return a JSON document."""
-        return _one(json.dumps(value, default=_plain).encode())
+        return _one(json_text(value, allow_nan=self.allow_nan))
+
+
+class FrameKind(JsonKind):
+    """A data frame of pandas: a list of records, or an object of columns."""
+
+    def __init__(self, frame: Any) -> None:
+        super().__init__(Adapter(_FRAME))
+        self._frame = frame
+
+    def read(self, array: Array) -> Any:
+        return self._frame(super().read(array))
 
 
 class FlatKind(ArrayKind):
@@ -209,12 +266,31 @@ class FlatKind(ArrayKind):
     def __init__(self, dtype: np.dtype[Any]) -> None:
         super().__init__(dtype, (1,))
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": _JSON_TYPES[self.dtype.kind]}
+
     def read_batch(self, array: Array) -> Any:
         """Return the array, of one dimension."""
         return self.read(array.reshape(-1))
 
     def write_batch(self, values: Any) -> Array:
         return self._checked(np.asarray(values, self.dtype).reshape(-1, 1), (-1, 1))
+
+
+def _nested(schema: dict[str, Any], dims: tuple[int, ...]) -> dict[str, Any]:
+    """Return the schema of nested lists with these dimensions."""
+    for dim in reversed(dims):
+        schema = {"type": "array", "items": schema, **({"minItems": dim, "maxItems": dim} if dim >= 0 else {})}
+    return schema
+
+
+def _whole(value: Any, dtype: np.dtype[Any]) -> Array:
+    """Return a value as an array of a dtype; integers must be whole."""
+    array = np.asarray(value)
+    if dtype.kind in "iu" and array.dtype.kind == "f" and (array % 1 != 0).any():
+        raise ValueError(f"expected integers, got {array[array % 1 != 0].reshape(-1)[0]}")
+    return np.asarray(value, dtype)
 
 
 def _one(element: bytes) -> Array:
@@ -242,14 +318,3 @@ def _mapped(array: Array, change: Callable[[Any], Any]) -> Array:
     changed: Array = np.empty(array.size, OBJECT)
     changed[:] = [change(element) for element in array.ravel().tolist()]
     return changed.reshape(array.shape)
-
-
-def _plain(value: Any) -> Any:
-    """Return what `json` can write for a value that it does not know."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"JSON has no form for {type(value).__name__}")

@@ -42,6 +42,7 @@ class PythonModelRunner:
         self._request_class: type[InferenceRequest] = self._pb_utils.InferenceRequest
         self._imports: ModelImports | None = None
         self._model: Any = None
+        self._retries_alone = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None  # of an asynchronous model, from its first coroutine on
 
@@ -55,7 +56,8 @@ class PythonModelRunner:
         """
         imports = self._make_imports(version_dir, model_dir)
         self._binding.is_decoupled = is_decoupled
-        self._binding.configure(arguments.get("model_config", "{}"))
+        parameters = self._binding.configure(arguments.get("model_config", "{}")).get("parameters") or {}
+        self._retries_alone = parameters.get(RETRY_ALONE, {}).get("string_value") == "true"
         try:
             model = self._load(imports, path)()
             if not callable(getattr(model, "execute", None)):
@@ -198,6 +200,9 @@ class PythonModelRunner:
             if batch.rescheduled:
                 self._reschedule(batch, requests, results)
         except failures() as error:
+            if self._retries_alone and len(requests) > 1 and all(request._sender is None for request in requests):
+                alone = [self._execute(batch, [request]) for request in requests]
+                return [result for results, _ in alone for result in results], alone[-1][1]
             return self._failed(requests, error), time.monotonic_ns()
         finally:
             binding.running = 0
@@ -208,8 +213,10 @@ class PythonModelRunner:
         if not isinstance(loaded, list):
             return loaded
         # Imported late: most models are classes themselves, and need none of it.
-        from .functions import bound_to_file
+        from .functions import bound_to_file, log_to_server
 
+        if not self._shares_process:
+            log_to_server(self._host)
         return bound_to_file(loaded, self._host, self._request_class, self._complete_coroutine)
 
     def _make_imports(self, version_dir: str, model_dir: str) -> ModelImports:
@@ -342,6 +349,9 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(asyncio.wait(left))
     loop.close()
 
+
+RETRY_ALONE = "RETRY_ALONE"
+"""Model parameter: "true" runs each request of a batch alone when `execute` raises for the batch."""
 
 _ANSWERED = "'execute' returned a response for a request that it rescheduled; it must return None for such a request"
 

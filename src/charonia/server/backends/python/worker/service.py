@@ -72,6 +72,9 @@ class Definition:
         name: Name of the model.
         max_batch_size: Largest batch, 0 for a target that takes one request at a time.
         max_delay_ms: Longest time that a request waits for others of its batch.
+        max_queue_size: Most requests that wait, 0 for the server's own limit.
+        timeout_ms: Longest time that a request waits, 0 for any.
+        allow_nan: Whether NaN and infinity may be returned.
         instances: Number of instances, 0 for what the server says.
         concurrency: Limit of requests that an instance of an async function works on.
         example: An example request, None for none: values by input, or the batch that an object gets.
@@ -87,6 +90,9 @@ class Definition:
         max_batch_size: int,
         max_delay_ms: float,
         instances: int,
+        max_queue_size: int = 0,
+        timeout_ms: float = 0,
+        allow_nan: bool = True,
         concurrency: int = CONCURRENCY,
         example: Any = None,
         method: str = "",
@@ -97,16 +103,22 @@ class Definition:
         for what, value, lowest in (
             ("max_batch_size", max_batch_size, 0),
             ("instances", instances, 0),
+            ("max_queue_size", max_queue_size, 0),
             ("concurrency", concurrency, 1),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
                 raise ValueError(f"model '{name}': {what}: expected an integer of at least {lowest}, got {value!r}")
         if max_delay_ms < 0 or (max_delay_ms and not max_batch_size):
             raise ValueError(f"model '{name}': max_delay_ms: expected at least 0, and max_batch_size with it")
+        if not timeout_ms >= 0:
+            raise ValueError(f"model '{name}': timeout_ms: expected at least 0, got {timeout_ms!r}")
         self.target = target
         self.name = name
         self.max_batch_size = max_batch_size
         self.max_delay_ms = max_delay_ms
+        self.max_queue_size = max_queue_size
+        self.timeout_ms = timeout_ms
+        self.allow_nan = allow_nan
         self.instances = instances
         self.concurrency = concurrency
         self.example = example
@@ -124,8 +136,11 @@ def model(
     name: str = "",
     max_batch_size: int = 0,
     max_delay_ms: float = 0,
+    max_queue_size: int = 0,
+    timeout_ms: float = 0,
     instances: int = 0,
     concurrency: int = CONCURRENCY,
+    allow_nan: bool = True,
     example: Mapping[str, object] | None = None,
 ) -> Callable[[T], T]: ...
 
@@ -137,8 +152,11 @@ def model(
     name: str = "",
     max_batch_size: int = 0,
     max_delay_ms: float = 0,
+    max_queue_size: int = 0,
+    timeout_ms: float = 0,
     instances: int = 0,
     concurrency: int = CONCURRENCY,
+    allow_nan: bool = True,
     example: Mapping[str, object] | None = None,
 ) -> Any:
     """Make a model of a function, or of a class whose instances can be called. Returns it unchanged.
@@ -150,8 +168,12 @@ def model(
             annotations are those of a batch: `list[str]`, or an array whose first dimension is the batch. 0: one
             request at a time.
         max_delay_ms: How long a request may wait for others to share its batch with.
+        max_queue_size: Most requests that may wait; further ones are refused with 503. 0: the server limits the queue
+            itself when it is overloaded.
+        timeout_ms: Longest time that a request may wait, after which it is refused with 503; 0 for any.
         instances: Number of worker processes, each with an instance of its own; 0 for what the server says.
         concurrency: Limit of requests that one instance of an async function works on at the same time.
+        allow_nan: Whether NaN and infinity may be returned: in JSON they are null. False makes them an error.
         example: Plain values by input: what pages and commands show and send as an example.
     """
 
@@ -164,8 +186,11 @@ def model(
                 name=name or target.__name__,
                 max_batch_size=max_batch_size,
                 max_delay_ms=max_delay_ms,
+                max_queue_size=max_queue_size,
+                timeout_ms=timeout_ms,
                 instances=instances,
                 concurrency=concurrency,
+                allow_nan=allow_nan,
                 example=example,
             )
         )

@@ -4,8 +4,10 @@
     str bytes               BYTES                                                            [1]
     NDArray[np.float32]     that datatype, of one dimension or those of a `Shape`
     list of these           one variable dimension a level
+    torch.Tensor            as NDArray[np.float32]
     PIL.Image.Image         BYTES: an encoded image, base64 text or data URL of one; as an output always a data URL
-    record, dict            BYTES: JSON. A record that is the only parameter, or what is returned: a tensor a field.
+    what JSON has as one    its own datatype: Literal, Enum, Annotated[int, Field(ge=1)]; BYTES for dates, UUIDs     [1]
+    record, dict, others    BYTES: JSON. A record that is the only parameter, or what is returned: a tensor a field.
 
 A record is a dataclass, a pydantic model, a TypedDict or a NamedTuple.
 """
@@ -20,8 +22,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import datatypes
-from .kinds import OBJECT, ArrayKind, BytesKind, FlatKind, ImageKind, JsonKind, Kind, ListKind, ScalarKind, TextKind
-from .records import expanded, fields_of, hints_of, is_record, without_none
+from .kinds import (
+    OBJECT,
+    ArrayKind,
+    BytesKind,
+    FlatKind,
+    FrameKind,
+    ImageKind,
+    JsonKind,
+    Kind,
+    ListKind,
+    ScalarKind,
+    TextKind,
+    TorchKind,
+)
+from .records import Adapter, expanded, fields_of, hints_of, is_record, without_none
 from .service import Shape
 
 if TYPE_CHECKING:
@@ -35,6 +50,7 @@ OBJECT_INPUT = "x"
 """Name of the input of an object that takes one array."""
 
 _SCALARS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+_JSON_SCALARS = {"boolean": bool, "integer": int, "number": float}
 _STREAMS = (
     collections.abc.Iterator,
     collections.abc.Iterable,
@@ -51,6 +67,7 @@ class Port(typing.NamedTuple):
     name: str
     kind: Kind
     is_required: bool = True
+    schema: Any = None  # of a field, with its description and limits; by default that of the kind
 
 
 class Signature(typing.NamedTuple):
@@ -77,9 +94,12 @@ def signature_of(function: Callable[..., Any], name: str, *, is_batched: bool) -
     Raises:
         TypeError: An annotation is missing or means no tensor.
     """
-    parameters = [
-        p for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(
+                f"model '{name}': '{parameter}': inputs have names: write a parameter for each, or one dict"
+            )
     hints = hints_of(function if inspect.isroutine(function) else type(function).__call__)
     record = None
     inputs = []
@@ -91,7 +111,11 @@ def signature_of(function: Callable[..., Any], name: str, *, is_batched: bool) -
         )
         record = only if is_record(only) else None
     if record is not None:
-        inputs = [Port(field, _kind(hint, field, name), required) for field, hint, required in fields_of(record)]
+        schemas = _field_schemas(record)
+        inputs = [
+            Port(field, _kind(without_none(hint)[0], field, name), required, schemas.get(field))
+            for field, hint, required in fields_of(record)
+        ]
     else:
         for parameter in parameters:
             if parameter.name not in hints:
@@ -150,13 +174,15 @@ def _batch_kind(annotation: Any, what: str, name: str) -> Kind:
             f"batch, got {_shown(annotation)}: write list[{_shown(annotation)}]"
         )
     if len(kind.dims) == 1 and not _has_shape(annotation):
-        return ArrayKind(kind.dtype, (-1,))  # no Shape: a vector an item
+        return kind.of((-1,))  # no Shape: a vector an item
     if kind.dims[:1] != (-1,):
         raise TypeError(
             f"model '{name}': {what}: the first dimension is that of the batch, which varies: expected Shape(-1, ...), "
             f"got Shape{kind.dims}"
         )
-    return ArrayKind(kind.dtype, kind.dims[1:] or (1,)) if len(kind.dims) > 1 else FlatKind(kind.dtype)
+    if len(kind.dims) > 1 or type(kind) is not ArrayKind:
+        return kind.of(kind.dims[1:] or (1,))
+    return FlatKind(kind.dtype)
 
 
 def _has_shape(annotation: Any) -> bool:
@@ -165,44 +191,84 @@ def _has_shape(annotation: Any) -> bool:
 
 def _kind(annotation: Any, what: str, name: str) -> Kind:
     annotation = expanded(annotation)
-    shape = next((extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Shape)), None)
-    plain = expanded(without_none(annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation)[0])
-    origin, arguments = typing.get_origin(plain), typing.get_args(plain)
-    if origin is np.ndarray:
-        element = typing.get_args(arguments[1])[0]
-        return ArrayKind(_dtype(element, what, name), shape.dims if shape is not None else (-1,))
+    extras = getattr(annotation, "__metadata__", ())
+    shape = next((extra for extra in extras if isinstance(extra, Shape)), None)
+    plain = expanded(annotation.__origin__ if extras else annotation)
+    kind = _tensor_kind(expanded(without_none(plain)[0]), shape, what, name)
+    if kind is not None:
+        return kind
     if shape is not None:
         raise TypeError(f"model '{name}': {what}: Shape is for arrays: expected NDArray[...], got {_shown(plain)}")
-    if origin is typing.Literal:
-        kind = _kind(type(arguments[0]), what, name)
-        kind.choice = arguments[0]
-        return kind
-    if origin is list:
-        depth, inner = 1, arguments[0]
-        while typing.get_origin(inner) is list:
-            depth, inner = depth + 1, typing.get_args(inner)[0]
-        element = _kind(inner, what, name)
-        return ListKind(element, depth) if type(element) in (ScalarKind, TextKind, BytesKind) else JsonKind(plain)
-    if origin is dict or plain in (dict, typing.Any) or is_record(plain):
-        return JsonKind(plain)
-    return _class_kind(plain, what, name)
-
-
-def _class_kind(plain: Any, what: str, name: str) -> Kind:
-    if plain in _SCALARS:
+    is_checked = bool(extras)
+    if not is_checked and plain in _SCALARS:
         return ScalarKind(_SCALARS[plain], plain)
-    if plain is str:
+    if not is_checked and plain is str:
         return TextKind()
+    element = plain
+    depth = 0
+    while typing.get_origin(element) is list and typing.get_args(element):
+        depth, element = depth + 1, expanded(typing.get_args(element)[0])
+    if depth:
+        kind = _kind(element, what, name)
+        if type(kind) in (ScalarKind, TextKind, BytesKind):
+            is_checked = is_checked or kind.adapter is not None
+            return ListKind(kind, depth, _adapter(annotation, what, name) if is_checked else None)
+        return JsonKind(_adapter(annotation, what, name))
+    adapter = _adapter(annotation, what, name)
+    json_type = adapter.schema.get("type")
+    if json_type == "string":
+        return TextKind(adapter)
+    if json_type in _JSON_SCALARS:
+        of = _JSON_SCALARS[json_type]
+        return ScalarKind(_SCALARS[of], of, adapter)
+    return JsonKind(adapter)
+
+
+def _tensor_kind(plain: Any, shape: Shape | None, what: str, name: str) -> Kind | None:
+    """Return the kind of a type that is a tensor, an image or a table by itself, None for any other."""
+    origin, arguments = typing.get_origin(plain), typing.get_args(plain)
+    dims = shape.dims if shape is not None else (-1,)
+    if origin is np.ndarray:
+        return ArrayKind(_dtype(typing.get_args(arguments[1])[0], what, name), dims)
+    if not isinstance(plain, type):
+        return None
+    if issubclass(plain, np.ndarray):
+        return ArrayKind(np.dtype(np.float64), dims)
+    if (plain.__module__, plain.__name__) == ("torch", "Tensor"):
+        return TorchKind(np.dtype(np.float32), dims)
+    if shape is not None:
+        return None
     if plain is bytes:
         return BytesKind()
-    if isinstance(plain, type) and issubclass(plain, np.generic):
+    if issubclass(plain, np.generic):
         return ScalarKind(_dtype(plain, what, name), plain)
-    if isinstance(plain, type) and plain.__module__.startswith("PIL."):
+    if plain.__module__.startswith("PIL."):
         return ImageKind()
-    raise TypeError(
-        f"model '{name}': {what}: {_shown(plain)} is no type of a tensor: expected bool, int, float, str, bytes, "
-        "NDArray[...], list[...], PIL.Image.Image, dict or a record"
-    )
+    if (plain.__module__.partition(".")[0], plain.__name__) == ("pandas", "DataFrame"):
+        return FrameKind(plain)
+    return None
+
+
+def _adapter(annotation: Any, what: str, name: str) -> Adapter:
+    try:
+        return Adapter(annotation)
+    except TypeError as error:
+        raise TypeError(
+            f"model '{name}': {what}: {_shown(annotation)} is no type of a value: {error} (hint: expected bool, int, "
+            "float, str, bytes, NDArray[...], list[...], PIL.Image.Image, dict, a record or another type of pydantic)"
+        ) from None
+
+
+def _field_schemas(record: Any) -> dict[str, Any]:
+    """Return the schemas of the fields of a pydantic model, which have their descriptions and limits."""
+    if not hasattr(record, "model_json_schema"):
+        return {}
+    try:
+        document = record.model_json_schema()
+    except ValueError:  # a field that JSON has no form for, such as an array
+        return {}
+    defs = {"$defs": document["$defs"]} if "$defs" in document else {}
+    return {name: {**schema, **defs} for name, schema in document.get("properties", {}).items()}
 
 
 def _dtype(element: Any, what: str, name: str) -> np.dtype[Any]:

@@ -1,0 +1,180 @@
+"""Functions that take and return any JSON, over HTTP; what they answer fits the OpenAPI document."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from openapi_schema_validator import OAS31Validator
+from openapi_spec_validator import validate
+from tests.support.process import SHAPES, ServeProcess
+
+SERVICE = """
+import datetime, enum, logging
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import charonia
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+class Size(enum.Enum):
+    SMALL = "S"
+    LARGE = "L"
+
+class Item(BaseModel):
+    name: str = Field(description="What it is")
+    count: int = Field(1, ge=1)
+
+class Order(BaseModel):
+    items: list[Item]
+    when: datetime.date
+    size: Size = Size.SMALL
+
+@charonia.model
+def matrix(x: list[list[float]]) -> list[list[float]]:
+    return x
+
+@charonia.model
+def order(order: Order) -> Order:
+    return order
+
+@charonia.model
+def total(orders: list[Order], note: str | None = None) -> dict:
+    logging.getLogger("shop").info("%s orders", len(orders))
+    return {"total": sum(item.count for order in orders for item in order.items), "note": note, "nan": float("nan")}
+
+@charonia.model
+def maybe(a: float | None = None, mode: Literal["a", "b"] = "a") -> float | None:
+    return a
+
+@charonia.model(max_batch_size=8)
+def vectors(text: list[str]) -> Annotated[NDArray[np.float32], charonia.Shape(-1, 2)]:
+    return np.array([[len(each), np.nan] for each in text], np.float32)
+
+@charonia.model(max_batch_size=8)
+def tagged(x: list[dict]) -> list[dict]:
+    if any("bad" in each for each in x):
+        raise charonia.BadRequest("'bad' is refused")
+    return [{"got": each} for each in x]
+
+@charonia.model
+def raw(data: bytes) -> bytes:
+    return data[::-1]
+
+@charonia.model
+def steps(n: int) -> Iterator[dict]:
+    for i in range(n):
+        yield {"i": i}
+"""
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
+    path: Path = tmp_path_factory.mktemp("service") / "service.py"
+    path.write_text(SERVICE)
+    with ServeProcess(path, "--kserve-v1", *request.param) as started:
+        yield started
+
+
+def post(server: ServeProcess, path: str, body: Any) -> tuple[int, Any]:
+    try:
+        with urlopen(Request(f"http://{server.http}{path}", json.dumps(body).encode())) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        return error.code, json.load(error)["error"]
+
+
+@pytest.fixture(scope="module")
+def document(server: ServeProcess) -> dict[str, Any]:
+    with urlopen(f"http://{server.http}/openapi.json") as answer:
+        found: dict[str, Any] = json.load(answer)
+    validate(found)
+    return found
+
+
+CALLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("matrix", {"x": [[1, 2], [3, 4]]}, {"output": [[1, 2], [3, 4]]}),
+    ("matrix", {"x": [[1, 2]]}, {"output": [[1, 2]]}),
+    (
+        "order",
+        {"items": [{"name": "pen"}], "when": "2024-02-03"},
+        {"items": [{"name": "pen", "count": 1}], "when": "2024-02-03", "size": "S"},
+    ),
+    (
+        "total",
+        {"orders": [{"items": [{"name": "pen", "count": 3}], "when": "2024-02-03"}], "note": None},
+        {"output": {"total": 3, "note": None, "nan": None}},
+    ),
+    ("maybe", {"a": None}, {"output": None}),
+    ("maybe", {"a": 2, "mode": "b"}, {"output": 2.0}),
+    ("vectors", {"text": "ab"}, {"output": [2, None]}),
+    ("vectors", {"text": ["ab"]}, {"output": [[2, None]]}),
+    ("tagged", {"x": {"a": 1}}, {"output": {"got": {"a": 1}}}),
+    ("tagged", {"x": [{"a": 1}, {}]}, {"output": [{"got": {"a": 1}}, {"got": {}}]}),
+    ("raw", {"data": "abc"}, {"output": "cba"}),
+    ("raw", {"data": {"b64": "AP8="}}, {"output": {"b64": "/wA="}}),
+]
+
+
+@pytest.mark.parametrize(("model", "body", "expected"), CALLS)
+def test_values_are_json_and_fit_the_document(
+    server: ServeProcess, document: dict[str, Any], model: str, body: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    route = f"/v2/models/{model}/generate"
+    status, found = post(server, route, body)
+
+    assert status == 200, found
+    assert {name: value for name, value in found.items() if not name.startswith("model_")} == expected
+    operation = document["paths"][route]["post"]
+    for value, part in ((body, operation["requestBody"]), (found, operation["responses"]["200"])):
+        schema = part["content"]["application/json"]["schema"]
+        OAS31Validator({**schema, "components": document["components"]}).validate(value)
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "problem"),
+    [
+        ("matrix", {"x": [[1, 2], [3]]}, "input 'x': expected arrays of one size side by side, got 1 and 2"),
+        ("matrix", {"x": [1, 2]}, "input 'x': expected an array of shape [-1, -1], got [2]"),
+        ("matrix", {"x": [[[1]]]}, "input 'x': expected an array of shape [-1, -1], got [1, 1, 1]"),
+        (
+            "order",
+            {"items": [{"name": "a", "count": 0}], "when": "2024-02-03"},
+            "0.count: Input should be greater than",
+        ),
+        ("order", {"items": [], "when": "soon"}, "input 'when': Input should be a valid date"),
+        ("maybe", {"mode": "c"}, "input 'mode': Input should be 'a' or 'b'"),
+        ("tagged", {"x": {"bad": 1}}, "'bad' is refused"),
+    ],
+)
+def test_what_is_no_such_value_is_refused(server: ServeProcess, model: str, body: dict[str, Any], problem: str) -> None:
+    status, error = post(server, f"/v2/models/{model}/generate", body)
+
+    assert status == 400
+    assert problem in error
+
+
+def test_predictions_of_v1_are_values(server: ServeProcess) -> None:
+    rows = {"instances": [{"x": {"a": 1}}, {"x": {}}]}
+
+    assert post(server, "/v1/models/tagged:predict", rows) == (200, {"predictions": [{"got": {"a": 1}}, {"got": {}}]})
+    assert post(server, "/v1/models/matrix:predict", {"inputs": [[1], [2]]}) == (200, {"predictions": [[1], [2]]})
+
+
+def test_a_stream_has_an_event_for_each_value(server: ServeProcess) -> None:
+    sent = Request(f"http://{server.http}/v2/models/steps/generate_stream", b'{"n": 2}')
+    with urlopen(sent) as answer:
+        events = [json.loads(line[6:]) for line in answer if line.startswith(b"data: ")]
+
+    assert [event["output"] for event in events] == [{"i": 0}, {"i": 1}]
+
+
+def test_messages_of_logging_are_in_the_servers_log(server: ServeProcess) -> None:
+    post(server, "/v2/models/total/generate", {"orders": [{"items": [], "when": "2024-02-03"}] * 7})
+
+    assert server.logs("7 orders")
