@@ -12,6 +12,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
+from charonia.wire.example_request import ExampleRequest
 from charonia.wire.v1_predict import decode_predict, encode_predictions
 from charonia.wire.v2_generate import StreamedText, decode_generate, encode_generated
 
@@ -179,3 +180,11 @@ def test_a_function_without_batches_has_one_row() -> None:
     assert request.inputs["x"].array.tolist() == [3]
     body = encode_predictions(InferResponse("f", "1", "", outputs), is_rows, config)
     assert json.loads(body) == {"predictions": [{"y": [1.0, None], "z": {}}]}
+
+
+def test_a_request_that_is_shown_has_values() -> None:
+    config = function(4, inputs={"x": JSON_OBJECT, "n": NUMBERS, "t": TEXT})
+    call = decode_generate(config, "", b'{"x": {"a": 1}, "n": [1.5], "t": "a"}', 1 << 20)
+    shown = ExampleRequest(config, call.request.inputs)
+
+    assert shown.generate_body() == {"x": {"a": 1}, "n": [1.5], "t": "a"}

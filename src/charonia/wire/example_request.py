@@ -22,6 +22,7 @@ from charonia.core.tensor import Tensor
 from charonia.wire.endpoint import parse_url
 from charonia.wire.example_inputs import example_dims, example_inputs
 from charonia.wire.json_text import dump
+from charonia.wire.plain_values import plain_output, plain_values
 from charonia.wire.v2_data import NO_JSON_FORM, encode_data
 from charonia.wire.v2_generate import infer_shape
 
@@ -73,7 +74,13 @@ class ExampleRequest:
         dims = {given.name: given.dims for given in self.config.input}
         lead = (-1,) if self.config.max_batch_size > 0 else ()
         body: dict[str, object] = {}
+        values = plain_values(self.config)
         for name, tensor in self.inputs.items():
+            if values is not None:
+                is_list = bool(lead) and len(tensor.array) != 1
+                plain_value = plain_output(self.config, values.inputs.get(name, {}), tensor, is_list=is_list)
+                body[name] = json.loads(dump(plain_value))
+                continue
             try:
                 plain = _plain(tensor)
                 fits = infer_shape(name, (*lead, *dims.get(name, ())), tensor.array.size) == tensor.shape
