@@ -10,11 +10,13 @@ import contextlib
 import os
 import sys
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, TypedDict, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, Protocol
+
+    from typing_extensions import Unpack
 
     from .datatypes import Array
 
@@ -86,14 +88,14 @@ class Definition:
         self,
         target: Any,
         *,
-        name: str,
-        max_batch_size: int,
-        max_delay_ms: float,
-        instances: int,
+        name: str = "",
+        max_batch_size: int = 0,
+        max_delay_ms: float = 0,
         max_queue_size: int = 0,
         timeout_ms: float = 0,
-        allow_nan: bool = True,
+        instances: int = 0,
         concurrency: int = CONCURRENCY,
+        allow_nan: bool = True,
         example: Any = None,
         method: str = "",
         is_object: bool = False,
@@ -126,90 +128,61 @@ class Definition:
         self.is_object = is_object
 
 
+class Options(TypedDict, total=False):
+    """What `model` and `serve` take besides the function or object.
+
+    Attributes:
+        name: Name of the model; by default that of the function or class, or of the object's class in lower case.
+        max_batch_size: Largest batch. With it, a function gets the inputs of several requests at once, and its
+            annotations are those of a batch: `list[str]`, or an array whose first dimension is the batch. 0: one
+            request at a time, the default of functions; that of objects is `OBJECT_BATCH_SIZE`.
+        max_delay_ms: How long a request may wait for others to share its batch with.
+        max_queue_size: Most requests that may wait; further ones are refused with 503. 0: the server limits the queue
+            itself when it is overloaded.
+        timeout_ms: Longest time that a request may wait, after which it is refused with 503; 0 for any.
+        instances: Number of worker processes, each with an instance or object of its own; 0 for what the server says.
+        concurrency: Limit of requests that one instance of an async function works on at the same time.
+        allow_nan: Whether NaN and infinity may be returned: in JSON they are null. False makes them an error.
+    """
+
+    name: str
+    max_batch_size: int
+    max_delay_ms: float
+    max_queue_size: int
+    timeout_ms: float
+    instances: int
+    concurrency: int
+    allow_nan: bool
+
+
 @overload
 def model(target: T, /) -> T: ...
 
 
 @overload
-def model(
-    *,
-    name: str = "",
-    max_batch_size: int = 0,
-    max_delay_ms: float = 0,
-    max_queue_size: int = 0,
-    timeout_ms: float = 0,
-    instances: int = 0,
-    concurrency: int = CONCURRENCY,
-    allow_nan: bool = True,
-    example: Mapping[str, object] | None = None,
-) -> Callable[[T], T]: ...
+def model(*, example: Mapping[str, object] | None = None, **options: Unpack[Options]) -> Callable[[T], T]: ...
 
 
-def model(
-    target: Any = None,
-    /,
-    *,
-    name: str = "",
-    max_batch_size: int = 0,
-    max_delay_ms: float = 0,
-    max_queue_size: int = 0,
-    timeout_ms: float = 0,
-    instances: int = 0,
-    concurrency: int = CONCURRENCY,
-    allow_nan: bool = True,
-    example: Mapping[str, object] | None = None,
-) -> Any:
+def model(target: Any = None, /, *, example: Mapping[str, object] | None = None, **options: Unpack[Options]) -> Any:
     """Make a model of a function, or of a class whose instances can be called. Returns it unchanged.
 
     Args:
         target: The function or class, where the decorator is used without arguments.
-        name: Name of the model; by default that of the function or class.
-        max_batch_size: Largest batch. With it, the function gets the inputs of several requests at once, and its
-            annotations are those of a batch: `list[str]`, or an array whose first dimension is the batch. 0: one
-            request at a time.
-        max_delay_ms: How long a request may wait for others to share its batch with.
-        max_queue_size: Most requests that may wait; further ones are refused with 503. 0: the server limits the queue
-            itself when it is overloaded.
-        timeout_ms: Longest time that a request may wait, after which it is refused with 503; 0 for any.
-        instances: Number of worker processes, each with an instance of its own; 0 for what the server says.
-        concurrency: Limit of requests that one instance of an async function works on at the same time.
-        allow_nan: Whether NaN and infinity may be returned: in JSON they are null. False makes them an error.
         example: Plain values by input: what pages and commands show and send as an example.
+        options: See `Options`.
     """
 
     def decorate(target: Any) -> Any:
         if not callable(target):
             raise TypeError(f"@model: expected a function or a class, got {type(target).__name__}")
-        _add(
-            Definition(
-                target,
-                name=name or target.__name__,
-                max_batch_size=max_batch_size,
-                max_delay_ms=max_delay_ms,
-                max_queue_size=max_queue_size,
-                timeout_ms=timeout_ms,
-                instances=instances,
-                concurrency=concurrency,
-                allow_nan=allow_nan,
-                example=example,
-            )
-        )
+        options["name"] = options.get("name") or target.__name__
+        _add(Definition(target, example=example, **options))
         return target
 
     return decorate if target is None else decorate(target)
 
 
-def serve(
-    target: T,
-    /,
-    *,
-    example: object,
-    name: str = "",
-    method: str = "",
-    max_batch_size: int = OBJECT_BATCH_SIZE,
-    max_delay_ms: float = 0,
-    instances: int = 0,
-) -> T:
+def serve(target: T, /, *, example: object, method: str = "", **options: Unpack[Options]) -> T:
     """Make a model of an object with `predict`, such as a scikit-learn estimator, or of any callable. Returns it.
 
     In a script that is run with Python, the server starts here, as `charonia serve SCRIPT` does.
@@ -218,27 +191,15 @@ def serve(
         target: The object.
         example: A batch to call it with, such as `X[:2]`: an array, or a data frame, whose columns become inputs. It
             tells names, datatypes and shapes, and is shown as an example request.
-        name: Name of the model; by default that of the object's class, in lower case.
         method: Method to call; by default `predict`, or the object itself where it has none.
-        max_batch_size: Largest batch, 0 to take one request at a time.
-        max_delay_ms: How long a request may wait for others to share its batch with.
-        instances: Number of worker processes, each with an object of its own; 0 for what the server says.
+        options: See `Options`.
     """
     method = method or ("predict" if hasattr(target, "predict") else "")
     if not callable(getattr(target, method, None) if method else target):
         raise TypeError(f"serve: expected an object with {method or 'predict'}(), got {type(target).__name__}")
-    _add(
-        Definition(
-            target,
-            name=name or type(target).__name__.lower(),
-            max_batch_size=max_batch_size,
-            max_delay_ms=max_delay_ms,
-            instances=instances,
-            example=example,
-            method=method,
-            is_object=True,
-        )
-    )
+    options.setdefault("max_batch_size", OBJECT_BATCH_SIZE)
+    options["name"] = options.get("name") or type(target).__name__.lower()
+    _add(Definition(target, example=example, method=method, is_object=True, **options))
     caller = sys._getframe(1).f_globals
     if _collected.get() is None and caller.get("__name__") == "__main__" and "__file__" in caller:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "charonia", "serve", os.path.abspath(caller["__file__"])])
