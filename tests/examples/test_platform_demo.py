@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.timeout(580)
+pytestmark = pytest.mark.timeout(1000)
 
 
 def command(data: Path) -> list[str]:

@@ -44,6 +44,7 @@ def deployment(admin: TestClient, model: str) -> Iterator[str]:
         time.sleep(0.1)
     yield "reader"
     admin.delete(f"{PROJECT}/deployments/reader")
+    deadline = time.monotonic() + 120
     while admin.get(f"{PROJECT}/deployments/reader").status_code == 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -63,6 +64,7 @@ def test_a_model_of_a_deployment_is_measured(admin: TestClient, deployment: str)
     assert report.headers["content-security-policy"].startswith("sandbox allow-scripts; default-src 'none'")
 
 
+@pytest.mark.timeout(400)
 def test_no_command_line_shows_the_key_of_a_deployment_while_it_is_measured(
     admin: TestClient, platform: Platform, deployment: str
 ) -> None:
@@ -70,11 +72,11 @@ def test_no_command_line_shows_the_key_of_a_deployment_while_it_is_measured(
     body = {"deployment": deployment, "model": "mlp", "protocol": "grpc"}
     number = admin.post(f"{PROJECT}/jobs/perf", json=body).json()["id"]
     lines = set[str]()
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 300
 
     while not (task := admin.get(f"/api/v1/tasks/{number}").json())["ended"] and time.monotonic() < deadline:
         lines |= {" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
-        time.sleep(0.05)
+        time.sleep(0.3)  # looking is work, too
 
     assert task["state"] == "done", admin.get(f"/api/v1/tasks/{number}/log").text
     assert any("charonia perf -m mlp" in line for line in lines)
