@@ -40,12 +40,14 @@ def element(datatype: DataType) -> Json:
 
 
 def elements(datatype: DataType) -> Json:
-    """Return the schema of a tensor's elements: an array of elements, or of such arrays."""
-    nested = {"$ref": COMPONENTS + datatype.wire}
+    """Return the schema of a tensor's elements, flat or nested.
+
+    It does not refer to itself for the arrays within: generators of clients make no types of such schemas.
+    """
     return {
         "type": "array",
         "description": f"{datatype.wire} elements in row-major order, flat or nested",
-        "items": {"anyOf": [element(datatype), nested]},
+        "items": {"anyOf": [element(datatype), {"type": "array", "items": {}}]},
     }
 
 
@@ -114,7 +116,7 @@ def generate_request(config: ModelConfig) -> Json:
         "type": "object",
         "required": [given.name for given in inputs if not given.optional],
         "properties": properties,
-        "additionalProperties": {"type": ["string", "number", "boolean", "object"]},
+        "additionalProperties": True,  # request parameters; a type would hold for the inputs as well in other languages
     }
 
 
@@ -137,10 +139,11 @@ def generate_response(config: ModelConfig) -> Json:
 def named_schemas(config: ModelConfig) -> Json:
     """Return the schemas that those of a function's values refer to, by their names in the document."""
     schemas = plain_values(config) or PlainValues()
-    found = {}
+    found: Json = {}
     for schema in (*schemas.inputs.values(), *schemas.outputs.values()):
         for name, named in schema.get(CONTENT, schema).get("$defs", {}).items():
-            found[_named(config, name)] = _in_document(config, named)
+            own = {key: value for key, value in named.items() if key != "title"}  # generators would take it for a name
+            found[_named(config, name)] = _in_document(config, own)
     return found
 
 
@@ -267,7 +270,7 @@ _SHARED: Json = {
             "name": {"type": "string"},
             "shape": {"type": "array", "items": _UNSIGNED},
             "datatype": {"enum": [datatype.wire for datatype in DataType]},
-            "data": {"type": "array"},
+            "data": {"type": "array", "items": {}},
             "parameters": {"type": "object"},
         },
     },
