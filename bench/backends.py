@@ -1,4 +1,4 @@
-"""What a backend adds to its library: `python -m bench.backends`.
+"""The overhead of a backend over its library: `python -m bench.backends`.
 
 The same batches, with the same threads: once through the backend, as the engine calls it, with one request for each
 row, and once by calling the library on an array that is already batched. Rounds alternate; a ratio is of the two

@@ -28,7 +28,7 @@ AWAKE_NS = 1_000_000
 
 
 class Bare:
-    """What the connections share.
+    """State shared by the connections.
 
     Args:
         model: Name in `bench.models` of an ONNX model with one input and one output.

@@ -1,7 +1,7 @@
 """Memory of a server after bursts of requests, and what giving it back costs the next burst.
 
 Bursts of large requests follow each other after a pause in which the server gives memory back, or a shorter one, in
-turn. What a burst costs is the CPU time of the server, which other programs on the machine disturb less than its
+turn. The cost of a burst is the CPU time of the server, which other programs on the machine disturb less than its
 duration, and the pages that the system has to provide anew.
 
 python -m bench.burst_memory
@@ -34,7 +34,7 @@ async def client(host: str, port: int, data: bytes, count: int) -> None:
 
 
 async def burst(host: str, port: int, count: int) -> None:
-    """Send a burst of requests on connections of its own."""
+    """Send a burst of requests on separate connections."""
     array = np.ones((1, 3, 224, 224), np.float32)
     document = {
         "inputs": [

@@ -3,15 +3,15 @@
 python -m bench.capacity --front-end-us 60 --engine-us 15 --model-us 20 --clients 256
 
 A request passes a front end, the engine, a thread of the model, the engine again and the front end again; a model that
-computes in microseconds does so in the engine, at once. Front ends and the engine are processes with one thread each; a
-model has threads of its own. Each works on one request at a time, in the order of arrival, and needs a core for that;
-cores are given in the order in which they are asked for. Clients send the next request when they have the answer; they
-are on other machines, or one thread on this one. What the simulation leaves out (caches, the network's interrupts,
-memory bandwidth) makes real machines slower, so its figures are upper bounds.
+computes in microseconds runs in the engine itself. Front ends and the engine are processes with one thread each; a
+model has its own threads. Each works on one request at a time, in the order of arrival, and needs a core for that;
+cores are assigned in the order of demand. Clients send the next request when they have the answer; they are on other
+machines, or one thread on this one. The simulation leaves out effects (caches, the network's interrupts, memory
+bandwidth) that make real machines slower, so its figures are upper bounds.
 
 `bench.capacity_report` takes the costs from measurements.
 
-The table has the best number of front ends, and the one that `--front-ends auto` chooses.
+The table has the best number of front ends, and the choice of `--front-ends auto`.
 """
 
 import argparse
@@ -38,8 +38,8 @@ class Costs:
     Attributes:
         front_end_us: In the front end, before and after the engine together.
         engine_us: In the engine, before and after the model together.
-        model_us: In a thread of the model; 0 where the model runs in the engine, at once.
-        one_process_us: In the only process of a server without front ends; 0 for that of front end and engine together.
+        model_us: In a thread of the model; 0 if the model runs in the engine itself.
+        one_process_us: In the only process of a server without front ends; 0 for the sum of front end and engine.
         client_us: In a client on the same machine, which is one thread; 0 where clients are on other machines.
     """
 
@@ -72,7 +72,7 @@ class Figures:
     Attributes:
         rate_per_s: Inferences a second.
         p99_us: 99th percentile of the latency in us.
-        busiest: What is busy for the largest share of the time: "front ends", "engine", "server" where that is one
+        busiest: The part with the largest busy share: "front ends", "engine", "server" where that is one
             process, "model", "client" or "cores".
         busy_share: That share.
     """
@@ -142,7 +142,7 @@ class _Machine:
 
 
 def simulate(costs: Costs, shape: Shape, clients: int, requests: int = 20_000, seed: int = 1) -> Figures:
-    """Return what a server does under a closed loop of clients.
+    """Return a server's figures under a closed loop of clients.
 
     Args:
         costs: Mean CPU times; each single one varies by a quarter.

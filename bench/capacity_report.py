@@ -37,11 +37,11 @@ SIMULATED = 4_000
 
 
 class Measured(NamedTuple):
-    """What was measured with one load.
+    """Measurements with one load.
 
     Attributes:
         load: Protocol and requests in flight, such as "http-64".
-        costs: Costs with one front end, of a model that runs in the engine or in the front end at once.
+        costs: Costs with one front end, of a model that runs in the engine or the front end itself.
         rates: Inferences a second by number of front ends.
     """
 
@@ -51,7 +51,7 @@ class Measured(NamedTuple):
 
 
 def measured(record: dict[str, Any]) -> Iterator[Measured]:
-    """Yield what a results file of `bench.front_ends` holds that has runs without front ends and with one."""
+    """Yield the loads of a results file of `bench.front_ends` that have runs without front ends and with one."""
     for load, samples in record.items():
         if load in ("date", "machine") or not {"0", "1"} <= samples.keys():
             continue
@@ -72,7 +72,7 @@ def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def check_rows(model: str, found: Measured, cores: int) -> Iterator[str]:
-    """Yield a row for each number of front ends: what was measured, and what the simulation says."""
+    """Yield a row for each number of front ends: the measurement and the simulation."""
     in_flight = int(found.load.partition("-")[2])
     for front_ends, rate_per_s in found.rates.items():
         figures = simulate(found.costs, Shape(cores, front_ends, 1), in_flight, SIMULATED)
@@ -140,7 +140,7 @@ def main() -> None:
             print(row)
     print("\n| model | protocol, in flight | cores | front ends | infer/s | limit | auto | infer/s | Gbit/s in |")
     print("|---|---|---|---|---|---|---|---|---|")
-    # The last load of a protocol is the greatest: its costs are those of a busy server.
+    # The last load of a protocol is the greatest, with the costs of a busy server.
     for (model, _), each in {(model, each.load.partition("-")[0]): each for model, each in found}.items():
         for cores in given.cores:
             print(machine_row(model, each, cores), flush=True)

@@ -99,7 +99,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print and write after each line, so that an interrupted run leaves what it has."""
+    """Measure, print and write after each line, so that an interrupted run keeps its results."""
     given = arguments()
     name = re.sub(r"\W+", "-", f"{given.a}-vs-{given.b}-{given.client}") + ".json"
     output = given.output or RESULTS / name

@@ -6,7 +6,7 @@ python -m bench.ensemble --steps 1 2 3 4 --client wrk --concurrency 16
 
 Two servers, one with the ensemble and one with the model, get the same load in turn; a ratio is of one pair. A ratio of
 0.9 means that the two other steps and the ensemble itself take a tenth of the time. Against Triton, both servers have
-the ensemble. With `--steps`, ensembles of so many identities are compared: what a further step costs.
+the ensemble. With `--steps`, the benchmark compares ensembles of that many identities: the cost of a step.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def write_alone(repository: Path, model: str) -> None:
 
 
 def write_ensemble(repository: Path, model: str) -> None:
-    """Write the ensemble around the model, as the one that has the load."""
+    """Write the ensemble around the model, under the name that gets the load."""
     write_alone(repository, model)
     (repository / MODEL).rename(repository / SLOWEST)
     step = STEPS[model]
@@ -95,7 +95,7 @@ def write_ensemble(repository: Path, model: str) -> None:
 
 
 def write_steps(repository: Path, count: int) -> None:
-    """Write an ensemble of so many identities in a row, as the one that has the load."""
+    """Write an ensemble of `count` identities in a row, under the name that gets the load."""
     tensors = ["INPUT0", *(f"t{number}" for number in range(1, count)), "OUTPUT0"]
     steps = []
     for number in range(count):
@@ -125,7 +125,7 @@ def compare_steps(counts: Sequence[int], load: Load, rounds: int) -> dict[str, A
     further = (medians[counts[-1]] - medians[counts[0]]) / (counts[-1] - counts[0])
     shown = ", ".join(f"{count}: {cost:.1f}" for count, cost in medians.items())
     print(
-        f"{load.protocol} {load.concurrency:4} | server CPU us by steps: {shown} | a further step {further:.1f}",
+        f"{load.protocol} {load.concurrency:4} | server CPU us by steps: {shown} | each more step {further:.1f}",
         flush=True,
     )
     return {"concurrency": load.concurrency, "further_step_us": further, "cpu_us": costs}

@@ -53,7 +53,7 @@ class Attack(NamedTuple):
     """A kind of attack.
 
     Attributes:
-        name: What the attackers do.
+        name: The attack.
         attackers: Their number.
         is_grpc: Whether they use the gRPC port.
         data: What each sends.
@@ -89,7 +89,7 @@ def http2(count: int, stir: Callable[[ngh2.Connection], bytes]) -> bytes:
 
 
 SERVER_SETTINGS = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x03\x7f\xff\xff\xff"
-"""Settings of a server that permits any number of calls at once."""
+"""Settings of a server that permits any number of concurrent calls."""
 
 
 def call(connection: ngh2.Connection) -> bytes:
@@ -100,7 +100,7 @@ def call(connection: ngh2.Connection) -> bytes:
 
 
 def cancelled_call(connection: ngh2.Connection) -> bytes:
-    """Return the bytes of a call that is cancelled at once."""
+    """Return the bytes of a call that is cancelled immediately."""
     stream_id = connection.send_request(CALL)
     data = connection.data_to_send()
     connection.reset_stream(stream_id, ngh2.ErrorCode.CANCEL)

@@ -28,7 +28,7 @@ class FakeCore:
         self.resources = types.SimpleNamespace(engine_dead=False)
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """Return what the model can do."""
+        """Return the model's tasks."""
         return ("generate",)
 
     async def get_output_async(self) -> Any:
@@ -77,7 +77,7 @@ class Pace:
                 queue.put(RequestOutput(request_id, None, prompt_ids, None, [choice], is_last, num_cached_tokens=0))
                 if is_last:
                     del self._open[request_id]
-            due = max(due + self._interval_s, loop.time() - self._interval_s)  # what is late is not made up for
+            due = max(due + self._interval_s, loop.time() - self._interval_s)  # lost time is not made up for
             await asyncio.sleep(max(0.0, due - loop.time()))
 
 

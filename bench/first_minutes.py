@@ -45,7 +45,7 @@ FUNCTION_MISTAKES: Mapping[str, object] = {
 
 
 def post(url: str, body: object) -> tuple[int, str]:
-    """Return the status and the text of the answer to a JSON body; status 0 if there is no server yet."""
+    """Return the status and the text of the answer to a JSON body; status 0 before the server listens."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=10) as response:

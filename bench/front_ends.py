@@ -4,7 +4,7 @@ python -m bench.front_ends --client wrk --model engine_identity        # every r
 python -m bench.front_ends --client wrk --model identity               # the model runs in the front ends, too
 
 Over gRPC, h2load takes the place of wrk. With the results, `bench.capacity_report` says what larger machines do. The
-client is on the same machine and takes cores from the server, so the rates are those of a machine that does both.
+client is on the same machine and takes cores from the server, so the rates are for a machine that runs both.
 """
 
 import argparse

@@ -85,7 +85,7 @@ class Way(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What was measured.
+    """The measurements of a run.
 
     Attributes:
         rate_per_s: Requests a second.

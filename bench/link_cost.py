@@ -3,10 +3,10 @@
 python -m bench.link_cost
 python -m bench.link_cost --model engine_image --together 1 4 16
 
-Both ends are in this process, which does nothing else: no HTTP, no gRPC, no client. Beside it stands the same request
-without front ends apart. An input of more than 64 KiB lies in memory that the engine reads, and once more in
-memory of the front end's own, from where it has to be copied. Each figure is the 10th percentile of many short runs,
-so that other work on the machine disturbs it little.
+Both ends are in this process, which does nothing else: no HTTP, no gRPC, no client. The same request without separate
+front ends is measured for comparison. An input of more than 64 KiB is in memory that the engine reads, and in a second
+measurement in the front end's own memory, from where it has to be copied. Each figure is the 10th percentile of many
+short runs, so that other work on the machine disturbs it little.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Requests:
 
     Args:
         model: The model.
-        lend: Lends the memory of large inputs, None for memory of their own.
+        lend: Lends the memory of large inputs, None for private memory.
     """
 
     def __init__(self, model: str, lend: Lend | None = None) -> None:
@@ -104,7 +104,7 @@ async def measure(model: str, together: Sequence[int]) -> None:
             copied = await cost_us(remote, own, count, RUNS)
             inside = await cost_us(server.engine, own, count, RUNS)
             print(
-                f"{count:3} together: {apart:5.1f} us, {copied:5.1f} us from memory of their own, {inside:5.1f} us "
+                f"{count:3} together: {apart:5.1f} us, {copied:5.1f} us from private memory, {inside:5.1f} us "
                 "without front ends apart",
                 flush=True,
             )

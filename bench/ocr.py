@@ -42,7 +42,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked: over which protocol, how many pictures, how many at a time."""
+    """The load: protocol, number of pictures, number in flight."""
 
     protocol: str
     concurrency: int
@@ -114,7 +114,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print and write after each line, so that an interrupted run leaves what it has."""
+    """Measure, print and write after each line, so that an interrupted run keeps its results."""
     given = arguments()
     record: dict[str, Any] = {
         "format": 1,

@@ -125,7 +125,7 @@ def compare(network: Network, rounds: int, threads: int, precision: str) -> Iter
                 for number in range(rounds):
                     taken = {}
                     for instance in (openvino, onnxruntime) if number % 2 else (onnxruntime, openvino):
-                        taken[instance] = times_us(lambda: instance.execute(requests))[0]  # noqa: B023 # called at once
+                        taken[instance] = times_us(lambda: instance.execute(requests))[0]  # noqa: B023 # called immediately
                     pairs.append((taken[openvino], taken[onnxruntime]))
                 ratios = [other / own for own, other in pairs]
                 yield {

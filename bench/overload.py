@@ -190,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=13.0, help="of each measurement")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--flag", action="append", default=[], help="further flag of the server")
+    parser.add_argument("--flag", action="append", default=[], help="additional flag of the server")
     given = parser.parse_args()
     with Server("charonia:python_busy", [f"--fairness-header={HEADER}", *given.flag]) as server:
         rows = uvloop.run(measure(server, given.seconds))

@@ -39,7 +39,7 @@ VALUES = {
     "id": "1",
     "path": "config.pbtxt",
 }
-"""What stands for a part of a path; `name` depends on what it is the name of."""
+"""Values of path parameters; `name` depends on the resource."""
 
 NAMES = {"deployments": rows.deployment_name(0), "models": rows.model_name(0), "environments": "environment-0"}
 
@@ -60,10 +60,10 @@ LONGEST = (
     "/api/v1/projects/default/tasks?limit=200",
     "/api/v1/audit?limit=200",
 )
-"""Further calls: the longest lists, the last pages, searches."""
+"""More calls: the longest lists, the last pages, searches."""
 
 LEFT_OUT = re.compile(r"/login|^/$|/files/|/static/|/assets/|/server/")
-"""What leads elsewhere, only reads a file, or passes on what a server says."""
+"""Routes that redirect, only read a file, or forward a server's answer."""
 
 
 def concrete(path: str, upload: Mapping[str, str]) -> str:
@@ -129,7 +129,7 @@ def measure_pages(platform: Platform) -> list[dict[str, Any]]:
 
 
 def measure_idle(platform: Platform) -> float:
-    """Return the share of a core that the platform takes when nothing changes and nobody looks."""
+    """Return the share of a core that the platform takes when idle, without clients."""
     process = psutil.Process(platform.process.pid)
     before, begin = process.cpu_times(), time.perf_counter()
     time.sleep(IDLE_S)

@@ -164,7 +164,7 @@ def make_rows(data: Path) -> None:
 
 
 def spec(deployment: int, revision: int) -> dict[str, object]:
-    """Return what a revision of a deployment says."""
+    """Return the specification of a deployment's revision."""
     models: list[dict[str, object]] = [{"name": name, "versions": [1, 2]} for name in models_of(deployment)]
     models[0]["batching"] = {"max_batch_size": revision}
     return {"name": deployment_name(deployment), "target": "local", "models": models, "keys": True}
@@ -178,7 +178,7 @@ def make_task_log(platform: Platform) -> None:
 
 @contextmanager
 def adopted(data: Path, ports: tuple[int, int, int], key: str) -> Iterator[None]:
-    """Let one server stand for those of all deployments: the target finds their folders as it leaves them."""
+    """Let one server represent all deployments: the target finds their folders as it would leave them."""
     with ExitStack() as stack:
         for number in range(DEPLOYMENTS):
             folder = DeploymentFolder(data / "deployments" / "default" / deployment_name(number))

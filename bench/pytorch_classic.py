@@ -56,7 +56,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is measured, and how long."""
+    """The measurement and its length."""
 
     device: str
     network: str
@@ -172,8 +172,8 @@ def served(
 def side_by_side(setting: Setting, files: Path, batch: int, rounds: int) -> Row:
     """Measure the loop and the server in turn, with batches of one size and one or two of them on their way.
 
-    With one for each instance the client waits while a batch is computed; with two its work, and the server's own, are
-    done meanwhile, which costs time where the cores that compute are the same. Each round has new processes: where a
+    With one for each instance the client waits while a batch is computed; with two its work, and the server's own,
+    overlap with the computation, which costs time if they share its cores. Each round has new processes: where a
     process finds its memory alone changes its speed by some percent.
     """
     pairs: list[dict[str, float]] = []
@@ -331,7 +331,7 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS), help="numbers of instances")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of measurements of loop and server")
     parser.add_argument("--shared-memory", action="store_true", help="send inputs through shared memory")
-    parser.add_argument("--again", action="store_true", help="measure also what the results file has")
+    parser.add_argument("--again", action="store_true", help="also measure settings that the results file has")
     parser.add_argument("--output", type=Path, help="default: results/pytorch_classic-DEVICE.json")
     given = parser.parse_args()
     output = given.output or RESULTS / f"pytorch_classic-{given.device}.json"

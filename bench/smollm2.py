@@ -5,7 +5,7 @@
     python -m bench.smollm2 TARGET
 
 The folder has weights in bfloat16 (safetensors), tokenizer and chat template, as engines such as vLLM read them. That
-takes half a minute and 270 MB; a folder that is complete is left as it is.
+takes half a minute and 270 MB; a complete folder stays unchanged.
 """
 
 import argparse
@@ -25,7 +25,7 @@ FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-"""What a complete folder has."""
+"""The files of a complete folder."""
 
 
 def gguf_file() -> Path:

@@ -1,4 +1,4 @@
-"""Streams of tokens over OpenAI's API: many requests at once, and when their events arrive."""
+"""Streams of tokens over OpenAI's API: many concurrent requests, and when their events arrive."""
 
 import asyncio
 import json
@@ -22,12 +22,12 @@ _SCHEDULED = 2
 """Kind of a process's clock in Linux: CPU time in ns, where psutil's comes in ticks of 10 ms."""
 
 ENGINE_PROCESSES = ("VLLM::EngineCor", "VLLM::Worker")
-"""Beginnings of the names of processes that compute, whoever serves."""
+"""Prefixes of the names of processes that compute, for any server."""
 
 
 @dataclass(frozen=True)
 class StreamsRun:
-    """What some streams at once got.
+    """Results of concurrent streams.
 
     Attributes:
         tokens_per_s: Tokens of all streams, by the time from the first request to the last event.
@@ -83,7 +83,7 @@ class _Stream(asyncio.Protocol):
 
 
 async def run_streams(port: int, bodies: Sequence[Mapping[str, Any]]) -> list[_Stream]:
-    """Send all requests at once; return their streams when all have ended."""
+    """Send all requests together; return their streams when all have ended."""
     loop = asyncio.get_running_loop()
     streams, transports = [], []
     for body in bodies:
@@ -102,7 +102,7 @@ async def run_streams(port: int, bodies: Sequence[Mapping[str, Any]]) -> list[_S
 
 
 def measure(port: int, server: int, bodies: Sequence[Mapping[str, Any]], tokens: int) -> StreamsRun:
-    """Run streams, and return what they got.
+    """Run streams, and return their results.
 
     Args:
         port: Of the server.
@@ -126,7 +126,7 @@ def measure(port: int, server: int, bodies: Sequence[Mapping[str, Any]], tokens:
 
 
 def serving_seconds(pid: int) -> float:
-    """Return the CPU time of a server's processes but those that compute."""
+    """Return the CPU time of a server's processes, compute processes excluded."""
     total = 0.0
     root = psutil.Process(pid)
     for process in (root, *root.children(recursive=True)):

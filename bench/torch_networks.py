@@ -64,7 +64,7 @@ class Bert(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network and what it takes.
+    """A network and its inputs.
 
     Attributes:
         make: Makes it.

@@ -75,14 +75,14 @@ _WAITING_MODEL = "import time\n\n" + _MODEL.replace(
 
 @dataclass(frozen=True)
 class Found:
-    """What a tool recommends.
+    """A tool's recommendation.
 
     Attributes:
         seconds: Wall time until it was written.
         measurements: How many it made.
         config: Name of the configuration.
         concurrency: Requests in flight.
-        rate_per_s: What the tool measured of it, in inferences a second.
+        rate_per_s: The tool's measurement of it, in inferences a second.
     """
 
     seconds: float
@@ -129,7 +129,7 @@ def _ports(folder: Path) -> list[int]:
 
 
 def search(tool: str, folder: Path, limits: Limits, *, on_triton: bool) -> Found:
-    """Let a tool search to its end and return what it recommends."""
+    """Let a tool search to its end and return its recommendation."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints").mkdir(exist_ok=True)
     spent = folder / "seconds"
@@ -148,7 +148,7 @@ def search(tool: str, folder: Path, limits: Limits, *, on_triton: bool) -> Found
 
 
 def _wait(arguments: list[str], folder: Path, log: Any) -> int:
-    """Run a program in a session of its own, so that Ctrl-C ends it once, by us."""
+    """Run a program in a separate session, so that only this process ends it on Ctrl-C."""
     environment = os.environ | {"PATH": f"{PEERS / 'bin'}:{os.environ['PATH']}"}
     process = subprocess.Popen(
         arguments, stdout=log, stderr=subprocess.STDOUT, cwd=folder, env=environment, start_new_session=True
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/charonia-tune-search"), help="for both tools' files")
     parser.add_argument("--rounds", type=int, default=7, help="pairs of measurements of the winners")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of such a measurement")
-    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--fresh", action="store_true", help="discard earlier measurements")
     parser.add_argument("--output", type=Path, help="results file (default: bench/results/tune-COMPARISON.json)")
     given = parser.parse_args()
     if not ANALYZER.exists() or not TRITON.exists():

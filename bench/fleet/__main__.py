@@ -37,7 +37,7 @@ def main(wanted: Sequence[str]) -> None:
 
 
 def figures(result: Result) -> dict[str, str | int]:
-    """Return what a table says of a run."""
+    """Return a run's cells of a table."""
     bad = [second for second, (came, good) in result.by_second.items() if good < 0.99 * came]
     return {
         "p50 ms": in_ms(result.quantile(0.5)),

@@ -1,4 +1,4 @@
-"""Which server gets a request: what clients or a balancer can know, and what they make of it."""
+"""Which server gets a request: the knowledge of clients or a balancer, and their choice."""
 
 from collections.abc import Sequence
 from random import Random
@@ -8,7 +8,7 @@ from bench.fleet.server import Request
 
 
 class Fleet(Protocol):
-    """What a policy sees."""
+    """The state that a policy sees."""
 
     @property
     def listed(self) -> Sequence[int]:
@@ -16,7 +16,7 @@ class Fleet(Protocol):
         ...
 
     def outstanding(self, server: int) -> int:
-        """Return the requests that a server has now, whoever sent them."""
+        """Return the requests that a server has now, from all clients."""
         ...
 
     def own_outstanding(self, server: int, client: int) -> int:
@@ -63,7 +63,7 @@ class LeastOutstanding:
     """Of two servers the one with fewer requests: a client's own ones, with or without reports, or all there are.
 
     Args:
-        knows: "own": a client counts its own requests. "reports": the greater of these and what the server reported
+        knows: "own": a client counts its own requests. "reports": the greater of these and the server's report
             (ORCA). "all": one balancer sends everything.
         spread: By model, the number of servers that it may go to; empty for all.
         subset: Each client knows only so many servers, drawn for it, as some name servers answer; 0 for all.
@@ -93,7 +93,7 @@ class LeastOutstanding:
         return first if self._load(fleet, first, request) <= self._load(fleet, second, request) else second
 
     def _subset_of(self, fleet: Fleet, client: int, random: Random) -> Sequence[int]:
-        """Return the servers that a client knows; others when those that are there change."""
+        """Return the servers that a client knows; others when the fleet changes."""
         if self._of is not fleet.listed:
             self._of = fleet.listed
             self._known.clear()

@@ -1,4 +1,4 @@
-"""Three real servers beside their simulation: service times, latencies, goodput, and what a kill costs.
+"""Three real servers beside their simulation: service times, latencies, goodput, and the cost of a kill.
 
 The model waits as long as an accelerator would work on a batch, so that three servers fit on two cores.
 
@@ -40,7 +40,7 @@ WARM_S = 2.0
 DEADLINE_S = 1.0
 KILL_AT_S = 10.0
 NOTICED_S = 0.01
-"""A lost process refuses connections at once."""
+"""A lost process refuses connections immediately."""
 
 MODEL = "accelerator"
 
@@ -70,7 +70,7 @@ class TritonPythonModel:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a real server.
+    """Measurements of a real server.
 
     Attributes:
         times: Its service times.
@@ -82,7 +82,7 @@ class Measured:
 
 
 def measured_before() -> Measured:
-    """Return what the last run measured."""
+    """Return the last run's measurements."""
     found = json.loads((RESULTS / "fleet_real.json").read_text())
     return Measured(ServiceTimes(tuple(found["by_batch_s"]), tuple(found["factors"])), found["start_s"])
 
@@ -111,7 +111,7 @@ class Servers:
         return self._own[server][client]
 
     def reported(self, server: int, client: int) -> int:
-        """Return 0: no reports are asked for."""
+        """Return 0: no reports are requested."""
         return 0
 
     async def infer(self, server: int, client: int, tensor: np.ndarray) -> None:
@@ -145,7 +145,7 @@ async def service_times(ports: Ports) -> ServiceTimes:
 async def loaded(
     servers: Servers, rate: float, policy: Policy, seed: int, kill: Callable[[], None] | None = None
 ) -> Result:
-    """Send requests at random times, whether or not those before are answered, and follow each."""
+    """Send requests at random times, whether or not previous ones are answered, and follow each."""
     random = Random(seed)
     result = Result(latencies=array("d"))
     tensor = np.zeros((1, 16), np.float32)

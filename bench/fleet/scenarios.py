@@ -1,4 +1,4 @@
-"""What is simulated: steady load, slow servers, a lost zone, a growing load, a rolling update, hot models."""
+"""The simulated scenarios: steady load, slow servers, a lost zone, a growing load, a rolling update, hot models."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Case:
     Attributes:
         scenario: Its table.
         labels: What its row says, by column.
-        plan: What is simulated.
+        plan: The simulation.
     """
 
     scenario: str
@@ -56,7 +56,7 @@ def cases(times: ServiceTimes, start_s: float) -> Iterator[Case]:
 
 
 def plan_of(times: ServiceTimes, servers: int, load: float, seconds: float = 0.0) -> Plan:
-    """Return a plan of steady load: a share of what the servers can do."""
+    """Return a plan of steady load: a share of the servers' capacity."""
     rate = servers * load * times.capacity
     return Plan(
         servers=servers,
@@ -95,7 +95,7 @@ def slow_servers(times: ServiceTimes) -> Iterator[Case]:
 
 
 def lost_zone(times: ServiceTimes) -> Iterator[Case]:
-    """One of three zones is lost, and comes back a minute later."""
+    """One of three zones is lost, and returns a minute later."""
 
     def lose(fleet: Fleet) -> None:
         fleet.lose([server for server in fleet.servers if server.zone == 0])

@@ -52,7 +52,7 @@ class Request:
         arrived: Seconds.
         client: Number of the client.
         model: Number of the model.
-        deadline: When nobody waits for it any more.
+        deadline: When its client stops waiting.
         done: When it was answered, infinite until then.
         server: The server that it was last given to.
         attempts: How often it was sent again.
@@ -71,19 +71,19 @@ class Request:
 
 
 class Server:
-    """A server whose state is brought up to date when it is looked at: what it does depends on its own requests only.
+    """A server whose state is updated on access: it depends only on its own requests.
 
     Attributes:
         number: Its place in the fleet.
         zone: Number of its zone.
         waiting: Requests in its queue.
-        batch: What it works on.
+        batch: The running requests.
         busy_until: When the batch is done.
         slowness: Its batches take this many times as long.
         accepts: Whether it takes new requests: neither starting, nor draining, nor dead.
         dead_since: When it was lost, infinite while it lives.
         loaded: The models in its memory, the one used longest ago first.
-        dropped: Requests that nobody waited for any more, since the last look.
+        dropped: Requests whose clients had stopped waiting, since the last update.
     """
 
     __slots__ = (
@@ -129,7 +129,7 @@ class Server:
             self.begin(now)
 
     def finished(self, now: float) -> list[tuple[float, Request]]:
-        """Bring the server up to date, and return what it answered since the last time, in order."""
+        """Update the server, and return its answers since the last time, in order."""
         answered = []
         while self.batch and self.busy_until <= now:
             end = self.busy_until
@@ -139,7 +139,7 @@ class Server:
         return answered
 
     def begin(self, now: float) -> None:
-        """Begin the next batch, if anything waits that somebody still wants."""
+        """Begin the next batch, if a client still waits for a queued request."""
         waiting = self.waiting
         batch: list[Request] = []
         others: list[Request] = []

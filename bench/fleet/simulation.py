@@ -45,7 +45,7 @@ class Autoscaler:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is simulated.
+    """The parameters of a simulation.
 
     Attributes:
         servers: Number of servers at first.
@@ -53,11 +53,11 @@ class Plan:
         seconds: How long.
         times: Service times of a server.
         policy: Makes the policy.
-        clients: Processes that send, each with what it knows.
+        clients: Processes that send, each with its own knowledge.
         warm_s: Requests that come earlier are not counted.
         deadline_s: How long a client waits.
         network_s: Of a request and its answer together.
-        waiting_max: Limit of a server's queue: one more is refused at once.
+        waiting_max: Limit of a server's queue: one more is refused immediately.
         retries_max: How often a request that was not executed is sent to another server.
         retry_share: Retries for each request, on average, at most.
         noticed_s: Until clients no longer send to a lost server.
@@ -100,7 +100,7 @@ class Result:
 
     Attributes:
         offered: Requests that were counted.
-        latencies: Seconds of those that were answered before their deadline.
+        latencies: Seconds of requests answered before their deadline.
         failed: Lost with a server, at work or in its queue.
         refused: No server took them.
         executions: Requests that servers answered, in time or not, hedged ones twice.
@@ -182,7 +182,7 @@ class Fleet:
         heapq.heappush(self._events, (when, self._ordinal, happens))
 
     def add_server(self) -> Server:
-        """Add a server that answers at once."""
+        """Add a server that answers immediately."""
         plan = self.plan
         number = len(self.servers)
         server = Server(number, number % plan.zones, plan.times, plan.models_max, self.random)
@@ -195,12 +195,12 @@ class Fleet:
         return server
 
     def drain(self, server: Server, unlisted_s: float = 0.0) -> None:
-        """Let a server take no more requests, and finish what it has; clients hear of it later."""
+        """Let a server complete its requests and accept no more; clients learn of it later."""
         server.accepts = False
         self.at(self.now + unlisted_s, lambda: self._unlist([server.number]))
 
     def lose(self, servers: Sequence[Server]) -> None:
-        """Lose servers with all that they have; clients notice later."""
+        """Lose servers with all their requests; clients notice later."""
         for server in servers:
             self.update(server, self.now)
             server.accepts = False
@@ -230,7 +230,7 @@ class Fleet:
         return self._depth[place] if self.now - self._told[place] <= REPORT_AGE_MAX_S else 0
 
     def update(self, server: Server, now: float) -> None:
-        """Bring a server up to date, and count what it answered."""
+        """Update a server, and count its answers."""
         if not server.batch or server.busy_until > now:
             return
         plan = self.plan
@@ -274,7 +274,7 @@ class Fleet:
             self.at(self.now + plan.hedge_s, lambda: self._hedge(request))
 
     def _send(self, request: Request) -> None:
-        """Send a request to a server, not to the one that has just had it; one that does not take it costs a retry."""
+        """Send a request to a server other than the previous one; a refusal costs a retry."""
         plan = self.plan
         if not self.listed:
             self._refuse(request)
@@ -314,7 +314,7 @@ class Fleet:
         self.result.servers.append((self.now, len(self.listed)))
 
     def _look(self) -> None:
-        """Compare the servers with what the figure wants, by Kubernetes' rule."""
+        """Compare the servers with the target figure, by Kubernetes' rule."""
         scaler = self.plan.autoscaler
         assert scaler is not None
         ready = len(self.listed)

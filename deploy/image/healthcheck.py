@@ -1,7 +1,7 @@
 #!/opt/charonia/bin/python -I
 """Ends with status 0 if the server in this container is ready, else with 1.
 
-`CHARONIA_HEALTH_URL` is asked in place of port 8000, for a server with other ports or TLS, whose certificate is not
+`CHARONIA_HEALTH_URL` replaces port 8000, for a server with other ports or TLS, whose certificate is not
 checked: the server is this machine.
 """
 

@@ -1,6 +1,6 @@
-"""Print a CycloneDX document of all that is in the image: `sbom.py PYTHON DPKG_STATUS`.
+"""Print a CycloneDX document of the image's content: `sbom.py PYTHON DPKG_STATUS`.
 
-The Python packages are those of the environment of PYTHON, read by cyclonedx-bom; those of Debian are in DPKG_STATUS,
+The Python packages come from the environment of PYTHON, read by cyclonedx-bom, the Debian packages from DPKG_STATUS,
 a copy of the image's /var/lib/dpkg/status.
 """
 

@@ -66,7 +66,7 @@ class Answers:
 
 
 async def send(client: Client, model: str, requests: Sequence[Arrays], concurrency: int, **options: Any) -> Answers:
-    """Send requests with at most `concurrency` in flight; `options` are further arguments of `Client.infer`."""
+    """Send requests with at most `concurrency` in flight; `options` are additional arguments of `Client.infer`."""
     outputs: list[Arrays] = [{} for _ in requests]
     latencies_ms = [0.0] * len(requests)
     waiting = iter(range(len(requests)))

@@ -61,7 +61,7 @@ async def show_content_types(clients: dict[str, Client], repository: Path) -> No
 
 async def show_add_sub(clients: dict[str, Client]) -> None:
     left, right = np.array([[1, 2, 3, 4]], np.float32), np.array([[10, 20, 30, 40]], np.float32)
-    print(f"\n== {ADD_SUB}: a Python model, in a process of its own")
+    print(f"\n== {ADD_SUB}: a Python model, in a separate process")
     for protocol, client in clients.items():
         answers = await send(client, ADD_SUB, [{"INPUT0": left, "INPUT1": right}] * 100, CONCURRENCY)
         total, difference = answers.outputs[0]["OUTPUT0"], answers.outputs[0]["OUTPUT1"]

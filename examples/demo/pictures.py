@@ -53,9 +53,9 @@ def photo() -> bytes:
 
 
 def annotated(picture: bytes, boxes: NDArray[np.float32], texts: list[str], file: Path) -> None:
-    """Write a picture with its boxes, and beside it what was read in them where it was read, to a PNG file.
+    """Write a picture with its boxes, and beside it the text of each box at its position, to a PNG file.
 
-    `boxes` has corners [lines, 4, 2], clockwise from the upper left one, and `texts` what was read in each box.
+    `boxes` has corners [lines, 4, 2], clockwise from the upper left one, and `texts` the text of each box.
     """
     seen = Image.open(io.BytesIO(picture)).convert("RGB")
     scale = max(1, round(SHOWN_WIDTH / seen.width))

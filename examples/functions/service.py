@@ -64,7 +64,7 @@ async def words(text: str, delay_ms: int = 0) -> AsyncIterator[str]:
 
 
 class Average:
-    """An object with `predict`, as those of scikit-learn."""
+    """An object with `predict`, like scikit-learn's."""
 
     def predict(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         return x.mean(axis=1)

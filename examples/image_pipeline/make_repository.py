@@ -3,7 +3,7 @@
 python examples/image_pipeline/make_repository.py FOLDER NETWORK.onnx [--labels LABELS.txt] [--set NAME=VALUE ...]
 
 The network has one input, FP32 [batch, 3, height, width], and one output, FP32 [batch, classes]. `--set` gives
-a parameter of the image backend. Without it, the parameters are those of torchvision's classifiers.
+a parameter of the image backend. The defaults are the parameters of torchvision's classifiers.
 """
 
 import argparse

@@ -21,7 +21,7 @@ def begin(language, request, row):
 
 
 def send(request, text):
-    """Send what the last step has added to a text."""
+    """Send the last step's addition to a text."""
     piece = pb_utils.Tensor("text_output", np.array([[text.piece.encode()]], object))
     flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if text.is_done else 0
     request.get_response_sender().send(pb_utils.InferenceResponse([piece]), flags)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 LENGTH_MAX = 1024
-"""Most tokens of a text, those of the prompt included."""
+"""Most tokens of a text, the prompt included."""
 
 TOKENS_DEFAULT = 16
 """Tokens that are made unless a request says how many."""
@@ -19,9 +19,9 @@ class Text:
     """A text of a client.
 
     Attributes:
-        row: Where the network keeps it.
-        part: What the network reads of it next.
-        piece: What its last step has added; "" in the middle of a character.
+        row: Its row in the network's cache.
+        part: The part that the network reads next.
+        piece: Its last step's addition; "" in the middle of a character.
         is_done: Whether it is complete.
     """
 

@@ -1,4 +1,4 @@
-"""A Llama in plain PyTorch that extends any number of texts by one token each, and remembers what it has read."""
+"""A Llama in plain PyTorch that extends any number of texts by one token each, and caches their keys and values."""
 
 from typing import NamedTuple
 
@@ -74,7 +74,7 @@ class Network:
             keys[:, start:], values[:, start:] = key[here].transpose(0, 1), value[here].transpose(0, 1)
             found = functional.scaled_dot_product_attention(
                 *(query[here].transpose(0, 1)[None], keys[None], values[None]),
-                is_causal=start == 0,  # what is read later is one token, which sees all
+                is_causal=start == 0,  # later reads are one token, which sees all
                 enable_gqa=True,
             )
             seen.append(found[0].transpose(0, 1).flatten(1))

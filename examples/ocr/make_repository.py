@@ -36,7 +36,7 @@ NETWORKS = {
         TEXT_RECOGNITION: "rapidocr/models/PP-OCRv6_rec_small.onnx",
     },
 }
-# The output of each network and its size as the configurations beside this file have them: those of PP-OCRv4.
+# The output of each network and its size as in the configurations beside this file, for PP-OCRv4.
 OUTPUTS = {
     TEXT_DETECTION: ("sigmoid_0.tmp_0", ""),
     ANGLE_CLASSIFICATION: ("save_infer_model/scale_0.tmp_1", ""),
@@ -79,7 +79,7 @@ def place(file: Path, target: Path) -> None:
 
 
 def build_ocr(folder: Path) -> None:
-    """Write the models of the OCR pipelines to `folder`, in place of those that are there."""
+    """Write the models of the OCR pipelines to `folder`, replacing existing ones."""
     package = next(filter(is_installed, NETWORKS), "rapidocr")
     networks = {model: shipped_file(package, path) for model, path in NETWORKS[package].items()}
     templates = Path(__file__).parent / "models"

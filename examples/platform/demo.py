@@ -35,7 +35,7 @@ CANARY_TIMEOUT_S = 600.0
 
 
 def run(data: Path, once: bool) -> None:
-    """Run the demo, then wait for Ctrl-C, unless it runs once. At the end, all that it has started has ended.
+    """Run the demo, then wait for Ctrl-C, unless it runs once. At the end, everything it started has stopped.
 
     Raises:
         charonia.ServingError: Something that it needs is not there, or a step failed.
@@ -96,7 +96,7 @@ def spec(versions: Sequence[int], traffic: Mapping[str, Any] | None = None) -> d
 
 
 def add(platform: Platform, folder: Path) -> None:
-    """Add a version of a model from its folder, and print what the platform has found out about it."""
+    """Add a version of a model from its folder, and print the platform's findings."""
     source = {"kind": "upload", "place": platform.send_folder(folder)}
     added = platform.call("POST", "models", folder.name, "versions", body={"source": source})
     place = ("models", folder.name, "versions", added["number"])
@@ -117,12 +117,12 @@ def add(platform: Platform, folder: Path) -> None:
 
 
 def deploy(platform: Platform, wanted: Mapping[str, Any]) -> Any:
-    """Let the deployment be so, and return it when it serves."""
+    """Create or update the deployment, and return it when it serves."""
     return say_plan(platform, platform.call("PUT", "deployments", DEPLOYMENT, body=wanted))
 
 
 def say_plan(platform: Platform, plan: Mapping[str, Any]) -> Any:
-    """Print what a revision changes, and where it serves; return the deployment when it does."""
+    """Print the changes of a revision and its address; return the deployment when it serves."""
     begin = time.monotonic()
     for change in plan["changes"]:
         print(f"    {change}")
@@ -133,7 +133,7 @@ def say_plan(platform: Platform, plan: Mapping[str, Any]) -> Any:
 
 
 def show_answers(address: str) -> None:
-    """Print what the models say about some files and a page."""
+    """Print the models' answers for some files and a page."""
     with Client(address) as client:
         for name, content in models.files().items():
             (best,) = client.infer(CONTENT_TYPE, {"bytes": content}, {"target_label": 1})["target_label"].ravel()
@@ -144,7 +144,7 @@ def show_answers(address: str) -> None:
 
 
 def run_canary(platform: Platform, revision: int) -> None:
-    """Run a canary plan and print what it says, until it is over and its end is a revision."""
+    """Run a canary plan and print its messages, until it is over and its result is a revision."""
     place = ("deployments", DEPLOYMENT, "traffic")
     platform.call("POST", *place, body={"model": CONTENT_TYPE, "canary": CANARY})
     said, give_up = 0, time.monotonic() + CANARY_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""Clients that send requests one after the other until they are told to stop."""
+"""Clients that send requests one after the other until they are stopped."""
 
 import threading
 from collections import Counter
@@ -59,7 +59,7 @@ class Load:
         self.answers = Counter()
 
     def summary(self) -> str:
-        """Return what was answered in words."""
+        """Describe the answers in words."""
         by_version = ", ".join(f"{count} by version {version}" for version, count in sorted(self.answers.items()))
         errors = "".join(f"\n    {count} x {message}" for message, count in self.errors.items())
         return f"{self.answers.total()} requests answered ({by_version}), {self.errors.total()} errors{errors}"

@@ -33,7 +33,7 @@ def content_type(folder: Path) -> Path:
 
 
 def folded_content_type(folder: Path) -> Path:
-    """Write the same model with a simpler graph: ONNX Runtime computes what is constant, and leaves out the rest."""
+    """Write the same model with a simpler graph: ONNX Runtime folds constants and removes unused parts."""
     model = content_type(folder)
     file = model / "1" / "model.onnx"
     options = onnxruntime.SessionOptions()

@@ -38,7 +38,7 @@ class Platform:
         return self._client.call(method, path_of("projects", PROJECT, *parts), body, query=query)
 
     def there(self, *parts: str | int) -> Any:
-        """Return what is at a place of the API, None if there is nothing."""
+        """Return the resource at a path of the API, None if it does not exist."""
         try:
             return self.call("GET", *parts)
         except charonia.ServingError as error:
@@ -71,7 +71,7 @@ class Platform:
 
 
 def _silent(sent: int, total: int) -> None:
-    """Say nothing about what has been sent."""
+    """Report no progress."""
 
 
 def until(look: Callable[[], Any], what: str, timeout_s: float) -> Any:
@@ -88,7 +88,7 @@ def until(look: Callable[[], Any], what: str, timeout_s: float) -> Any:
 def running_platform(data: Path, port: int) -> Iterator[Platform]:
     """Start a platform, port 0 for a free one, and wait until it answers; end it in order on exit.
 
-    The servers of its deployments outlive it: remove those before.
+    The servers of its deployments outlive it: remove them first.
     """
     command = [sys.executable, "-m", "charonia", "platform", f"--data={data}", f"--port={port}"]
     # In its own session: Ctrl-C reaches this program only, which then stops the platform.

@@ -52,7 +52,7 @@ def build(repository: Path) -> None:
     program = torch.export.export(encoder, (ids, mask), dynamic_shapes=(shape, shape))
     torch.export.save(program, repository / "encoder" / "1" / "model.pt2")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter uses deprecated functions of its own
+        warnings.simplefilter("ignore")  # the exporter uses its own deprecated functions
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # and names packages that it does not need here
         exported = torch.onnx.export(program, dynamo=True, output_names=["vector"], verbose=False)
     exported.save(repository / "encoder_onnx" / "1" / "model.onnx")

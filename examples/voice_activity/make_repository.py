@@ -1,7 +1,7 @@
 """Write the model repository of the voice activity example, with the network of the installed package silero-vad.
 
 The network takes its memory, a bit of the audio before and the sample rate as inputs. Here it gets them in the form in
-which a server can keep them for many streams at once: the batch is the first dimension of everything, the last samples
+which a server can keep them for many streams: the batch is the first dimension of everything, the last samples
 come out as what to put before the next ones, and the sample rate is 16 kHz.
 
 Usage: python examples/voice_activity/make_repository.py FOLDER
@@ -38,7 +38,7 @@ def build(repository: Path) -> None:
 
 
 def for_streams(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the network with what it remembers as inputs and outputs of its own, batch first."""
+    """Return the network with its memory as separate inputs and outputs, batch first."""
     graph = model.graph
     before = [
         helper.make_node("Concat", ["CONTEXT", "AUDIO"], ["input"], axis=1),

@@ -1,8 +1,8 @@
 """Put the TorchScript network of the package silero-vad in place of the ONNX one, in a repository of the example.
 
 The package's file keeps its memory inside, for one stream. Here the network in it is given its memory as tensors, batch
-first, so that the server keeps it for each of many streams: the configuration of the example stays as it is, but for
-the backend.
+first, so that the server keeps it for each of many streams. In the configuration of the example, only
+the backend changes.
 
 Usage: python examples/voice_activity/torch_network.py FOLDER    (after make_repository.py FOLDER)
 """
@@ -17,7 +17,7 @@ NETWORK = "silero_vad/data/silero_vad.jit"
 
 
 class ForStreams(torch.nn.Module):
-    """The network with what it remembers as arguments and results."""
+    """The network with its memory as arguments and results."""
 
     def __init__(self, network: torch.jit.ScriptModule):
         super().__init__()

@@ -97,7 +97,7 @@ RULES: Mapping[str, Callable[[Difference], bool]] = {
     "a faulty request to a model that is not there": lambda d: (
         d.their_errors.startswith("Request for unknown model: ") and _status(d.ours) in (400, "INVALID_ARGUMENT")
     ),
-    "body of a request that is not what the protocol says": lambda d: (
+    "body of a request that violates the protocol": lambda d: (
         _status(d.ours) == 400 and _status(d.theirs) == 500 and "nable to parse" in d.their_errors
     ),
     "a required input that is missing": lambda d: "expected number of inputs between" in d.our_errors,

@@ -9,7 +9,7 @@ class TritonPythonModel:
     """IMAGE, an image file each -> PIXELS."""
 
     def execute(self, requests):
-        """Return the pixels of each request; a file that is no image fails its own request only."""
+        """Return the pixels of each request; a file that is not an image fails only its request."""
         return [self._decoded(request) for request in requests]
 
     def _decoded(self, request):

@@ -1,4 +1,4 @@
-"""Completes the texts of a batch together. Requests that come meanwhile wait until the longest is done."""
+"""Completes the texts of a batch together. New requests wait until the longest is done."""
 
 import json
 from pathlib import Path

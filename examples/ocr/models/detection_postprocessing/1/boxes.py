@@ -86,7 +86,7 @@ def clockwise(boxes):
 
 
 def reading_order(boxes):
-    """Return boxes from top to bottom, and those that begin at about the same height from left to right."""
+    """Return boxes from top to bottom, and from left to right if they begin at about the same height."""
     ordered = []
     for box in boxes[np.lexsort((boxes[:, 0, 0], boxes[:, 0, 1]))]:
         left, top = box[0]

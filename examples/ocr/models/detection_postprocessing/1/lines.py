@@ -5,7 +5,7 @@ import math
 import cv2
 import numpy as np
 
-# What the networks take: lines 48 pixels high; none narrower than 320 to be read, all 192 wide to see how they stand.
+# Inputs of the networks: lines 48 pixels high; at least 320 wide for recognition, 192 wide for the angle.
 HEIGHT = 48
 WIDTH_MIN = 320
 ANGLE_WIDTH = 192

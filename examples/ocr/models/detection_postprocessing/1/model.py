@@ -2,7 +2,7 @@
 
 import cv2
 import triton_python_backend_utils as pb_utils
-from boxes import find_boxes, in_source  # boxes.py and lines.py lie beside this file
+from boxes import find_boxes, in_source  # boxes.py and lines.py are beside this file
 from lines import LINES_PER_BATCH, angle_input, blank, cut, recognition_input, widths_in_batches
 
 

@@ -3,7 +3,7 @@
 import cv2
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from picture import decode, detection_input, prepare  # picture.py lies beside this file
+from picture import decode, detection_input, prepare  # picture.py is beside this file
 
 
 class TritonPythonModel:

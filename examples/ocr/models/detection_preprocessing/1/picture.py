@@ -1,6 +1,6 @@
 """Decodes a picture and brings it to a size that the text detection copes with.
 
-The sizes are those of PP-OCR and of the pipeline of the package that ships the models.
+The sizes come from PP-OCR and from the pipeline of the package that ships the models.
 """
 
 import io
@@ -72,7 +72,7 @@ def prepare(picture):
     """Return the pixels that lines are cut from, and their `Source`.
 
     Raises:
-        ValueError: One side is so much longer than the other that nothing would be left of the shorter one.
+        ValueError: One side is so much longer than the other that nothing would remain of the shorter one.
     """
     height, width = picture.shape[:2]
     if max(height, width) > SIDE_MAX:

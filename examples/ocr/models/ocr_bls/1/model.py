@@ -60,7 +60,7 @@ class TritonPythonModel:
         return texts[order], scores[order], kept_boxes[order]
 
     async def turned(self, lines, widths, angle_input):
-        """Return the lines with those that stand upside down turned."""
+        """Return the lines, with upside-down ones turned."""
         batches = np.split(angle_input, range(self.lines_per_batch, len(angle_input), self.lines_per_batch))
         answers = await asyncio.gather(
             *(call("angle_classification", [pb_utils.Tensor("x", batch)]) for batch in batches)
@@ -88,7 +88,7 @@ async def call(model, inputs, outputs=()):
     """Return the outputs of a model, all of them when none are named.
 
     Raises:
-        StepError: It has failed, or there is no such model.
+        StepError: It has failed, or the model does not exist.
     """
     request = pb_utils.InferenceRequest(model_name=model, inputs=inputs, requested_output_names=list(outputs))
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from decoding import decode  # decoding.py lies beside this file
+from decoding import decode  # decoding.py is beside this file
 
 
 class TritonPythonModel:

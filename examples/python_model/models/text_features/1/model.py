@@ -2,7 +2,7 @@
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from hashing import features  # hashing.py lies beside this file
+from hashing import features  # hashing.py is beside this file
 
 
 class TritonPythonModel:
