@@ -226,6 +226,7 @@ CALCULATION = {
     "copy",
     "csv",
     "dataclasses",
+    "email.message",
     "decimal",
     "difflib",
     "enum",

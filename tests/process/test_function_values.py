@@ -8,6 +8,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+import requests
 from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 from tests.support.process import SHAPES, ServeProcess
@@ -178,3 +179,16 @@ def test_messages_of_logging_are_in_the_servers_log(server: ServeProcess) -> Non
     post(server, "/v2/models/total/generate", {"orders": [{"items": [], "when": "2024-02-03"}] * 7})
 
     assert server.logs("7 orders")
+
+
+def test_forms_and_files_are_inputs(server: ServeProcess) -> None:
+    raw, maybe = (f"http://{server.http}/v2/models/{model}/generate" for model in ("raw", "maybe"))
+    sent = [
+        requests.post(raw, files={"data": b"\x00\xff"}),
+        requests.post(raw, data=b"abc", headers={"Content-Type": "application/octet-stream"}),
+        requests.post(maybe, data={"a": "2.5", "mode": "b"}),
+        requests.post(maybe, files={"file": b"a"}, data={"a": "wide"}),
+    ]
+
+    assert [answer.json().get("output") for answer in sent] == [{"b64": "/wA="}, "cba", 2.5, None]
+    assert (sent[-1].status_code, "'a': expected JSON" in sent[-1].json()["error"]) == (400, True)

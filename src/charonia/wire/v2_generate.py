@@ -60,7 +60,9 @@ class GenerateCall(NamedTuple):
     is_list: bool
 
 
-def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview, tensor_bytes_max: int) -> GenerateCall:
+def decode_generate(
+    config: ModelConfig, version: str, body: bytes | memoryview, tensor_bytes_max: int, form: Object | None = None
+) -> GenerateCall:
     """Return the request in a body.
 
     Args:
@@ -68,14 +70,18 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
         version: Version of the URL, "" for none.
         body: A JSON object.
         tensor_bytes_max: Largest size of a tensor in bytes.
+        form: The object that the body stands for if it is no JSON, see `form_document`.
 
     Raises:
         ServingError: INVALID_ARG, with the problem.
     """
-    text = bytes(body)
-    document = parse_object(text)
     inputs = {given.name: given for given in config.input if given.data_type is not None}
-    _check_unique(text, inputs)
+    if form is None:
+        text = bytes(body)
+        document = parse_object(text)
+        _check_unique(text, inputs)
+    else:
+        document = form
     schemas = plain_values(config) or PlainValues()
     has_batch = config.max_batch_size > 0
     is_list = False

@@ -29,6 +29,7 @@ from charonia.server.http.routes import Route, RouteTarget
 from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
 from charonia.wire.example_request import body_hint
+from charonia.wire.form_bodies import form_document
 from charonia.wire.http_status import STATUS
 from charonia.wire.json_text import encode_error
 from charonia.wire.v2_generate import GenerateCall, StreamedText, decode_generate, encode_generated
@@ -189,7 +190,9 @@ class InferenceHandlers:
         if coding is not None and coding.lower() != b"identity":
             raise unsupported("a request to generate cannot be compressed", hint="leave out Content-Encoding")
         config = self._engine.model_config(target.model, target.version)
-        return decode_generate(config, target.version, exchange.request.body, self._limits.body_bytes_max)
+        request = exchange.request
+        form = form_document(config, request.headers.get(b"content-type", b""), request.url, request.body)
+        return decode_generate(config, target.version, request.body, self._limits.body_bytes_max, form)
 
     def _stream(self, exchange: Exchange, request: InferRequest, encode: Encode, end: End = _nothing_missing) -> None:
         stream = exchange.stream = _EventStream(exchange, encode, end, self._limits.stream_unsent_bytes_max)
