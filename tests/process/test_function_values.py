@@ -20,7 +20,9 @@ from typing import Annotated, Literal
 
 import charonia
 import numpy as np
+import PIL.Image
 from numpy.typing import NDArray
+from PIL.Image import Image
 from pydantic import BaseModel, Field
 
 class Size(enum.Enum):
@@ -66,6 +68,14 @@ def tagged(x: list[dict]) -> list[dict]:
 @charonia.model
 def raw(data: bytes) -> bytes:
     return data[::-1]
+
+@charonia.model
+def page(name: str, status: int = 200) -> charonia.Response:
+    return charonia.Response(f"<h1>{name}</h1>", "text/html; charset=utf-8", status, {"X-Name": name})
+
+@charonia.model
+async def square(size: int) -> Image:
+    return PIL.Image.new("RGB", (size, size))
 
 @charonia.model
 def steps(n: int) -> Iterator[dict]:
@@ -192,3 +202,24 @@ def test_forms_and_files_are_inputs(server: ServeProcess) -> None:
 
     assert [answer.json().get("output") for answer in sent] == [{"b64": "/wA="}, "cba", 2.5, None]
     assert (sent[-1].status_code, "'a': expected JSON" in sent[-1].json()["error"]) == (400, True)
+
+
+def test_a_function_chooses_the_body_of_its_response(server: ServeProcess) -> None:
+    url = f"http://{server.http}/v2/models/page/generate"
+    bodies: list[Any] = [{"name": "A"}, {"name": "B", "status": 418}, {"name": "C\nD: E"}]
+    made, refused, split = (requests.post(url, json=body) for body in bodies)
+
+    assert (made.status_code, made.text, made.headers["X-Name"]) == (200, "<h1>A</h1>", "A")
+    assert made.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert (refused.status_code, refused.text) == (418, "<h1>B</h1>")
+    assert (split.status_code, "D" in split.headers) == (500, False)
+    assert "a header field that HTTP cannot carry" in split.json()["error"]
+
+
+def test_a_picture_is_a_file_for_a_client_that_accepts_one(server: ServeProcess) -> None:
+    url = f"http://{server.http}/v2/models/square/generate"
+    plain = requests.post(url, json={"size": 3})
+    picture = requests.post(url, json={"size": 3}, headers={"Accept": "image/png"})
+
+    assert plain.json()["output"].startswith("data:image/png;base64,")
+    assert (picture.headers["Content-Type"], picture.content[:4]) == ("image/png", b"\x89PNG")

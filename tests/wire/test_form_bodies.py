@@ -31,9 +31,8 @@ URL = "http://server/v2/models/m/generate"
 def document(**sent: Any) -> Any:
     """Return the object that a request of this library stands for."""
     made = requests.Request("POST", URL, **sent).prepare()
-    body: Any = made.body
-    body = body.encode() if isinstance(body, str) else body or b""
-    kind = made.headers.get("Content-Type", "").encode()
+    body = made.body if isinstance(made.body, bytes) else str(made.body or "").encode()
+    kind = str(made.headers.get("Content-Type", "")).encode()
     return form_document(CONFIG, kind, made.path_url.encode(), body)
 
 

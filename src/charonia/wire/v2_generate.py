@@ -13,6 +13,8 @@ Triton's generate extension, which refuses nested arrays.
 import codecs
 import difflib
 import json
+import re
+from base64 import b64decode
 from collections.abc import Mapping
 from itertools import chain
 from math import isfinite, prod
@@ -22,7 +24,7 @@ import numpy as np
 
 from charonia.config.model import ModelConfig, ModelInput
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import ServingError, internal, invalid
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
@@ -41,6 +43,13 @@ from charonia.wire.v2_request import apply_parameters
 
 NESTED = "parameters"
 """The key with further keys."""
+
+HTTP_CONTENT_TYPE, HTTP_STATUS, HTTP_HEADERS = "http_content_type", "http_status", "http_headers"
+"""Response parameters of a function that chose its body; headers are a JSON object."""
+
+_FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_FIELD_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+_FRAMING = frozenset({"connection", "content-encoding", "content-length", "transfer-encoding", "upgrade"})
 
 RESERVED = frozenset({"binary_data_output", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
 """Parameters of requests, which no model needs to know."""
@@ -187,6 +196,47 @@ def encode_generated(response: InferResponse, call: GenerateCall | None = None) 
             literals = literals or (data.dtype.kind == "f" and not np.isfinite(data).all())
         document[tensor.name] = data if len(data) != 1 else data[0]
     return dump(document, literals=literals)
+
+
+class RawAnswer(NamedTuple):
+    """A response that is the content of an output, not JSON."""
+
+    status: int
+    body: bytes
+    content_type: bytes
+    headers: bytes
+
+
+def raw_answer(response: InferResponse, call: GenerateCall, accept: bytes) -> RawAnswer | None:
+    """Return the response of a function that chose its body, or of one with a picture where the client asks for one.
+
+    Args:
+        response: The response.
+        call: Its request.
+        accept: The client's header field, b"" for none.
+
+    Raises:
+        ServingError: INTERNAL for a content type, status or header field that HTTP cannot carry.
+    """
+    if len(response.outputs) != 1 or response.outputs[0].array.size != 1 or plain_values(call.config) is None:
+        return None
+    content = bytes(response.outputs[0].array.ravel()[0]) if response.outputs[0].datatype is DataType.BYTES else b""
+    content_type = response.parameters.get(HTTP_CONTENT_TYPE)
+    if content_type is None:
+        kind, _, encoded = content.partition(b";base64,")
+        is_asked = kind.startswith(b"data:image/") and (kind[5:] in accept or b"image/*" in accept)
+        return RawAnswer(200, b64decode(encoded), kind[5:], b"") if is_asked else None
+    status = response.parameters.get(HTTP_STATUS, 200)
+    fields = {"content-type": content_type, **json.loads(str(response.parameters.get(HTTP_HEADERS, "{}")))}
+    for name, value in fields.items():
+        if not _FIELD_NAME.fullmatch(name) or name.lower() in _FRAMING or not _FIELD_VALUE.fullmatch(str(value)):
+            raise internal(
+                f"model '{call.config.name}' returned the header field '{name}: {value}', which HTTP cannot carry"
+            )
+    if type(status) is not int or not 200 <= status <= 599:
+        raise internal(f"model '{call.config.name}' returned the HTTP status {status}, expected 200 to 599")
+    lines = [f"{name}: {value}\r\n".encode("latin-1") for name, value in list(fields.items())[1:]]
+    return RawAnswer(status, content, str(content_type).encode("latin-1"), b"".join(lines))
 
 
 class StreamedText:

@@ -38,6 +38,13 @@ _FURTHER_LINES = {
     503: b"Retry-After: %d\r\n" % RETRY_AFTER_S,
 }
 _UNEXECUTED = b"%b: %b\r\n" % UNEXECUTED
+
+
+def _unnamed(status: int) -> bytes:
+    """Return the status line of a status that only functions choose."""
+    return b"HTTP/1.1 %d \r\n" % status
+
+
 _STATUS_LINES = {
     status: b"HTTP/1.1 %d %b\r\n%b" % (status, reason.encode(), _FURTHER_LINES.get(status, b""))
     for status, reason in REASONS.items()
@@ -208,7 +215,7 @@ class Exchange:
             length += len(part)
         if length:
             extra += b"Content-Type: %b\r\n" % content_type
-        lines = (_STATUS_LINES[status], self.headers, extra, self.connection, length)
+        lines = (_STATUS_LINES.get(status) or _unnamed(status), self.headers, extra, self.connection, length)
         head = b"%b%b%b%bContent-Length: %d\r\n\r\n" % lines
         if self.request.method == b"HEAD":
             body, length = [], 0  # the client would read it as the next response

@@ -32,7 +32,7 @@ from charonia.wire.example_request import body_hint
 from charonia.wire.form_bodies import form_document
 from charonia.wire.http_status import STATUS
 from charonia.wire.json_text import encode_error
-from charonia.wire.v2_generate import GenerateCall, StreamedText, decode_generate, encode_generated
+from charonia.wire.v2_generate import GenerateCall, StreamedText, decode_generate, encode_generated, raw_answer
 from charonia.wire.v2_request import HttpInferCall, InferDecoder, raw_call, raw_tensor
 from charonia.wire.v2_response import encode_response
 
@@ -218,7 +218,12 @@ class InferenceHandlers:
                 exchange.fail(outcome)
             elif isinstance(call, GenerateCall):
                 exchange.outcome = outcome
-                exchange.respond(200, [encode_generated(outcome, call)], extra=_server_timing(exchange, outcome))
+                timing = _server_timing(exchange, outcome)
+                raw = raw_answer(outcome, call, exchange.request.headers.get(b"accept", b""))
+                if raw is None:
+                    exchange.respond(200, [encode_generated(outcome, call)], extra=timing)
+                else:
+                    exchange.respond(raw.status, [raw.body], raw.content_type, timing + raw.headers)
             else:
                 self._respond(exchange, call, outcome)
         except ServingError as error:

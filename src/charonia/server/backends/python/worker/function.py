@@ -13,7 +13,7 @@ import numpy as np
 from . import signature as signatures
 from .kinds import JsonKind, Kind
 from .records import made
-from .service import BadRequest
+from .service import BadRequest, Response
 from .signature import Port, Signature
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ EXAMPLE = "EXAMPLE"
 
 JSON_SCHEMA = "JSON_SCHEMA"
 """Model parameter with the JSON schemas of inputs and outputs."""
+
+CONTENT_TYPE, STATUS, HEADERS = "http_content_type", "http_status", "http_headers"
+"""Response parameters that say how the content of a `Response` is sent over HTTP; headers are a JSON object."""
 
 NONE = "{}"
 """No request parameters."""
@@ -230,6 +233,13 @@ class Function:
                 raise ValueError(f"'{self.definition.name}' got a batch of {size} and returned {len(array)}")
             written.append((port.name, array))
         return written
+
+    @staticmethod
+    def parameters(returned: Any) -> dict[str, str | int | bool]:
+        """Return the response parameters of what a call returned: what a `Response` says of its body."""
+        if not isinstance(returned, Response):
+            return {}
+        return {CONTENT_TYPE: returned.media_type, STATUS: returned.status, HEADERS: json.dumps(returned.headers)}
 
     def _part(self, returned: Any, at: int, port: Port) -> Any:
         """Return the value of one output; of a batch, a value an item."""

@@ -119,7 +119,8 @@ class FunctionModel:
             positional, named = self._function.arguments(
                 self._function.read(_tensors(request), request.parameters()), 0
             )
-            return _response(self._function.write(self._call(*positional, **named)))
+            returned = self._call(*positional, **named)
+            return _response(self._function.write(returned), self._function.parameters(returned))
         except BadRequest as error:
             return _refusal(error)
 
@@ -186,7 +187,8 @@ class FunctionModel:
                         break
                     sender.send(_response(self._function.write(item)))
             else:
-                sender.send(_response(self._function.write(await returned)), FINAL)
+                value = await returned
+                sender.send(_response(self._function.write(value), self._function.parameters(value)), FINAL)
         except BadRequest as error:
             sender.send(_refusal(error), 0 if is_stream else FINAL)
         except failures() as error:
@@ -359,8 +361,10 @@ def _tensors(request: InferenceRequest) -> dict[str, Array]:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def _response(outputs: list[tuple[str, Array]]) -> InferenceResponse:
-    return InferenceResponse([Tensor(name, array) for name, array in outputs])
+def _response(
+    outputs: list[tuple[str, Array]], parameters: Mapping[str, str | int | bool] | None = None
+) -> InferenceResponse:
+    return InferenceResponse([Tensor(name, array) for name, array in outputs], parameters=parameters)
 
 
 def _refusal(error: BadRequest) -> InferenceResponse:

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import datatypes
 from .records import Adapter, json_text, made_up
-from .service import BadRequest
+from .service import BadRequest, Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,6 +168,15 @@ class BytesKind(TextKind):
 
     def write(self, value: Any) -> Array:
         return _one(value.encode() if isinstance(value, str) else bytes(value))
+
+
+class BodyKind(BytesKind):
+    """The body of an HTTP response."""
+
+    def write(self, value: Any) -> Array:
+        if not isinstance(value, Response):
+            raise TypeError(f"expected a charonia.Response, got {type(value).__name__}")
+        return _one(value.content)
 
 
 class ListKind(Kind):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["BadRequest", "Shape", "call", "call_async", "model", "serve"]
+__all__ = ["BadRequest", "Response", "Shape", "call", "call_async", "model", "serve"]
 
 CONCURRENCY = 100
 """Default limit of requests that one instance of an async function works on."""
@@ -45,6 +45,31 @@ T = TypeVar("T")
 
 class BadRequest(ValueError):
     """Raise it to answer a request with an error of the caller: 400, INVALID_ARGUMENT."""
+
+
+class Response:
+    """What a function returns to choose the body of its HTTP response, such as a picture or a page.
+
+    Over `infer` and gRPC, the content is the output, and the rest are parameters of the response.
+
+    Args:
+        content: The body; text is sent as UTF-8.
+        media_type: Its content type.
+        status: HTTP status, 200 to 599.
+        headers: More header fields.
+    """
+
+    def __init__(
+        self,
+        content: bytes | str,
+        media_type: str = "application/octet-stream",
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.content = content.encode() if isinstance(content, str) else bytes(content)
+        self.media_type = media_type
+        self.status = status
+        self.headers = dict(headers or {})
 
 
 class Shape:

@@ -25,6 +25,7 @@ from . import datatypes
 from .kinds import (
     OBJECT,
     ArrayKind,
+    BodyKind,
     BytesKind,
     FlatKind,
     FrameKind,
@@ -37,7 +38,7 @@ from .kinds import (
     TorchKind,
 )
 from .records import Adapter, expanded, fields_of, hints_of, is_record, without_none
-from .service import Shape
+from .service import Response, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,6 +241,8 @@ def _tensor_kind(plain: Any, shape: Shape | None, what: str, name: str) -> Kind 
         return None
     if plain is bytes:
         return BytesKind()
+    if plain is Response:
+        return BodyKind()
     if issubclass(plain, np.generic):
         return ScalarKind(_dtype(plain, what, name), plain)
     if plain.__module__.startswith("PIL."):
