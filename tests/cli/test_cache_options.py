@@ -50,7 +50,7 @@ def test_settings_of_redis_may_be_given_together_or_one_by_one_and_the_last_one_
         (("--cache-config=local,size=-1",), "expected an integer from 1"),
         (("--cache-config=local,size=1", "--cache-config=redis,host=h"), "found multiple cache configurations"),
         (("--cache-config=local,size=1", "--response-cache-byte-size=1"), "give only one of them"),
-        (("--cache-config=other,a=b",), "there is no such cache"),
+        (("--cache-config=other,a=b",), "expected the cache local or redis"),
         (("--rate-limit=on",), "expected off or execution_count, got 'on'"),
         (("--rate-limit-resource=R",), "expected <name>:<count> or <name>:<count>:<device>, got 'R'"),
         (("--rate-limit-resource=R:x",), "expected an integer"),

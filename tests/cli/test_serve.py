@@ -328,7 +328,7 @@ def test_a_model_that_refuses_what_is_made_up_gets_a_command_for_own_arrays(monk
     refusal = {EXAMPLE_REFUSED: "x:0 has another size"}
     text = shown(monkeypatch, ModelConfig("net", max_batch_size=4, input=inputs, parameters=refusal))
 
-    assert "    Made-up inputs do not work here. The model said: x:0 has another size\n" in text
+    assert "    Generated inputs do not work here. The model answered: x:0 has another size\n" in text
     assert text.endswith("\n    charonia infer net -i x:0=@x_0.npy -i y=@y.npy\n")
     assert "curl" not in text
 

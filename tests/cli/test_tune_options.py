@@ -210,7 +210,7 @@ def test_composing_models_of_both_kinds_are_put_together(tmp_path: Path) -> None
         ("constraints: {perf_latency_p99: {maximum: 5}}", "expected min or max"),
         ("constraints: {inter_token_latency_p98: {max: 5}}", "did you mean inter_token_latency_p99?"),
         ("run_config_search_mode: slow", "expected race or brute or quick or optuna, got 'slow'"),
-        ("bls_composing_models: {b: {parameters: {concurrency: 1}}}", "no load of its own"),
+        ("bls_composing_models: {b: {parameters: {concurrency: 1}}}", "cannot have load settings"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path: Path, line: str, message: str) -> None:

@@ -335,7 +335,7 @@ def test_calls_wait_for_the_servers_greeting_and_none_is_sent_to_one_that_closes
 
             assert answer.failure is Failure.REFUSED
             assert answer.is_unexecuted
-            assert "closed the connection at once" in answer.message
+            assert "closed the connection immediately" in answer.message
             assert b"INPUT0" not in b"".join(received)
             await transport.close()
 

@@ -385,7 +385,7 @@ def test_the_chat_command_answers_a_pipe_and_says_what_is_wrong(server: ServePro
 
     assert (answered.stdout, answered.returncode) == ("system: Be brief.\n\nuser: hello"[:30] + "\n", 0)
     assert (unknown.returncode, refused.returncode, nothing.returncode) == (1, 1, 1)
-    assert "there is no model 'none'" in unknown.stderr
+    assert "'none' does not exist" in unknown.stderr
     assert "temperature: model 'steps' has no input" in refused.stderr
     assert "expected a message on standard input" in nothing.stderr
 
@@ -398,7 +398,7 @@ def test_the_chat_command_keeps_the_conversation_in_a_terminal(server: ServeProc
         terminal.type("two\n")
         second = terminal.wait_for("first after")
         terminal.type("/nonsense\n")
-        terminal.wait_for("there is no command /nonsense")
+        terminal.wait_for("unknown command /nonsense")
         terminal.type("/reset\nthree\n")
         third = terminal.wait_for("first after")
         terminal.type("\x04")

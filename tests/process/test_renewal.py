@@ -216,7 +216,7 @@ def test_a_front_end_that_cannot_start_leaves_the_one_before_and_the_upgrade_say
     assert failed.returncode == 1
     assert "front end 1 cannot be renewed: " in failed.stderr
     assert "--access-log-file: cannot write" in failed.stderr
-    assert "the front ends before go on" in failed.stderr
+    assert "through the previous front ends" in failed.stderr
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "log").stat().st_size > 0
     assert load.lost == []

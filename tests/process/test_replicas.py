@@ -205,4 +205,4 @@ def test_an_engine_with_more_memory_than_its_limit_is_started_again(tmp_path: Pa
         log = server.log
 
     assert "MiB of memory, more than --memory-limit-mib=600" in log
-    assert "s: memory limit; it is started again in 0.05 s" in log
+    assert "s: memory limit; it restarts in 0.05 s" in log

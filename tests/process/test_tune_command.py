@@ -228,7 +228,7 @@ def test_a_remote_server_is_left_as_it_was_after_ctrl_c_and_the_run_goes_on_late
     out, _ = process.communicate(timeout=SECONDS_MAX)
 
     assert process.returncode == 130
-    assert "Interrupted. What was measured is kept" in out
+    assert "Interrupted. The measurements are kept" in out
     assert state(remote) == before
     measured = len(result(tmp_path)["groups"][0]["trials"])
     assert measured >= 3

@@ -191,10 +191,10 @@ def test_every_request_of_both_protocols_has_exactly_one_correct_answer(server: 
         "a new engine starts",
         "the new engine",
         MOVED,
-        "the engine before has ended",
+        "the previous engine has stopped",
         "front end 1 is renewed",
         "front end 2 is renewed",
-        "the front ends before have ended",
+        "the previous front ends have stopped",
         lines[-1],
     ]
     assert lines[-1].startswith("upgraded in ")
@@ -251,7 +251,7 @@ def test_a_sequence_that_takes_too_long_is_told_that_it_was_lost(server: ServePr
     with contextlib.closing(http.client.HTTPConnection(server.http, timeout=60)) as connection:
         assert add(server, 7, 10, start=True, connection=connection) == 10
         with upgrading(server, "--finish-secs=0.1") as ended:
-            assert server.logs("the engine before has ended")
+            assert server.logs("the previous engine has stopped")
             # The front end of before still serves its connections.
             lost = add(server, 7, 1, connection=connection)
             assert ended().returncode == 0
@@ -277,7 +277,7 @@ def test_a_configuration_that_cannot_be_loaded_changes_nothing(server: ServeProc
     assert (failed.returncode, refused.returncode, unknown.returncode) == (1, 1, 1)
     assert "the new engine cannot start" in failed.stderr
     assert "worker" in failed.stderr
-    assert "the engine before serves on" in failed.stderr
+    assert "the previous engine continues to serve" in failed.stderr
     assert "where they listen: http.address, http.port" in refused.stderr
     assert "--no-such-option" in unknown.stderr
     assert child(server, "engine") == before
@@ -318,14 +318,14 @@ def test_a_new_engine_that_still_loads_is_ended_when_the_upgrade_is_cancelled(
         done = ended()
 
     assert cancelled.returncode == 0, cancelled.stderr
-    assert "the upgrade is cancelled: the engine before serves on" in cancelled.stdout
+    assert "the upgrade is cancelled: the previous engine continues to serve" in cancelled.stdout
     assert done.returncode == 1
     assert "the new engine cannot start: the upgrade was cancelled" in done.stderr
     assert child(server, "engine") == before
     assert is_ready(server)
     again = upgrade(server, "--cancel")
     assert again.returncode == 1
-    assert "there is no upgrade that could be cancelled" in again.stderr
+    assert "no upgrade can be cancelled" in again.stderr
 
 
 def test_another_interpreter_runs_the_new_engine_and_the_new_front_ends(server: ServeProcess, tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_an_engine_that_ended_first_is_started_again_if_the_new_one_fails(
     failed = upgrade(server, "--stop-first", "--", *arguments, "--backend-config=nothing,x=y", "--load-model=echo")
 
     assert failed.returncode == 1
-    assert "the engine before is started again" in failed.stderr
+    assert "the previous engine is restarted" in failed.stderr
     assert eventually(lambda: ask(server.http, "POST", "/v2/models/echo/infer", body([1, 2, 3, 4]))[0] == 200)
     assert server.stop() == 0
 
@@ -509,7 +509,7 @@ def test_a_load_that_the_new_engine_cannot_repeat_ends_the_upgrade(explicit: Ser
         assert failed.returncode == 1
         assert "the new engine cannot start" in failed.stderr
         assert "load failed for model 'broken'" in failed.stderr
-        assert "the engine before serves on" in failed.stderr
+        assert "the previous engine continues to serve" in failed.stderr
         assert child(server, "engine") == before
         assert answer_of(server, "broken") == 2
         path.write_text(numbered(3))
@@ -549,4 +549,4 @@ def test_a_server_of_one_process_says_what_it_lacks(repository: Path) -> None:
 
     assert (refused.returncode, gone.returncode) == (1, 1)
     assert "process" in refused.stderr
-    assert "there is no process 4194305" in gone.stderr
+    assert "process 4194305 does not exist" in gone.stderr

@@ -72,7 +72,7 @@ def test_whoever_takes_nothing_is_given_up_soon_and_said_so(caplog: pytest.LogCa
         assert GRACE_S <= asyncio.get_running_loop().time() < 2 * GRACE_S
 
     play(scenario)
-    assert caplog.messages == ["1 connections are closed though their clients have not taken all of their answers"]
+    assert caplog.messages == ["closing connections whose clients have not read all answers: 1"]
 
 
 def test_who_has_everything_is_waited_for_as_long_as_it_is_heard_of(caplog: pytest.LogCaptureFixture) -> None:

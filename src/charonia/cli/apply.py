@@ -1,6 +1,6 @@
-"""`charonia apply`: let deployments be as files say.
+"""`charonia apply`: create or update deployments from files.
 
-Exit status: 0 they are so, or with --dry-run would fit; 1 refused, failed or would not fit; 2 for invalid arguments.
+Exit status: 0 all serve, or with --dry-run fit; 1 refused, failed or do not fit; 2 for invalid arguments.
 """
 
 import sys
@@ -23,8 +23,8 @@ class ApplyOptions:
 
     Attributes:
         files: Files with deployments; "-" for stdin.
-        is_dry: Whether to say only what would change.
-        note: What to write about the change.
+        is_dry: Whether to only print the changes.
+        note: Note on the change.
         waits: Whether the command ends when all serve.
         access: The platform.
     """
@@ -41,14 +41,14 @@ LINE = CommandLine(
     intro="""\
 usage: charonia apply -f FILE [OPTIONS]
 
-Let deployments be as files say: those that are not there are created, others changed, and what is so already is left
-alone. A file is YAML or JSON, with `---` between several deployments.
+Create or update deployments from a file. Deployments that already match the file are left alone.
+A file is YAML or JSON, with `---` between several deployments.
 """,
     groups={
         "Options": (
             Option("--file -f", "files", str, "FILE", "The file, - for stdin; repeatable", tuple),
             flag("--dry-run", "is_dry", True, "Only show what would change"),
-            Option("--note", "note", str, "TEXT", "What to write about the change"),
+            Option("--note", "note", str, "TEXT", "Note on the change"),
             NO_WAIT,
             *ACCESS,
         )

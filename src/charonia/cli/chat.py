@@ -22,10 +22,10 @@ from charonia.wire.endpoint import parse_url
 from charonia.wire.example_request import URL
 
 COMMANDS = {
-    "/reset": "begin a new conversation",
-    "/system TEXT": "set the system message, and begin a new conversation",
+    "/reset": "start a new conversation",
+    "/system TEXT": "set the system message, and start a new conversation",
     "/help": "show this",
-    "/exit": "leave, as Ctrl-D does",
+    "/exit": "leave, like Ctrl-D",
 }
 
 ROUTE = "/v1/chat/completions"
@@ -33,7 +33,7 @@ ROUTE = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """The model, and how it is asked."""
+    """The model, and the options of requests to it."""
 
     model: str = ""
     url: str = URL
@@ -59,7 +59,7 @@ Talk to a language model. With a pipe, the text from it is the only message: ech
             Option("--key -k", "key", str, "KEY", "API key", default=f"${KEY_VARIABLE}"),
             Option("--system -s", "system", str, "TEXT", "System message"),
             Option("--max-tokens", "max_tokens", integer(1), "N", "Longest answer", default="the model's"),
-            Option("--temperature", "temperature", number(0, 2), "T", "How random answers are", default="the model's"),
+            Option("--temperature", "temperature", number(0, 2), "T", "Randomness of answers", default="the model's"),
             Option("--timeout", "timeout_s", number(0.1), "SECONDS", "Longest time without a piece of an answer"),
             Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
         )
@@ -100,7 +100,7 @@ class Style:
         return f"\033[31m{text}\033[0m" if self._has_colours else text
 
     def prompt(self, text: str) -> str:
-        """Return the text before what the user types; the marks tell readline its width."""
+        """Return the text before the user's input; the marks tell readline its width."""
         return f"\001\033[1;36m\002{text}\001\033[0m\002" if self._has_colours else text
 
 
@@ -109,10 +109,9 @@ class Chat:
     """A conversation.
 
     Attributes:
-        options: The options.
         system: The system message, "" for none.
-        messages: What was said so far.
-        usage: Usage of the last answer, empty where the server does not tell it.
+        messages: The conversation up to now.
+        usage: Usage of the last answer, empty where the server does not report it.
     """
 
     options: ChatOptions
@@ -129,10 +128,10 @@ class Chat:
         self.system = self.system if system is None else system
 
     def say(self, text: str) -> Generator[str, None, None]:
-        """Say something, and yield the pieces of the answer. What has come of it is kept even if the caller stops.
+        """Send a message, and yield the pieces of the answer. The pieces received are kept even if the caller stops.
 
         Raises:
-            ServingError: The server does not respond, or refuses; then nothing was said.
+                ServingError: The server does not respond, or refuses; then the conversation is unchanged.
         """
         self.messages.append({"role": "user", "content": text})
         self.usage = {}
@@ -208,7 +207,7 @@ def _message(body: bytes, otherwise: str) -> str:
 
 def _converse(chat: Chat, style: Style) -> None:
     with suppress(ImportError):  # not on Windows
-        import readline  # noqa: F401  # editing and history of what is typed
+        import readline  # noqa: F401  # line editing and history
     print(style.dim(f"{chat.options.model} at {chat.options.url}. /help shows commands, Ctrl-C stops an answer."))
     while True:
         try:
@@ -238,7 +237,7 @@ def _command(chat: Chat, text: str, style: Style) -> None:
         print(style.dim("a new conversation, with this system message" if chat.system else "no system message"))
     else:
         if name != "/help":
-            print(style.bad(f"there is no command {name}"))
+            print(style.bad(f"unknown command {name}"))
         width = max(map(len, COMMANDS))
         print(style.dim("\n".join(f"{command:<{width}}  {what}" for command, what in COMMANDS.items())))
 

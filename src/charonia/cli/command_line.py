@@ -337,7 +337,7 @@ class CommandLine(Generic[T]):
             _take(given, known[name], None, rest, known)
 
     def _place(self, given: Given, placed: Sequence[str]) -> None:
-        """Assign positional arguments to their options; the last one gets all that are left."""
+        """Assign positional arguments to their options; the last option gets the rest."""
         left = deque(placed)
         for option in self.options():
             if not option.place:
@@ -371,7 +371,6 @@ def unknown(kind: str, name: str, known: Sequence[str], otherwise: str = "") -> 
 
     Args:
         kind: Kind of the named thing.
-        name: The unknown name.
         known: The known names.
         otherwise: Hint if no known name is similar; "" to list all of them.
     """
@@ -394,7 +393,6 @@ def carry_out(line: CommandLine[T], arguments: Sequence[str], act: Callable[[T],
 
     Args:
         line: Its options.
-        arguments: Its arguments.
         act: Executes the command and returns the exit status.
         failed: Exit status if it raises ServingError.
     """

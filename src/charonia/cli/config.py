@@ -1,4 +1,4 @@
-"""`charonia config MODEL_DIR`: the configuration that the server would use for a model, and what it inferred.
+"""`charonia config MODEL_DIR`: the configuration that the server would use for a model, and its inferred parts.
 
 The configuration goes to stdout, ready to be saved as config.pbtxt; inferred parts and errors go to stderr.
 Exit status: 0 done, 1 the model cannot be configured, 2 misuse.
@@ -36,7 +36,7 @@ LINE = CommandLine(
     intro="""\
 usage: charonia config [OPTIONS] MODEL_DIR
 
-Print the complete configuration of a model to stdout and what was inferred to stderr.
+Print the complete configuration of a model to stdout and the inferred parts to stderr.
 """,
     groups={
         "Options": (

@@ -33,7 +33,7 @@ Serve models from installed packages, send real inputs over HTTP and gRPC, print
 """,
     groups={
         "Options": (
-            Option("--repository", "repository", Path, "FOLDER", "Where to write the models",
+            Option("--repository", "repository", Path, "FOLDER", "Folder for the models",
                    default="./demo-repository"),
             flag("--once", "once", True,
                  "Stop the server afterwards, and use free ports instead of 8000, 8001 and 8002"),

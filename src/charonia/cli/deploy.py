@@ -20,7 +20,7 @@ from charonia.platform.api_client import PlatformClient, path_of
 
 @dataclass(frozen=True, slots=True)
 class DeployOptions:
-    """What to deploy. What is None or empty stays as it is in a deployment that is there.
+    """The model to deploy, and its options. An option that is None or empty leaves an existing deployment unchanged.
 
     Attributes:
         model: NAME or NAME/VERSION in the registry, or a file or folder of this machine.
@@ -38,7 +38,7 @@ class DeployOptions:
         keys: Whether clients need an API key.
         ready_within_s: A revision that is not ready after this has failed.
         note: What to write about the change.
-        is_dry: Whether to say only what would change.
+        is_dry: Whether to only print the changes.
         waits: Whether the command ends when it serves.
         access: The platform.
     """
@@ -77,14 +77,14 @@ the version is loaded beside the others, and --traffic gives it requests.
     groups={
         "Options": (
             Option("MODEL", "model", str, "MODEL|PATH", "NAME, NAME/VERSION, or a file or folder", default=""),
-            Option("--name", "name", str, "NAME", "Name of the deployment; by default that of the model"),
+            Option("--name", "name", str, "NAME", "Name of the deployment; default: the name of the model"),
             Option("--model-name", "model_name", str, "NAME", "Name of the model in the registry, for a PATH"),
-            Option("--environment", "environment", str, "NAME", "Its environment; by default the platform's Python"),
+            Option("--environment", "environment", str, "NAME", "Its environment; default: the platform's Python"),
             Option("--cpu-cores", "cpu_cores", integer(0), "N", "Cores that its models may use, 0 for all", default=""),
-            Option("--gpus", "gpus", integers(0), "LIST", "Numbers of the GPUs that it sees"),
+            Option("--gpus", "gpus", integers(0), "LIST", "Numbers of its GPUs"),
             Option("--memory-mib", "memory_mib", integer(0), "N", "Memory that it may use, 0 for no limit", default=""),
             Option("--instances", "instances", integer(1), "N", "Instances of the model", default=""),
-            Option("--instances-max", "instances_max", integer(1), "N", "Bound of instances by load", default=""),
+            Option("--instances-max", "instances_max", integer(1), "N", "Upper limit of instances by load", default=""),
             Option("--max-batch-size", "max_batch_size", integer(1), "N", "Largest batch", default=""),
             Option("--max-queue-delay-us", "max_queue_delay_us", integer(0), "N",
                    "Longest wait for a fuller batch, in microseconds", default=""),
@@ -93,7 +93,7 @@ the version is loaded beside the others, and --traffic gives it requests.
             flag("--keys", "keys", True, "Clients need an API key"),
             Option("--ready-within", "ready_within_s", number(0, above=True), "SECONDS",
                    "A revision that is not ready after this has failed", default=""),
-            Option("--note", "note", str, "TEXT", "What to write about the change"),
+            Option("--note", "note", str, "TEXT", "Note on the change"),
             flag("--dry-run", "is_dry", True, "Only show what would change; nothing is added to the registry"),
             NO_WAIT,
             *ACCESS,
@@ -148,7 +148,7 @@ def _model(client: PlatformClient, given: DeployOptions) -> tuple[str, int]:
     if not name or (slash and not version.isdecimal()):
         raise invalid(
             f"expected NAME, NAME/VERSION or a file or folder, got '{given.model}'",
-            hint="there is no such file or folder on this machine",
+            hint="a file or folder of that name does not exist on this machine",
         )
     return name, int(version) if slash else 0
 
@@ -185,10 +185,9 @@ def changed_spec(
 
     Args:
         before: The specification that it has, None if it is new.
-        name: Its name.
         model: The model; one that is not among its models is added.
-        version: The version, 0 for the latest. It takes the place of those of before; where requests are split by
-            weights it comes beside them, without requests.
+        version: The version, 0 for the latest. It replaces the previous versions; where requests are split by
+            weights it is added beside them, with weight 0.
         given: The options.
     """
     spec: dict[str, Any] = {"models": [], **(before or {}), "name": name}

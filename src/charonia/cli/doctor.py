@@ -1,4 +1,4 @@
-"""`charonia doctor`: what this machine offers, and what the models of a repository need.
+"""`charonia doctor`: the capabilities of this machine, and the requirements of the models of a repository.
 
 Exit status: 0 no problem was found, 1 a problem was found, 2 misuse.
 """
@@ -29,7 +29,7 @@ LINE = CommandLine(
     intro="""\
 usage: charonia doctor [OPTIONS] [REPOSITORY...]
 
-Show what this machine offers to models, and what the models of a repository need.
+Check what this machine can run, and the needs of the models of a repository.
 """,
     groups={
         "Options": (

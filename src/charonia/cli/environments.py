@@ -33,11 +33,11 @@ class EnvironmentOptions:
     """The options of all verbs.
 
     Attributes:
-        name: Name of the environment, "" for that of the preset.
+        name: Name of the environment, "" for the preset's.
         requirements: File with the packages of a new one.
-        script: File that states them, as PEP 723 says.
-        preset: Name of one that is ready to choose.
-        python: Version of Python, "" for that of the platform.
+        script: File that lists them, as in PEP 723.
+        preset: Name of a predefined environment.
+        python: Version of Python, "" for the platform's.
         imports: Modules to test it with.
         waits: Whether the command ends when it is built.
         access: The platform.
@@ -82,7 +82,7 @@ def _add(client: PlatformClient, given: EnvironmentOptions) -> int:
 
 
 def request_for(client: PlatformClient, given: EnvironmentOptions) -> dict[str, Any]:
-    """Return what is asked of the platform.
+    """Return the body of the request to the platform.
 
     Raises:
         ServingError: INVALID_ARG for several sources or a file that cannot be read; NOT_FOUND for a preset.
@@ -124,24 +124,24 @@ _NAME = Option("NAME", "name", str, "NAME", "The environment", default="")
 
 # fmt: off
 RESOURCE = Resource(
-    "charonia environments", "Keep Python environments that deployments run in, on a platform.", EnvironmentOptions(),
+    "charonia environments", "Manage the Python environments of deployments, on a platform.", EnvironmentOptions(),
     {
-        "list": Verb("List environments, and those to choose from", _list,
-                     "List the environments of a project, and those to choose from."),
+        "list": Verb("List environments and presets", _list,
+                     "List the environments of a project, and the presets."),
         "show": Verb("Show an environment with its packages", _show, "Show an environment with all its packages.",
                      "NAME", (_NAME,)),
         "add": Verb("Build an environment", _add,
                     """\
 Build an environment from packages, from a script that states them, or from a preset, and test it. Its packages are
 code that runs, so that needs the permission for code.""", "[NAME]",
-                    (Option("--name NAME", "name", str, "NAME", "Its name, by default that of the preset"),
-                     Option("--requirements -r", "requirements", Path, "FILE", "Its packages, as pip takes them",
+                    (Option("--name NAME", "name", str, "NAME", "Its name; default: the name of the preset"),
+                     Option("--requirements -r", "requirements", Path, "FILE", "Its packages, in pip's format",
                             default=""),
-                     Option("--script", "script", Path, "FILE", "A Python file that states its packages (PEP 723)",
+                     Option("--script", "script", Path, "FILE", "A Python file that lists its packages (PEP 723)",
                             default=""),
                      Option("--preset", "preset", str, "NAME",
-                            "One that is ready to choose, see `charonia environments list`"),
-                     Option("--python", "python", str, "VERSION", "Version of Python, by default that of the platform"),
+                            "A predefined environment, see `charonia environments list`"),
+                     Option("--python", "python", str, "VERSION", "Version of Python; default: the platform's"),
                      Option("--imports", "imports", names, "MODULES",
                             "Additional modules to import as a test, separated by commas"),
                      flag("--no-wait", "waits", False, "Do not wait until it is built"))),

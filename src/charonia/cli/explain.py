@@ -1,6 +1,6 @@
-"""`charonia explain`: what the scheduler did for a model in the last minute, what limits it, and what to change.
+"""`charonia explain`: how the scheduler served a model in the last minute, its bottleneck, and what to change.
 
-Exit status: 0 done, 1 the server does not respond or has no such model, 2 misuse.
+Exit status: 0 done, 1 the server does not respond or does not know the model, 2 misuse.
 """
 
 import json
@@ -38,13 +38,13 @@ LINE = CommandLine(
     intro="""\
 usage: charonia explain [OPTIONS] MODEL
 
-Show what the scheduler did for a model in the last minute, what limits it, and what to change.
+Show how the scheduler served a model in the last minute, its bottleneck, and what to change.
 """,
     groups={
         "Options": (
             Option("MODEL", "model", str, "MODEL", "Name of a loaded model"),
             Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
-            Option("--model-version", "version", str, "VERSION", "That version", default="the newest"),
+            Option("--model-version", "version", str, "VERSION", "That version", default="the latest"),
             Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
             Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
             flag("--json", "json", True, "Print JSON"),
@@ -97,7 +97,7 @@ def _no_answer(base: str, reason: Exception) -> ServingError:
 
 
 def _reason(answer: HttpAnswer) -> str:
-    """Return the server's error message; other servers have no such route."""
+    """Return the server's error message; other servers lack this route."""
     if answer.status == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED:
         return "this port speaks gRPC (hint: -u names that of HTTP, 8000 by default)"
     try:

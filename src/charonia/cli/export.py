@@ -1,4 +1,4 @@
-"""`charonia export kserve PATH`: a repository, or one model, as objects of KServe.
+"""`charonia export kserve PATH`: a repository, or one model, as resources of KServe.
 
 The objects go to standard output, or with `-o` to a folder, a file each. Exit status: 0 done, 1 the models cannot be
 exported like that, 2 misuse.
@@ -30,8 +30,8 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
     groups={
         "Options": (
             Option("PATH", "path", filled, "PATH", "A repository, a model's folder, or its file"),
-            Option("--storage-uri", "storage_uri", filled, "URI", "Where KServe finds the same: s3://..., pvc://..."),
-            Option("--output -o", "output", filled, "DIR", "Folder for the objects, a file each", default="stdout"),
+            Option("--storage-uri", "storage_uri", filled, "URI", "The same files as a URI for KServe: s3://..., pvc://..."),
+            Option("--output -o", "output", filled, "DIR", "Folder for the resources, a file each", default="stdout"),
             Option("--name", "name", filled, "NAME", "Name of the InferenceService", default="PATH's name"),
             Option("--namespace", "namespace", filled, "NAME", "Its namespace", default="that of kubectl"),
             Option("--image", "image", filled, "IMAGE", "Image of the server"),
@@ -49,7 +49,7 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
             Option("--memory", "memory", filled, "SIZE", "Memory of a replica"),
             Option("--gpus", "gpus", integer(0), "N", "NVIDIA GPUs of a replica"),
             Option("--min-replicas", "replicas_min", integer(0, REPLICAS_MAX), "N",
-                   "Fewest replicas; 0 for none while there are no requests", default="KServe's"),
+                   "Fewest replicas; 0: scale to zero without requests", default="KServe's"),
             Option("--max-replicas", "replicas_max", integer(1, REPLICAS_MAX), "N", "Most replicas",
                    default="KServe's"),
             Option("--scale-metric", "scale_metric", choice(ScaleMetric), "concurrency|rps|cpu|memory",
@@ -77,7 +77,7 @@ TRUST = "--trust"
 """Argument of `charonia serve` for pickles."""
 
 TARGETS = {"kserve": KSERVE}
-"""Command line by what is exported to."""
+"""Command line by target of the export."""
 
 _USAGE = f"usage: charonia export {{{','.join(TARGETS)}}} [OPTIONS] PATH"
 
@@ -87,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
         case ["kserve", *rest]:
             return carry_out(KSERVE, rest, _kserve)
         case ["--help" | "-h"]:
-            print(f"{_USAGE}\n\nWrite models as objects of another system. `charonia export kserve --help` has more.")
+            print(f"{_USAGE}\n\nWrite models as resources of another system. `charonia export kserve --help` has more.")
             return 0
         case [name, *_]:
             print(f"charonia export: {unknown('target', name, list(TARGETS))}", file=sys.stderr)
@@ -113,7 +113,7 @@ def _kserve(given: KserveOptions) -> int:
 
 
 def files_of(objects: Mapping[str, Json]) -> dict[str, str]:
-    """Return the text of each file, by its name, in the order in which they are to be applied."""
+    """Return the text of each file by name, in the order in which to apply the files."""
     return {f"{number:02}-{name}.yaml": _yaml(each) for number, (name, each) in enumerate(objects.items(), 1)}
 
 
@@ -121,8 +121,7 @@ def models_at(path: str, *, is_trusted: bool = False) -> ExportedModels:
     """Return the models at a path. Blocks on the disk.
 
     Args:
-        path: The path.
-        is_trusted: Whether the server is told to read a file that can run any code.
+        is_trusted: Whether the server may read files that can run any code (--trust).
 
     Raises:
         ServingError: There are none, one cannot be read, or the server would not read it.

@@ -84,11 +84,11 @@ Send one request to a model and print the answer. Inputs that are not given are 
                    "Write an output to a file: .npy, or the bytes of text and images; repeatable", tuple),
             Option("--url -u", "url", str, "URL",
                    "HOST:PORT of the server's HTTP endpoint, or a URL; grpc:// for gRPC"),
-            Option("--model-version", "version", str, "VERSION", "That version", default="the newest"),
+            Option("--model-version", "version", str, "VERSION", "That version", default="the latest"),
             Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
             Option("--timeout", "timeout_s", seconds, "SECONDS", "Longest time to wait for the answer"),
             Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
-            flag("--stream", "stream", True, "Print responses as they come; the default for models that stream"),
+            flag("--stream", "stream", True, "Print each response when it arrives; the default for models that stream"),
             flag("--curl", "curl", True, "Print the request as a command for curl instead of sending it"),
             flag("--python", "python", True, "Print the request as a program in Python instead of sending it"),
             flag("--json", "json", True, "Print JSON"),
@@ -148,7 +148,7 @@ def _config(client: Client, given: InferOptions) -> ModelConfig:
     """Return the model's configuration.
 
     Raises:
-        ServingError: The server does not answer, or has no such model.
+        ServingError: The server does not answer, or does not know the model.
     """
     try:
         return from_json(dump(client.model_config(given.model, given.version)).decode())
@@ -229,7 +229,7 @@ def _save(result: InferResult, given: InferOptions) -> None:
     for name, path in given.outputs:
         array = result.outputs.get(name)
         if array is None:
-            raise invalid(f"--output {name}: the answer has no such output: it has {', '.join(result.outputs)}")
+            raise invalid(f"--output {name}: expected an output of the answer: {', '.join(result.outputs)}")
         try:
             if path.endswith(".npy") and array.dtype != np.object_:
                 np.save(path, array)
@@ -314,7 +314,7 @@ def number(element: object) -> str:
 
 
 def shown(element: object) -> str:
-    """Return an element of a BYTES output: its text, or what it holds."""
+    """Return an element of a BYTES output: its text, or a description of its content."""
     if isinstance(element, bytes):
         try:
             element = element.decode()
@@ -328,7 +328,7 @@ def shown(element: object) -> str:
 
 
 def content_of(element: object) -> bytes:
-    """Return the bytes that an element holds, for a file; those that a data URL describes."""
+    """Return the bytes of an element for a file; a data URL is decoded."""
     data = element if isinstance(element, bytes) else str(element).encode()
     if data.startswith(_DATA_URL.encode()) and b"," in data:
         try:
@@ -395,7 +395,7 @@ def tensors_of(
         picture: Decodes images.
 
     Raises:
-        ServingError: The model has no such input, or a text is no value of it.
+        ServingError: The model does not have an input of that name, or a text is not a valid value of it.
     """
     inputs = {each.name: each for each in config.input}
     tensors = {}

@@ -1,4 +1,4 @@
-"""`charonia key`: make an API key for `charonia serve --api-keys`."""
+"""`charonia key`: create an API key for `charonia serve --api-keys`."""
 
 import os
 import secrets
@@ -31,12 +31,12 @@ LINE = CommandLine(
     intro="""\
 usage: charonia key [OPTIONS] NAME SCOPES
 
-Make an API key for `charonia serve --api-keys`. The key is printed once and not stored.
+Create an API key for `charonia serve --api-keys`. The key is printed one time and not stored.
 """,
     groups={
         "Options": (
             Option("NAME", "name", str, "NAME", "Owner of the key"),
-            Option("SCOPES", "scopes", str, "SCOPES", f"Of {', '.join(s.value for s in Scope)}, with commas between"),
+            Option("SCOPES", "scopes", str, "SCOPES", f"Of {', '.join(s.value for s in Scope)}, separated by commas"),
             Option("--file", "file", Path, "PATH", "File of keys to add it to; created if it does not exist"),
         )
     },

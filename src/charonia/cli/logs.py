@@ -115,7 +115,7 @@ def configure(options: LogOptions) -> ServerLogControl:
 
 
 def level_of(verbose: int) -> int:
-    """Return the lowest level to write: INFO for 0, DEBUG for 1, and one less for each further step."""
+    """Return the lowest level to write: INFO for 0, DEBUG for 1, and one less for each additional step."""
     return logging.INFO if verbose == 0 else max(1, logging.DEBUG + 1 - verbose)
 
 

@@ -66,7 +66,7 @@ class RegistryOptions:
 
 
 def add_version(client: PlatformClient, given: RegistryOptions, *, reuse: bool = False) -> tuple[str, int]:
-    """Add a version, wait for its check if wanted, and return the model and the number.
+    """Add a version, optionally wait for its check, and return the model and the number.
 
     Args:
         client: The platform.
@@ -97,10 +97,10 @@ def add_version(client: PlatformClient, given: RegistryOptions, *, reuse: bool =
 
 
 def default_name(source: str) -> str:
-    """Return the name of a model from that of its file, folder or address.
+    """Derive the name of a model from the name of its file, folder or address.
 
     Raises:
-        ServingError: INVALID_ARG for one that says nothing.
+        ServingError: INVALID_ARG if it has no usable characters.
     """
     if source.startswith(_MLFLOW):
         return source.removeprefix(_MLFLOW).split("/")[0].split("@")[0]
@@ -115,7 +115,7 @@ def default_name(source: str) -> str:
 
 
 def files_of(source: Path) -> dict[str, Path]:
-    """Return the files to send by the path that they are to have: below the name of the folder, if it is one.
+    """Return the files to upload by their target path: below the name of the folder, if the source is a folder.
 
     Raises:
         ServingError: NOT_FOUND if there are none.
@@ -177,7 +177,6 @@ def _add(client: PlatformClient, given: RegistryOptions) -> int:
 
 
 def model_text(model: Mapping[str, Any]) -> list[str]:
-    """Return a model in words."""
     return [
         model["name"],
         *([model["description"]] if model["description"] else []),
@@ -229,12 +228,12 @@ _VERSION: Columns = {
 
 # fmt: off
 RESOURCE = Resource(
-    "charonia models", "Keep models with versions, on a platform.", RegistryOptions(),
+    "charonia models", "Manage models with versions, on a platform.", RegistryOptions(),
     {
         "list": Verb("List models", _list, "List the models of a project.", "",
                      (Option("--search", "search", str, "TEXT",
-                             "Only those with this in name, owner, description or tags"),
-                      Option("--tag", "tag", str, "TAG", "Only those with this tag"))),
+                             "Only models with this in name, owner, description or tags"),
+                      Option("--tag", "tag", str, "TAG", "Only models with this tag"))),
         "show": Verb("Show a model, or a version with its signature", _show,
                      "Show a model with its versions, or a version with its signature.", "MODEL[/VERSION]",
                      (Option("MODEL", "model", str, "MODEL", "NAME or NAME/VERSION", default=""),)),
@@ -242,9 +241,9 @@ RESOURCE = Resource(
                     """\
 Add a version of a model: a file, a folder or an archive of this machine, which is sent; an address such as
 s3://bucket/path; or models:/NAME/VERSION of MLflow. The platform checks it, as `charonia config` does.""", "SOURCE",
-                    (Option("SOURCE", "source", str, "SOURCE", "Where it is", default=""),
-                     Option("--name", "name", str, "NAME", "Name of the model; by default that of the file or folder"),
-                     Option("--notes", "notes", str, "TEXT", "What to write about this version"),
+                    (Option("SOURCE", "source", str, "SOURCE", "File, folder or URI of the model", default=""),
+                     Option("--name", "name", str, "NAME", "Name of the model; default: name of the file or folder"),
+                     Option("--notes", "notes", str, "TEXT", "Note on this version"),
                      Option("--take", "take", integer(0), "VERSION",
                             "Which version of a folder with several, 0 for the highest"),
                      Option("--mlflow", "mlflow", str, "URL", "Address of MLflow's server"),

@@ -26,7 +26,6 @@ class PeopleOptions:
     Attributes:
         name: Name of a key or of a new user; number, name or e-mail address of another user.
         email: E-mail address of a new user.
-        role: A role.
         everywhere: Whether the role is for all projects, or whether changes of all projects are shown.
         code: Whether a deployer may use models that hold code.
         days: Days after which a key expires, 0 for never.
@@ -132,7 +131,7 @@ def _user(client: PlatformClient, wanted: str) -> int:
     """Return the number of a user.
 
     Raises:
-        ServingError: NOT_FOUND if nobody is called so; INVALID_ARG if several are.
+        ServingError: NOT_FOUND if no user has this name; INVALID_ARG if several do.
     """
     if _named(wanted).isdecimal():
         return int(wanted)
@@ -168,25 +167,25 @@ RESOURCE = Resource(
     "charonia people", "Keys, users and roles of a platform.", PeopleOptions(),
     {
         "keys": Verb("List API keys", _keys, "List the API keys with a role in a project that you administer."),
-        "add-key": Verb("Make an API key", _add_key, "Make an API key, and print it: it is shown this once.", "NAME",
+        "add-key": Verb("Create an API key", _add_key, "Create an API key, and print it one time only.", "NAME",
                         (_KEY_NAME, *_ROLE,
                          Option("--days", "days", number(0), "DAYS", "Days after which it expires, 0 for never"))),
-        "revoke-key": Verb("Remove an API key", _revoke, "Remove an API key; calls with it are refused at once.",
+        "revoke-key": Verb("Revoke an API key", _revoke, "Revoke an API key. The platform refuses it immediately.",
                            "NAME", (_KEY_NAME,)),
         "users": Verb("List the people who can sign in", _users, "List the people who can sign in."),
-        "add-user": Verb("Add somebody who signs in with links", _add_user,
-                         "Add somebody who signs in with links, and print the first one: it works once, within a day.",
+        "add-user": Verb("Add a user who signs in with links", _add_user,
+                         "Add a user who signs in with links, and print a first link: it works one time, within a day.",
                          "NAME", (Option("NAME", "name", str, "NAME", "Their name", default=""),
                                   Option("--email", "email", str, "ADDRESS", "Their e-mail address"))),
         "link": Verb("Print a link that signs a user in", _link,
-                     "Print a link that signs a user in, once, within a day.", "USER", (_USER,)),
+                     "Print a link that signs a user in, one time, within a day.", "USER", (_USER,)),
         "role": Verb("Give a user a role", _set_role,
-                     "Give a user a role in a project, or in all, in place of the one before.",
+                     "Give a user a role in a project, or in all projects. It replaces the previous role.",
                      "USER", (_USER, *_ROLE)),
-        "remove-user": Verb("Remove a user", _remove, "Remove a user, and end their sessions.", "USER", (_USER,)),
-        "audit": Verb("Show who changed what", _audit, "Show who changed what, the newest first.", "",
+        "remove-user": Verb("Remove a user", _remove, "Remove a user, and end the user's sessions.", "USER", (_USER,)),
+        "audit": Verb("Show who changed what", _audit, "Show who changed what, latest first.", "",
                       (Option("--entries", "entries", integer(1), "N", "How many"),
-                       flag("--everywhere", "everywhere", True, "Those of all projects that you may see"),
+                       flag("--everywhere", "everywhere", True, "Entries of all projects that you may see"),
                        flag("--json", "as_json", True, "An entry is a line of JSON, with all its details"))),
     },
 )

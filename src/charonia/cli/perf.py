@@ -41,7 +41,6 @@ class Parsed:
     """The parsed command line.
 
     Attributes:
-        options: The options.
         named: The options given on the command line, as text by name.
         command: The command line, for the record.
         notes: Remarks, one sentence each.

@@ -96,7 +96,7 @@ class LiveRun:
             self._changed.wait_for(lambda: self._farewells >= pages, FAREWELL_S)
 
     def page(self) -> bytes:
-        """Return the page as it is now."""
+        """Return the current page."""
         with self._rendering:
             with self._changed:
                 self._changed.wait_for(lambda: self._run is not None, START_S_MAX)

@@ -53,7 +53,7 @@ LANGUAGE = (
            default="550", rank=1),
     Option("--output-tokens", "prompts.output_tokens", read.length(1), "MEAN[:STDDEV]",
            "Most tokens of a response (max_tokens)", default="the server's", rank=1),
-    flag("--ignore-eos", "prompts.ignore_eos", True, "Responses go on to --output-tokens (ignore_eos)", rank=1),
+    flag("--ignore-eos", "prompts.ignore_eos", True, "Generate up to --output-tokens (ignore_eos)", rank=1),
     Option("--prefixes", "", read.prefixes, "COUNT:TOKENS",
            "Prefixes that generated prompts share, before their own tokens", default="none", rank=1),
     Option("--turns", "prompts.turns", read.length(1), "MEAN[:STDDEV]", "Turns of a generated session", default="1",
@@ -272,8 +272,8 @@ Exit status:
    2  measured, but a level is not stable
    3  no request was answered, or a condition of --fail-if is true
    4  measured, but the server did not keep up with the offered rate
-  99  wrong options or data, no such model, server not there
- 130  interrupted; what was measured is reported
+  99  wrong options or data, unknown model, server not reachable
+ 130  interrupted; the results up to then are reported
 """,
     abbreviates=True,
     hint="a model is named with -m",

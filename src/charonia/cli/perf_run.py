@@ -86,7 +86,6 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
     """Measure, print and write the reports, and return the run.
 
     Args:
-        options: The options.
         settings_for: Returns the settings of the run for a model's configuration.
 
     Raises:
@@ -152,9 +151,7 @@ class Printer:
     """Prints results as they arrive.
 
     Args:
-        options: The options.
         decoupled: Whether the model is decoupled.
-        out: Where to print.
     """
 
     def __init__(self, options: PerfOptions, decoupled: bool, out: TextIO) -> None:

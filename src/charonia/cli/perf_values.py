@@ -52,7 +52,6 @@ def levels(mode: LoadMode, first: Callable[[str], float], final: Callable[[str],
     """Return a reader of `start[:end[:step]]`; without an end it is one level, an end of 0 means no limit.
 
     Args:
-        mode: Mode of the levels.
         first: Reader of the start and of the step.
         final: Reader of the end.
     """

@@ -24,7 +24,7 @@ SECRET_VARIABLE = "CHARONIA_OIDC_SECRET"
 DATABASE_VARIABLE = "CHARONIA_DATABASE"
 
 MODULES = ("alembic", "authlib", "fastapi", "httpx2", "jinja2", "obstore", "python_multipart", "sqlalchemy", "uvicorn")
-"""What the extra brings."""
+"""Modules that the extra installs."""
 
 TALKATIVE = ("alembic", "httpx2")
 """Libraries whose ordinary messages are of no use here."""
@@ -73,43 +73,43 @@ Keep models, environments and deployments, with pages, an API and the commands `
 """,
     groups={
         "Options": (
-            Option("--data", "data", path, "PATH", "Folder for everything that is kept"),
+            Option("--data", "data", path, "PATH", "Folder for all persistent data"),
             Option("--database", "database", filled, "URL",
                    f"postgresql://USER@HOST/NAME in place of SQLite in the data folder; also as {DATABASE_VARIABLE}"),
             Option("--artifacts", "artifacts", path_text, "PATH|URL",
                    "Store of models' files in place of the data folder: another folder, s3://, gs:// or as://"),
             Option("--host", "host", filled, "ADDRESS", "Address of the pages and the API"),
             Option("--port", "port", integer(0, 65535), "PORT", "Their port, 0 for any free one"),
-            Option("--public-url", "public_url", filled, "URL", "Where browsers reach it, behind a proxy"),
+            Option("--public-url", "public_url", filled, "URL", "URL for browsers, if it is behind a proxy"),
             Option("--ports", "ports", _ports, "FIRST-LAST",
-                   "Ports for deployments on this machine; each takes two, and two for each of its servers",
+                   "Ports for deployments on this machine: two per deployment, and two per server",
                    default="9000-9999"),
             Option("--store-hosts", "store_hosts", names, "HOSTS",
-                   "Servers that deployers may add models from, beside clouds, with commas between; * for all"),
+                   "Servers, besides clouds, from which deployers may add models; separated by commas, * for all"),
             Option("--isolation", "isolation", filled, "required|available|off",
                    "Whether models must be isolated from the platform's files, or only as far as the kernel can"),
             Option("--readable", "readable", names, "PATHS",
-                   "Files and folders of this machine that models may read, besides their own, with commas between"),
+                   "Additional files and folders of this machine that models may read, separated by commas"),
         ),
         "Kubernetes": (
             Option("--kubernetes", "kubernetes.config", _kubeconfig, "KUBECONFIG|in-cluster",
-                   "Let deployments run in a cluster, too: the targets kubernetes and kserve"),
+                   "Enable deployments in a cluster: the targets kubernetes and kserve"),
             Option("--kubernetes-context", "kubernetes.context", filled, "NAME", "Context of the kubeconfig"),
             Option("--kubernetes-namespace", "kubernetes.namespace", filled, "NAME",
-                   "Namespace of the deployments; that of the context, or of the platform's pod, by default"),
+                   "Namespace of the deployments; default: the context's, or the one of the platform's pod"),
             Option("--kubernetes-owner", "kubernetes.owner", filled, "NAME",
-                   "Name of this platform in the namespace; one that is kept in the data folder by default"),
+                   "Name of this platform in the namespace; default: generated, stored in the data folder"),
             Option("--kubernetes-image", "kubernetes.image", filled, "IMAGE", "Image of servers"),
             Option("--kubernetes-images", "kubernetes.images", _images, "ENVIRONMENT=IMAGE,...",
-                   "Images that have what environments ask for; else packages are installed when a pod starts",
+                   "Images with the packages of environments; otherwise a pod installs them when it starts",
                    collect=joined),
             Option("--kubernetes-values", "kubernetes.values", path_text, "PATH",
-                   "Further values of the chart, for all deployments"),
+                   "Additional values of the chart, for all deployments"),
             Option("--kubernetes-chart", "kubernetes.chart", path_text, "PATH", "Another folder of the chart"),
             Option("--kubernetes-store-secret", "kubernetes.store_secret", filled, "NAME",
-                   "Secret with the variables that open the store of --artifacts"),
+                   "Secret with the credentials for the store of --artifacts, as variables"),
             Option("--kubernetes-claim", "kubernetes.claim", filled, "NAME",
-                   "PersistentVolumeClaim that the folder of --artifacts is the root of"),
+                   "PersistentVolumeClaim whose root is the folder of --artifacts"),
             Option("--kubernetes-proxy", "kubernetes.proxy", filled, "URL",
                    "Address of a `kubectl proxy`, for a platform outside of the cluster"),
             Option("--kserve-mode", "kubernetes.kserve_mode", filled, "standard|knative",
@@ -117,14 +117,14 @@ Keep models, environments and deployments, with pages, an API and the commands `
             Option("--helm", "kubernetes.helm", _program, "PATH", "The program that renders the chart"),
         ),
         "Ray": (
-            Option("--ray", "ray.dashboard", filled, "URL", "Let deployments run in a Ray cluster, too: its dashboard"),
-            Option("--ray-token-file", "ray.token", _secret, "PATH", "File with the token that the dashboard asks for"),
+            Option("--ray", "ray.dashboard", filled, "URL", "Enable deployments in a Ray cluster: its dashboard"),
+            Option("--ray-token-file", "ray.token", _secret, "PATH", "File with the token that the dashboard requires"),
             Option("--ray-http", "ray.http", filled, "URL",
-                   "Where clients reach Ray's HTTP proxies; on the machine of the dashboard by default"),
+                   "URL of Ray's HTTP proxies for clients; default: the machine of the dashboard"),
             Option("--ray-owner", "ray.owner", filled, "NAME",
-                   "Name of this platform in the cluster; one that is kept in the data folder by default"),
+                   "Name of this platform in the cluster; default: generated, stored in the data folder"),
             Option("--ray-artifacts", "ray.folder", filled, "PATH",
-                   "Where the nodes of the cluster find the folder of --artifacts"),
+                   "Path of the folder of --artifacts on the nodes of the cluster"),
         ),
         "Single sign-on": (
             Option("--oidc-issuer", "oidc.issuer", filled, "URL", "Address of an OpenID Connect provider"),
@@ -132,7 +132,7 @@ Keep models, environments and deployments, with pages, an API and the commands `
             Option("--oidc-secret-file", "oidc.client_secret", _secret, "PATH",
                    f"File with its secret; the secret itself may also be in {SECRET_VARIABLE}"),
             Option("--oidc-admins", "oidc.admins", names, "EMAILS",
-                   "Who administers everything, with commas between; others get their roles from them"),
+                   "Administrators of all projects, separated by commas; they assign the roles of other users"),
         ),
     },
     record=PlatformSettings(data=DEFAULT_FOLDER),
@@ -164,7 +164,7 @@ def _serve(settings: PlatformSettings) -> int:
 
 
 def with_environment(settings: PlatformSettings, environment: Mapping[str, str]) -> PlatformSettings:
-    """Return settings with those that the environment has, where the command line says nothing."""
+    """Return settings completed from the environment where the command line sets none."""
     oidc = replace(settings.oidc, client_secret=settings.oidc.client_secret or environment.get(SECRET_VARIABLE, ""))
     return replace(
         settings,

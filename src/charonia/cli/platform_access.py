@@ -1,4 +1,4 @@
-"""What the commands of the platform's users share: resources and verbs, the platform, tasks, tables."""
+"""Shared by the commands of the platform's users: resources and verbs, the platform, tasks, tables."""
 
 import os
 import sys
@@ -20,10 +20,10 @@ SERVER_VARIABLE = "CHARONIA_PLATFORM"
 KEY_VARIABLE = "CHARONIA_PLATFORM_KEY"
 
 LOOK_S = 0.3
-"""Pause between two looks at what goes on."""
+"""Interval at which a running task is polled."""
 
 PAGE = 200
-"""Entries that are asked for at a time."""
+"""Entries per request of a list."""
 
 Columns = Mapping[str, str | Callable[[Any], object]]
 """Headings, each with the key of its values in an entry, or a function that returns the value of one."""
@@ -52,9 +52,9 @@ THIS_MACHINE = PlatformAccess()
 ACCESS = (
     Option("--project", "access.project", filled, "NAME", "The project"),
     Option("--server", "access.server", filled, "URL",
-           f"Address of the platform, also as {SERVER_VARIABLE}; by default the one of this machine"),
+           f"Address of the platform, also as {SERVER_VARIABLE}; default: the platform of this machine"),
     Option("--key", "access.key", filled, "KEY",
-           f"An API key, also as {KEY_VARIABLE}; the platform of this machine has left one in its data folder"),
+           f"An API key, also as {KEY_VARIABLE}; default: the key in the data folder of this machine's platform"),
     Option("--data", "access.data", path, "PATH", "Data folder of the platform of this machine"),
 )
 # fmt: on
@@ -62,18 +62,18 @@ ACCESS = (
 
 
 Act = Callable[[PlatformClient, Any], int]
-"""Does what a command says with the options that were given, and returns the exit status."""
+"""Runs a command with its options, and returns the exit status."""
 
 
 class Verb(NamedTuple):
-    """What a command does with a resource of the platform.
+    """An action on a resource of the platform.
 
     Attributes:
         summary: A line for the list of verbs.
         act: Does it.
         purpose: Sentences for its help.
         operands: Its positional arguments in the usage.
-        options: Its options besides those of every such command.
+        options: Its options in addition to the common ones.
     """
 
     summary: str
@@ -88,7 +88,6 @@ class Resource:
     """A kind of things on a platform, as a command: "charonia models".
 
     Attributes:
-        command: The command.
         purpose: One sentence for its help.
         record: The options of all verbs, with their defaults.
         verbs: The verbs by name.
@@ -146,13 +145,13 @@ def connect(access: PlatformAccess, environment: Mapping[str, str] = os.environ)
                 hint=f"`charonia platform` starts one; --server or {SERVER_VARIABLE} names another",
             )
         return PlatformClient(local.url, key or local.key)
-    if local is None or local.url != server.rstrip("/"):  # its key is for nobody else
+    if local is None or local.url != server.rstrip("/"):  # its key is for that platform only
         raise invalid(f"expected an API key for {server}, got none", hint=KEY_HINT)
     return PlatformClient(server, local.key)
 
 
 def follow(client: PlatformClient, number: int, *, with_log: bool = False) -> Mapping[str, Any]:
-    """Wait for the end of a task, say on stderr what it does, and return it.
+    """Wait for the end of a task, print its progress to stderr, and return it.
 
     Args:
         client: The platform.
@@ -186,7 +185,7 @@ def listed(client: PlatformClient, place: str, key: str = "", **query: Any) -> I
         client: The platform.
         place: Path of the list.
         key: Where an answer has its entries, beside their total; "" if it is the entries.
-        query: Further parameters.
+        query: Additional parameters.
     """
     count, total = 0, 1
     while count < total:

@@ -1,6 +1,6 @@
-"""`charonia rollout`: what becomes of the changes of deployments.
+"""`charonia rollout`: status, history and rollback of deployments.
 
-Exit status: 0 done, or the newest revision serves; 1 it does not, or the call was refused; 2 for invalid arguments.
+Exit status: 0 done, or the latest revision serves; 1 it does not, or the call was refused; 2 for invalid arguments.
 """
 
 import sys
@@ -33,7 +33,7 @@ class RolloutOptions:
 
     Attributes:
         name: The deployment.
-        to: The revision to go back to, 0 for the one that served before.
+        to: The revision to roll back to, 0 for the previously served one.
         waits: Whether the command ends when the deployment serves.
         access: The platform.
     """
@@ -48,7 +48,7 @@ NO_WAIT = flag("--no-wait", "waits", False, "Do not wait until it serves")
 
 
 def show_plan(name: str, plan: Mapping[str, Any], *, is_dry: bool) -> None:
-    """Print what a change does, or would do."""
+    """Print the changes that a plan makes, or would make."""
     if not plan["changes"] and not plan["is_new"]:
         print(f"{name}: no change, revision {plan['revision']}")
     else:
@@ -70,7 +70,8 @@ def wait_until_served(client: PlatformClient, project: str, name: str, revision:
     while True:
         found: dict[str, Any] = client.call("GET", path_of("projects", project, "deployments", name))
         if found["revision"] > revision:
-            raise invalid(f"{name}: revision {found['revision']} was made meanwhile", hint="charonia rollout history")
+            newer = f"{name}: revision {found['revision']} has superseded revision {revision}"
+            raise invalid(newer, hint="charonia rollout history")
         if (error := failure(found)) is not None:
             raise error
         if found["serving"] == revision and found["state"] in ("ready", "degraded"):
@@ -163,22 +164,24 @@ _NAME = Option("NAME", "name", str, "NAME", "The deployment", default="")
 
 # fmt: off
 RESOURCE = Resource(
-    "charonia rollout", "Follow, undo and end the changes of deployments, on a platform.", RolloutOptions(),
+    "charonia rollout", "Watch, roll back and stop rollouts, on a platform.", RolloutOptions(),
     {
-        "status": Verb("Wait until a deployment serves its newest revision; list all", _status,
-                       "Wait until the newest revision of a deployment serves or has failed. "
+        "status": Verb("Wait until a deployment serves its latest revision; list all", _status,
+                       "Wait until the latest revision of a deployment serves or has failed. "
                        "Without NAME, list all deployments.", "[NAME]",
                        (Option("--name NAME", "name", str, "NAME", "The deployment"), NO_WAIT)),
-        "undo": Verb("Go back to an earlier revision", _undo, "Make a new revision that is as an earlier one was.",
+        "undo": Verb("Roll back to an earlier revision", _undo,
+                     "Create a new revision with the content of an earlier one.",
                      "NAME", (_NAME, Option("--to", "to", integer(1), "REVISION",
-                                            "Which one; by default the one that served before", default=""), NO_WAIT)),
+                                            "The earlier revision; by default the previously served one", default=""),
+                              NO_WAIT)),
         "history": Verb("List revisions, with what each has changed", _history,
                         "List the revisions of a deployment, with what each has changed.", "NAME", (_NAME,)),
-        "stop": Verb("End the servers of a deployment", _stop,
-                     "End the servers of a deployment; its revisions and its address stay.", "NAME", (_NAME,)),
+        "stop": Verb("Stop the servers of a deployment", _stop,
+                     "Stop the servers of a deployment; its revisions and its address stay.", "NAME", (_NAME,)),
         "start": Verb("Start a deployment that was stopped or has failed", _start,
                       "Start a deployment that was stopped or has failed.", "NAME", (_NAME,)),
-        "remove": Verb("End a deployment and remove it", _remove, "End a deployment and remove it.", "NAME", (_NAME,)),
+        "remove": Verb("Stop and remove a deployment", _remove, "Stop and remove a deployment.", "NAME", (_NAME,)),
     },
 )
 # fmt: on

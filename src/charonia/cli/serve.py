@@ -44,10 +44,10 @@ _log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 SAME_SIGNAL_S = 1.0
-"""Time after the first signal in which a further one is taken for the same."""
+"""Time after the first signal in which a second one counts as the same."""
 
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
-"""Environment variable: 0 writes log messages as they are, without quoting."""
+"""Environment variable: 0 writes log messages without quoting."""
 
 SILENT = Notifier()
 """The service manager of a server that has none."""
@@ -61,9 +61,7 @@ class ListeningEndpoint(Protocol):
     """A front end that listens."""
 
     @property
-    def port(self) -> int:
-        """The port on which it listens."""
-        ...
+    def port(self) -> int: ...
 
 
 class RunningServer(Protocol):
@@ -72,33 +70,26 @@ class RunningServer(Protocol):
     @property
     def http(self) -> ListeningEndpoint | None:
         """The HTTP front end, if it is enabled and started."""
-        ...
 
     @property
     def grpc(self) -> ListeningEndpoint | None:
         """The gRPC front end, if it is enabled and started."""
-        ...
 
     @property
     def metrics(self) -> ListeningEndpoint | None:
         """The metrics page, if it is enabled and started."""
-        ...
 
     async def start(self) -> None:
         """Load the models and open the endpoints. Raises ServingError."""
-        ...
 
     async def shutdown(self) -> bool:
         """Shut down gracefully; return whether all requests in flight were answered."""
-        ...
 
     def models(self) -> list[ModelIndexEntry]:
         """Return every model with the state of its versions."""
-        ...
 
     def model_config(self, name: str) -> ModelConfig:
         """Return the complete configuration of a model. Raises ServingError for one that is not ready."""
-        ...
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -157,7 +148,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def sort_given(options: ServerOptions) -> GivenFiles:
-    """Return what the paths of the command line are. Blocks on the disk.
+    """Classify the paths of the command line. Blocks on the disk.
 
     Raises:
         ServingError: One of them cannot be served, or an option needs a file and there is none.
@@ -184,7 +175,6 @@ async def serve_given(
         options: All options.
         given: What to serve.
         folder: Empty folder for the repository.
-        make_server: Makes the server.
         notifier: The service manager.
     """
     if options.models.files.predictor:
@@ -263,7 +253,6 @@ async def serve(
 
     Args:
         options: All options.
-        make_server: Makes the server.
         show: Models to print on standard output when they are ready, with requests.
         notifier: The service manager.
 
@@ -403,7 +392,7 @@ def _own_request(request: ExampleRequest) -> list[str]:
     """Return why no made-up request works, and a command that sends arrays of other shapes."""
     files = {name: re.sub(r"\W", "_", name) + ".npy" for name in request.inputs}
     return [
-        f"Made-up inputs do not work here. The model said: {request.config.parameters[EXAMPLE_REFUSED]}",
+        f"Generated inputs do not work here. The model answered: {request.config.parameters[EXAMPLE_REFUSED]}",
         "This sends arrays of your own, written by numpy.save:",
         replace(request, inputs={}, files=files).infer_command(),
     ]
@@ -472,7 +461,7 @@ def _stop_event() -> asyncio.Event:
             loop.add_signal_handler(number, stop, number)
         except NotImplementedError:  # an event loop on Windows
             signal.signal(number, lambda caught, _: loop.call_soon_threadsafe(stop, caught))
-    if hasattr(signal, "SIGUSR2"):  # which asks for an upgrade, and would end a process that does not handle it
+    if hasattr(signal, "SIGUSR2"):  # which requests an upgrade, and would kill a process that does not handle it
         hint = "it has not started yet, or is one process: --front-ends 1 and more can be upgraded"
         loop.add_signal_handler(signal.SIGUSR2, lambda: _log.error("the server cannot be upgraded (hint: %s)", hint))
     return event

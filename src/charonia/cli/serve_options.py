@@ -2,8 +2,8 @@
 
 Names and defaults are tritonserver's, and an option's default that of its field in `ServerOptions`. Start scripts use
 options that do not apply here: one that only tunes tritonserver's internals is accepted, with a warning; one that
-requests an unsupported behaviour is refused, unless its value turns it off. Options that people know from other servers
-lead to those that stand here for them.
+requests an unsupported behaviour is refused, unless its value turns it off. Options of other servers lead to their
+equivalents here.
 """
 
 from collections.abc import Mapping
@@ -141,12 +141,12 @@ ELSEWHERE = {
     **dict.fromkeys(("--batch-size", "--batch_size", "--max_batch_size"), "--max-batch-size"),
     **dict.fromkeys(("--ssl-certfile", "--ssl-keyfile"), _CERTIFICATE_HINT),
     "--api-key": "--api-keys FILE; charonia key makes a key",
-    "--timeout": "a request has its own, the parameter timeout in microseconds; --exit-timeout-secs is for the end",
+    "--timeout": "a request has its own, the parameter timeout in microseconds; --exit-timeout-secs is for shutdown",
 }
-"""What stands here for options that people know from other servers."""
+"""Equivalents of the options of other servers."""
 
 _THREADS = "an event loop replaces these threads"
-_POOL = "there is no such memory pool"
+_POOL = "Charonia does not have this memory pool"
 
 UNSUPPORTED = (
     *without_effect(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
@@ -156,7 +156,7 @@ UNSUPPORTED = (
     *without_effect("there are no copies between GPUs", "--enable-peer-access"),
     *without_effect("caches are part of the server", "--cache-directory"),
     *refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
-    *refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),
+    *refused("CUDA_VISIBLE_DEVICES selects the GPUs", "--min-supported-compute-capability"),
 )
 """Options of tritonserver that are known, and have no effect or are refused."""
 
@@ -165,12 +165,12 @@ UNSUPPORTED = (
 FILES = (
     Option("--name", "models.files.name", filled, "NAME", "Name of the model, where one file is served"),
     Option("--max-batch-size", "models.files.max_batch_size", integer(0, BATCH_SIZE_MAX), "N",
-           "Largest batch of the models in the files, 0 for what a model allows"),
+           "Largest batch of the models in the files, 0 for each model's own limit"),
     Option("--workers", "models.files.workers", integer(0, WORKERS_MAX), "N",
-           "Instances of each model in the files, processes for those of Python; 0 for one, or what a file says"),
+           "Instances per model in the files (Python: worker processes). 0: as the file configures, otherwise 1"),
     flag("--trust", "models.files.trust", True, "Read estimators that can run code: pickles, unknown types of skops"),
     Option("--reload", "", reloading, "",
-           "Load a model again when its file changes: --model-control-mode=poll --repository-poll-secs=1",
+           "Reload a model when its file changes: --model-control-mode=poll --repository-poll-secs=1",
            Fields.merged, default=""),
 )
 
@@ -203,7 +203,7 @@ MODELS = (
     Option("--model-namespacing", "models.namespacing", boolean, _BOOL,
            "Allow models of one name in several repositories"),
     Option("--repoagent-directory", "models.agents", path_text, "PATH",
-           "Folder of repository agents, NAME/agent.py each",
+           "Folder of repository agents, each in NAME/agent.py",
            default="built-in agents only"),
     Option("--model-config-name", "models.config_name", str, "NAME",
            "Use configs/NAME.pbtxt of a model if it exists, else its config.pbtxt"),
@@ -215,7 +215,7 @@ MODELS = (
            "Models loaded concurrently"),
     Option("--model-load-retry-count", "models.load_retry_count", integer(0, 1000), "N", "Retries of a failed load"),
     Option("--strict-versions", "models.strict_versions", boolean, _BOOL,
-           "If one version of a model fails to load, serve none of those loaded with it"),
+           "If one version of a model fails to load, serve none of the versions loaded with it"),
     Option("--backend-directory", "backend_directory", path_text, "PATH",
            "Folder of backends written in Python, NAME/model.py each", default="none"),
     Option("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE",
@@ -223,7 +223,7 @@ MODELS = (
     Option("--pinned-memory-pool-byte-size", "pinned_memory_bytes", integer(0), "BYTES",
            "Limit of pinned memory for copies to and from GPUs, 0 for none"),
     Option("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N",
-           "Cores that models may use, 0 for all that this process may use, less those of front ends"),
+           "Cores that models may use. 0: all that this process may use, except the cores of front ends"),
     Option("--host-policy", "host_policies", assignment, "NAME,KEY=VALUE",
            "Cores for instances: NAME,cpu-cores=0-3 or NAME,numa-node=0; repeatable", read_policies),
     Option("--busy-poll-us", "busy_poll_us", integer(0, BUSY_POLL_US_MAX), "N",
@@ -232,26 +232,27 @@ MODELS = (
 
 SERVER = (
     Option("--id", "id", filled, "NAME", "Server name in the server metadata"),
-    Option("--exit-delay-secs", "exit_delay_secs", integer(0), "SECONDS", "Time to still take requests at shutdown"),
+    Option("--exit-delay-secs", "exit_delay_secs", integer(0), "SECONDS",
+           "How long to keep accepting requests after shutdown starts"),
     Option("--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS",
-           "Time for requests to finish at shutdown"),
+           "How long requests in flight may then take to finish"),
     Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "Exit if a model fails to load at start"),
     Option("--strict-readiness", "readiness", readiness, "true|false|start",
-           "Report ready only if all models are ready; start: once those of the startup have been"),
+           "Report ready only if all models are ready; start: as soon as the models of the startup have been ready"),
     Option("--front-ends", "front_ends", front_ends, "N|auto",
-           "Processes that take requests, 0 for the process that runs the models; auto chooses by cores and models"),
+           "Processes that accept requests. 0: the process that runs the models; auto: chosen by cores and models"),
     Option(
         "--memory-limit-mib", "memory_limit_mib", integer(0, _MEMORY_MIB_MAX), "MIB",
-        "Memory of the engine, its workers and the front ends; an engine with more is started again; 0 for no limit"
+        "Memory of the engine, its workers and the front ends; an engine above it is restarted; 0 for no limit"
     ),
     Option("--replica-port", "replica_port", integer(1, PORT_MAX), "PORT",
-           "Further HTTP port, on 127.0.0.1, of this server alone; others may share the HTTP and gRPC ports"),
+           "Additional HTTP port, on 127.0.0.1, of this server alone; others may share the HTTP and gRPC ports"),
     Option("--beside", "beside", integer(1, _PID_MAX), "PID",
-           "Take connections from the HTTP and gRPC ports of the server of this process, which goes on"),
+           "Share the HTTP and gRPC ports of the server with this process id, which continues to serve"),
     Option("--api-keys", "api_keys", path_text, "PATH", "File of API keys and their scopes; reloaded when it changes"),
     Option(
         "--fairness-header", "fairness_header", filled, "HEADER",
-        "Header that tells clients apart when they share a busy model; default: their API key, otherwise their address"
+        "Header that identifies clients that share a busy model; default: their API key, otherwise their address"
     ),
     Option("--allow-client-shm", "client_shm", boolean, _BOOL,
            "Allow clients to register shared memory of this machine"),
@@ -276,7 +277,7 @@ HTTP = (
     Option("--http-max-input-size", "http.input_bytes_max", integer(1, _HTTP_INPUT_BYTES_MAX), "BYTES",
            "Largest request body, decompressed"),
     Option("--allow-page", "http.page", boolean, _BOOL,
-           "Serve a page at / to look at models and try them, and /openapi.json"),
+           "Serve a page at / to inspect and try models, and /openapi.json"),
     Option("--openai", "http.openai", boolean, _BOOL, "Serve OpenAI's API at /v1"),
     Option("--http-restricted-api", "http.access.restricted", read_restriction, "API[,API]:HEADER=VALUE",
            "Parts of the protocol that require a header; repeatable", tuple),
@@ -423,7 +424,7 @@ defines models.
     record=ServerOptions(),
     elsewhere=ELSEWHERE,
     unlisted={
-        "Accepted without effect, with a line in the log that says why": [o for o in UNSUPPORTED if not o.is_refused],
+        "Accepted without effect, with the reason in the log": [o for o in UNSUPPORTED if not o.is_refused],
         "Refused, unless the value says that the feature is off": [o for o in UNSUPPORTED if o.is_refused],
     },
 )

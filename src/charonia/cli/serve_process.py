@@ -2,9 +2,9 @@
 
     python -m charonia.cli.serve_process engine|front_end_1|... FOLDER [SOCKET] [http|grpc|metrics=DESCRIPTOR]...
 
-The folder has the server's options, and the engine's socket; the report goes there, too. An engine that takes the place
-of another one reads its own options from the command line that lies there. SOCKET is the name of its socket until then.
-The descriptors are those of sockets that are bound, to listen on them.
+The folder has the server's options, and the engine's socket; the report goes there, too. An engine that replaces
+another one reads its own options from the command line in that folder. SOCKET is the name of its socket until then.
+The descriptors are bound sockets to listen on.
 """
 
 import asyncio

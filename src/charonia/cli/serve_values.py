@@ -24,7 +24,7 @@ KNATIVE_VARIABLE = "K_SERVICE"
 """Environment variable that Knative and Cloud Run set in a service's containers."""
 
 PORT_VARIABLE = "PORT"
-"""Environment variable in which they say on which port they expect HTTP."""
+"""Environment variable with the port on which they expect HTTP."""
 
 _CACHE_BACKEND, _CACHE_SETTING = "python", "environment-cache"
 _PLUGINS = "plugins"
@@ -75,7 +75,7 @@ def repository(text: str) -> str:
 
 
 def reloading(text: str) -> Fields:
-    """Return the fields of a server that loads what has changed."""
+    """Return the option fields of a server that reloads changed models."""
     if text:
         raise ValueError(f"expected no value, got '{text}'")
     return Fields({"models.control_mode": ControlMode.POLL, "models.poll_secs": 1})
@@ -300,7 +300,7 @@ def knative_port(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the option that the environment of a service of Knative, or Cloud Run, sets: where HTTP is expected.
 
     Raises:
-        ValueError: It is no port.
+        ValueError: It is not a port.
     """
     text = environment.get(PORT_VARIABLE, "")
     if not text or not environment.get(KNATIVE_VARIABLE):

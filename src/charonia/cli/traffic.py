@@ -28,7 +28,7 @@ ACTIONS = ("status", "set", "canary", "pause", "resume", "promote", "abort", "re
 
 @dataclass(frozen=True, slots=True)
 class TrafficOptions:
-    """What the command line asks for; None leaves a part as it is, or at the server's default."""
+    """Values of the command line. None leaves a part unchanged, or at the server's default."""
 
     action: str = "status"
     model: str = ""
@@ -90,13 +90,13 @@ ACTION is one of {", ".join(ACTIONS)}.
         ),
         "canary": (
             Option("--canary-version", "version", str, "VERSION", "The version that takes over"),
-            Option("--stable", "stable", str, "VERSION", "The version before", default="the one with most requests"),
+            Option("--stable", "stable", str, "VERSION", "The other version", default="the one with most requests"),
             Option("--steps", "steps", _percentages, "N,...", "Percentages", default="1,10,50,100"),
             Option("--step-seconds", "step_seconds", float, "SECONDS", "Time of a step", default="300"),
             Option("--samples-min", "samples_min", int, "N", "Requests of each version in a step", default="200"),
             Option("--significance", "significance", float, "P", "Chance of a false alarm", default="0.01"),
             Option(
-                "--p99-ratio-max", "p99_ratio_max", _ratio, "RATIO", "How many times longer p99 may be", default="1.5"
+                "--p99-ratio-max", "p99_ratio_max", _ratio, "RATIO", "Largest ratio of the p99 latencies", default="1.5"
             ),
             Option("--difference-rate-max", "difference_rate_max", float, "RATE", "Shadow answers that may differ"),
         ),

@@ -2,8 +2,8 @@
 
 An option is `--name-with-dashes` on the command line and `name_with_underscores` in YAML. The command line overrides
 the file, and the file overrides the default, which is that of the option's field in `TuneOptions`. Names, short forms
-and defaults are Model Analyzer's. Options of Model Analyzer that have no effect here are accepted, with a note that
-says why.
+and defaults are Model Analyzer's. Options of Model Analyzer that have no effect here are accepted, with a note on the
+reason.
 """
 
 from collections import deque
@@ -55,10 +55,10 @@ class ReportRequest:
     """The options of `report`.
 
     Attributes:
-        config_file: File with further options.
+        config_file: File with additional options.
         export: Folder that `results` is in.
         names: Variants to show, () for all.
-        json: Result to report on, None for the newest in the folders.
+        json: Result to report on, None for the latest in the folders.
         html: File for the report, None for the usual place.
         quiet: Whether stdout stays empty.
         verbose: Whether the tables are printed.
@@ -92,13 +92,13 @@ CONFIG_FILE = Option("--config-file -f", "config_file", path, "FILE", "Options f
 MODELS = (
     Option("--model-repository -m", "launch.repository", path, "PATH", "Folder of models", default=""),
     Option("--profile-models", "models.profile", model_requests, "NAME,...",
-           "Models to tune; in YAML with settings of their own", default=""),
+           "Models to tune; in YAML with individual settings", default=""),
     Option("--bls-composing-models", "models.composing", composing_models, "NAME,...",
            "Models that a tuned model calls, tuned with it", default=""),
     Option("--ensemble-composing-models", "models.composing", composing_models, "NAME,...",
-           "Models of a tuned ensemble that have settings of their own; the others are found in its steps", default=""),
+           "Models of a tuned ensemble that need individual settings; the others are found in its steps", default=""),
     Option("--cpu-only-composing-models", "models.cpu_only_composing", names, "NAME,...",
-           "Models of these whose instances are to be on the CPU", default=""),
+           "Composing models whose instances run on the CPU", default=""),
     Option("--output-model-repository-path", "output.repository", path, "PATH",
            "Folder for the variants, each ready to serve", default="./output_model_repository"),
     _switch("--override-output-model-repository", "output.override",
@@ -128,7 +128,7 @@ SEARCH = (
            "Successive halving, brute force, hill climbing, or the library optuna"),
     Option("--time-budget", "search.time_budget_s", seconds, "TIME", "Most time for it, e.g. 90s or 5m", default=""),
     Option("--seed", "search.seed", integer(0), "N", "Seed of random choices"),
-    _switch("--run-config-search-disable", "search.disabled", "Measure only what is written down"),
+    _switch("--run-config-search-disable", "search.disabled", "Measure only the configurations that the options list"),
     Option("--run-config-search-min-concurrency", "search.concurrency_min", integer(1), "N", "Least concurrency"),
     Option("--run-config-search-max-concurrency", "search.concurrency_max", integer(1), "N", "Largest concurrency"),
     Option("--run-config-search-min-request-rate", "search.rate_min", integer(1), "N", "Least requests a second"),
@@ -183,7 +183,7 @@ OUTPUT = (
     Option("--json", "output.json", path, "FILE", "Everything as JSON, - for stdout", default=""),
     Option("--html", "output.html", path, "FILE", "The report", default=""),
     Option("--checkpoint-directory -s", "output.journal_folder", path, "PATH",
-           "Folder of the journal; what is in it is not measured again", default="./checkpoints"),
+           "Folder of the journal; recorded measurements are not repeated", default="./checkpoints"),
     Option("--filename-model-inference", "output.inference_file", filled, "NAME", "Table of measurements"),
     Option("--filename-model-gpu", "output.gpu_file", filled, "NAME", "Table of GPUs"),
     Option("--filename-server-only", "output.server_file", filled, "NAME", "Table of the idle server"),
@@ -194,7 +194,7 @@ OUTPUT = (
            "Variants of a model in the summary"),
     Option("--num-top-model-configs", "output.top_configs", integer(0), "N", "Variants of all models together in it"),
     Option("--skip-summary-reports", "output.summaries", lambda value: not switch(value), "", "No summary", default=""),
-    Option("--quiet -q", "output.quiet", switch, "", "Print nothing but errors", default=""),
+    Option("--quiet -q", "output.quiet", switch, "", "Print errors only", default=""),
     Option("--verbose -v", "output.verbose", switch, "", "Print the tables too", default=""),
 )
 # fmt: on
@@ -216,7 +216,7 @@ WITHOUT_EFFECT = (
         "--perf-analyzer-timeout", number(0), "SECONDS", "a measurement is never longer than --measurement-time says"
     ),
     _idle("--perf-analyzer-cpu-util", number(0), "PERCENT", _PERF),
-    _idle("--perf-analyzer-max-auto-adjusts", integer(0), "N", "a measurement goes on until it is good enough"),
+    _idle("--perf-analyzer-max-auto-adjusts", integer(0), "N", "a measurement continues until it is good enough"),
     _idle("--perf-output", switch, "", _PERF),
     _idle("--perf-output-path", filled, "PATH", _PERF),
     _idle("--triton-docker-image", filled, "IMAGE", _DOCKER),
@@ -224,7 +224,7 @@ WITHOUT_EFFECT = (
     _idle("--triton-docker-shm-size", filled, "SIZE", _DOCKER),
     _idle("--triton-docker-labels", pairs, "{NAME: VALUE}", _DOCKER, in_file_only=True),
     _idle("--triton-docker-args", pairs, "{NAME: VALUE}", _DOCKER, in_file_only=True),
-    _idle("--concurrency-sweep-disable", switch, "", "the best are always measured under further loads"),
+    _idle("--concurrency-sweep-disable", switch, "", "the best are always measured under additional loads"),
     _idle("--triton-install-path", filled, "PATH", "it is for launch mode c_api"),
     _idle("--plots", str, "{...}", "the report has its own plots", in_file_only=True),
     _idle("--model-type", filled, "generic", "llm among perf_analyzer_flags measures tokens"),
@@ -235,24 +235,24 @@ REPORT_OPTIONS = (
     CONFIG_FILE,
     Option("--export-path -e", "export", path, "PATH", "Folder that `results` is in", default="."),
     Option("--report-model-configs -n", "names", variant_names, "NAME,...", "Variants to show; all of them without"),
-    Option("--json", "json", path, "FILE", "Result to report on", default="the newest in the folders"),
+    Option("--json", "json", path, "FILE", "Result to report on", default="the latest in the folders"),
     Option("--html", "html", path, "FILE", "The report", default=""),
-    _switch("--quiet -q", "quiet", "Print nothing but errors"),
+    _switch("--quiet -q", "quiet", "Print errors only"),
     _switch("--verbose -v", "verbose", "Print the tables too"),
-    _idle("--checkpoint-directory -s", path, "PATH", "the result has all that the journal has"),
+    _idle("--checkpoint-directory -s", path, "PATH", "the result has the content of the journal"),
     _idle("--output-formats -o", names, "LIST", "the report is one HTML file"),
-    _idle("--always-report-gpu-metrics", switch, "", "what the server tells is reported"),
+    _idle("--always-report-gpu-metrics", switch, "", "the report has the metrics that the server exports"),
 )
 
 EXIT_CODES = """\
 Exit status:
    0  there is a recommendation, which may be to change nothing
-   1  the server was lost; what was measured is kept
+   1  the server was lost; the measurements up to then are kept
    2  no configuration keeps the constraints; the closest one is reported
    3  nothing could be measured: every configuration failed
-  99  wrong options, no such model, no place to write, server not there or not
-      in mode explicit
- 130  interrupted; what was measured is reported, the next run goes on with it
+  99  wrong options, unknown model, output not writable, server not reachable or
+      not in mode explicit
+ 130  interrupted; the measurements are reported, the next run resumes
 """
 
 PROFILE = CommandLine(
@@ -359,7 +359,7 @@ def parse_report(arguments: Sequence[str]) -> ReportRequest:
 
 
 def _split(line: CommandLine[Any], arguments: Sequence[str]) -> Given:
-    """Return the options that arguments name, and those of the file that they name, which they beat.
+    """Return the options of the arguments and of the file that they name; arguments take precedence.
 
     Raises:
         ServingError: INVALID_ARG when the arguments cannot be split, or the file not be read.
@@ -381,7 +381,7 @@ def _split(line: CommandLine[Any], arguments: Sequence[str]) -> Given:
 
 
 def _named(given: Given) -> dict[str, str]:
-    """Return what is named, as text by name in YAML."""
+    """Return the given options, as text by name in YAML."""
     by_name = {option.name: option for option in PROFILE.options() if option is not CONFIG_FILE}
     values = {
         by_name[name].key: texts[-1] if by_name[name].metavar else texts[-1] or "true"
@@ -392,7 +392,7 @@ def _named(given: Given) -> dict[str, str]:
 
 
 def _without_secrets(values: Mapping[str, object]) -> dict[str, object]:
-    """Return values without those of headers and environments, so that reports contain no tokens and passwords."""
+    """Mask the values of headers and environments, so that reports contain no tokens and passwords."""
     return {name: _masked(value) if name.lstrip("-") in _SECRET else _open(value) for name, value in values.items()}
 
 

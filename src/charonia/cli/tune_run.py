@@ -91,7 +91,7 @@ def report_on(request: ReportRequest) -> int:
     """Report on an earlier run, and return the exit status.
 
     Raises:
-        ServingError: There is none, it lacks a variant that is asked for, or a file cannot be written.
+        ServingError: There is none, it lacks a requested variant, or a file cannot be written.
     """
     found = read_result(request)
     variants = [variant for group in found.groups for variant in group.variants]
@@ -109,7 +109,7 @@ def report_on(request: ReportRequest) -> int:
 
 
 def check_writable(output: OutputSettings) -> None:
-    """Make the folders of the results, before anything is measured.
+    """Create the folders of the results, before anything is measured.
 
     Raises:
         ServingError: INVALID_ARG when one cannot be written.
@@ -147,8 +147,7 @@ def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = (
     """Write all files, and return their paths and the tables.
 
     Args:
-        run: What was found.
-        output: What is to be written.
+        output: The files to write.
         names: Variants that the page shows beside the default and the recommended one, () for all.
 
     Raises:
@@ -266,7 +265,7 @@ def loads_of(options: TuneOptions) -> Prepare:
 
 
 def _shapes(shapes: Sequence[str], subject: Subject) -> list[str]:
-    """Return those of the shapes that are of inputs of a model."""
+    """Return the shapes that belong to inputs of a model."""
     inputs = {tensor.name for tensor in subject.metadata.inputs}
     return [word for text in shapes if text.rpartition(":")[0] in inputs for word in ("--shape", text)]
 
@@ -321,9 +320,9 @@ def watched(stream: TextIO, *, quiet: bool, verbose: bool) -> Iterator[Progress]
     """Yield the progress display: a table on a terminal, else a line for each measurement.
 
     Args:
-        stream: Where to.
-        quiet: Whether nothing is shown.
-        verbose: Whether lines are wanted in any case.
+        stream: The output.
+        quiet: Whether to show nothing.
+        verbose: Whether to print lines in any case.
     """
     if quiet or verbose or not is_terminal(stream):
         yield TunePrinter(stream, quiet=quiet)
@@ -344,8 +343,7 @@ class TunePrinter:
     """Prints a line for each event.
 
     Args:
-        out: Where to.
-        quiet: Whether nothing is said.
+        quiet: Whether to print nothing.
     """
 
     def __init__(self, out: TextIO, *, quiet: bool) -> None:

@@ -1,6 +1,6 @@
-"""The YAML file of `charonia tune -f`: options by name, models with settings of their own, objectives and constraints.
+"""The YAML file of `charonia tune -f`: options by name, models with individual settings, objectives and constraints.
 
-Each reader accepts both a YAML value and the text of an argument, and raises ValueError with what it expected.
+Each reader accepts both a YAML value and the text of an argument, and raises ValueError with the expected form.
 """
 
 import json
@@ -53,7 +53,7 @@ def read_yaml(path: Path) -> dict[str, object]:
     """Return the keys and values of a YAML file. Blocks on the disk.
 
     Raises:
-        ServingError: INVALID_ARG, with the path, when it cannot be read or is no mapping.
+        ServingError: INVALID_ARG, with the path, when it cannot be read or is not a mapping.
     """
     try:
         with path.open("rb") as file:
@@ -185,7 +185,7 @@ def model_requests(value: object) -> tuple[ModelRequest, ...]:
 
 
 def composing_models(value: object) -> tuple[ModelRequest, ...]:
-    """Read models that compose others: as `model_requests`, without load of their own.
+    """Read composing models: as `model_requests`, but without load settings.
 
     Raises:
         ValueError: As `model_requests`, and where a model has loads.
@@ -193,7 +193,7 @@ def composing_models(value: object) -> tuple[ModelRequest, ...]:
     found = model_requests(value)
     for request in found:
         if request.concurrency or request.request_rate or request.batch_sizes:
-            raise ValueError(f"{request.name}.parameters: a model that is called by others gets no load of its own")
+            raise ValueError(f"{request.name}.parameters: a model that other models call cannot have load settings")
     return found
 
 

@@ -1,7 +1,7 @@
 """`charonia upgrade`: put a new engine and new front ends into a running server.
 
-Exit status: 0 when the new engine serves and the one before has ended, 1 when it is refused or has failed, 2 for
-invalid arguments. Ending the command does not stop the upgrade: the log of the server tells how it went.
+Exit status: 0 when the new engine serves and the previous one has stopped, 1 when the upgrade is refused or fails, 2
+for invalid arguments. Interrupting the command does not stop the upgrade: the server logs its result.
 """
 
 import os
@@ -20,14 +20,14 @@ from charonia.server.guard.control import command, running_servers
 
 @dataclass(frozen=True, slots=True)
 class UpgradeOptions:
-    """What the command line asks for.
+    """Values of the command line.
 
     Attributes:
-        pid: Number of the server's process, 0 for the only one of this user.
-        stop_first: Whether the engine ends before the new one starts.
-        finish_secs: Seconds that requests, streams and sequences have to finish on engine and front ends before.
-        python: The interpreter of the new engine and the new front ends, "" for that of the ones that run.
-        cancel: Whether an upgrade is to be ended that is under way.
+        pid: Process id of the server, 0 for the only one of this user.
+        stop_first: Whether the engine stops before the new one starts.
+        finish_secs: Seconds that the previous engine and front ends have to finish requests, streams and sequences.
+        python: The interpreter of the new engine and front ends, "" for the current one.
+        cancel: Whether to cancel an upgrade in progress.
     """
 
     pid: int = 0
@@ -42,10 +42,9 @@ LINE = CommandLine(
     intro="""\
 usage: charonia upgrade [OPTIONS] [PID] [-- ARGUMENTS]
 
-Start a new engine beside that of a running `charonia serve --front-ends N`, with the code, packages and models that
-are on the disk now, let the front ends move to it when it is ready, and then replace them, too. No request is lost.
-ARGUMENTS are those of `charonia serve` from now on, by default the same as before. Their relative paths begin at the
-current folder.
+Start a new engine beside that of a running `charonia serve --front-ends N`, with the code, packages and models now on
+the disk, move the front ends to it when it is ready, and then replace them, too. No request is lost. ARGUMENTS
+replace the arguments of `charonia serve`; by default they stay. Their relative paths begin at the current folder.
 """,
     groups={
         "Options": (
@@ -54,24 +53,24 @@ current folder.
                 "--stop-first",
                 "stop_first",
                 True,
-                "End the engine before the new one starts, where memory does not hold both: requests wait up to 10 s",
+                "Stop the engine before the new one starts, if memory does not hold both: requests wait up to 10 s",
             ),
             Option(
                 "--finish-secs",
                 "finish_secs",
                 number(0.0),
                 "SECONDS",
-                "Time that requests, streams and sequences have to finish on engine and front ends before",
+                "Time that requests, streams and sequences have to finish on the previous engine and front ends",
             ),
             Option(
                 "--python",
                 "python",
                 str,
                 "PATH",
-                "Interpreter of the new engine and front ends, of an environment that has charonia",
-                default="that of those before",
+                "Interpreter of the new engine and front ends, from an environment with charonia",
+                default="the current one",
             ),
-            flag("--cancel", "cancel", True, "End an upgrade whose engine has not loaded its models yet"),
+            flag("--cancel", "cancel", True, "Cancel an upgrade whose engine has not loaded its models yet"),
         )
     },
     record=UpgradeOptions(),
@@ -91,7 +90,7 @@ def _upgrade(options: UpgradeOptions, arguments: list[str] | None) -> int:
     """Upgrade a server, and print the steps.
 
     Raises:
-        ServingError: There is no such server, or it refuses, or the upgrade fails.
+        ServingError: The server does not exist or refuses, or the upgrade fails.
     """
     pid = options.pid or _only_server()
     asked = {
@@ -114,7 +113,7 @@ def _upgrade(options: UpgradeOptions, arguments: list[str] | None) -> int:
                     return 0
             case {"error": reason, "hint": hint}:
                 raise invalid(str(reason), hint=str(hint))
-    raise invalid(f"server {pid} has ended meanwhile", hint="its log says why")
+    raise invalid(f"server {pid} has exited", hint="its log says why")
 
 
 def _only_server() -> int:
@@ -141,7 +140,7 @@ def _no_server(pid: int) -> ServingError:
     try:
         process = psutil.Process(pid)
     except psutil.NoSuchProcess:
-        return not_found(f"there is no process {pid}")
+        return not_found(f"process {pid} does not exist")
     if _is_serve(process) and any(word.startswith("--front-ends") for word in process.cmdline()):
         return unavailable(
             f"server {pid} is not ready yet",
@@ -152,7 +151,7 @@ def _no_server(pid: int) -> ServingError:
             f"server {pid} cannot be upgraded: its engine and its endpoints are one process",
             hint="start it with --front-ends 1 or more; until then, restart it",
         )
-    return not_found(f"process {pid} is no `charonia serve`")
+    return not_found(f"process {pid} is not a `charonia serve`")
 
 
 def _is_serve(process: psutil.Process) -> bool:

@@ -55,7 +55,7 @@ def filled(value: object) -> str:
 
 
 def path(value: object) -> Path:
-    """Read the path of a file or folder, from here on the same in every folder; - stays what it is."""
+    """Read the path of a file or folder and make it absolute; - stays."""
     found = Path(filled(value)).expanduser()
     return found if found == STDOUT else found.absolute()
 

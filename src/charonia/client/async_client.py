@@ -97,7 +97,6 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close."""
         await self.close()
 
     async def close(self) -> None:
@@ -105,7 +104,7 @@ class AsyncClient:
         await self._servers.close()
 
     def endpoints(self) -> list[EndpointStatus]:
-        """Return what is known of each of several servers; nothing for a client of one."""
+        """Return the status of each server; an empty list for a client of a single server."""
         return self._servers.endpoints()
 
     async def server_live(self) -> bool:
@@ -137,7 +136,7 @@ class AsyncClient:
         return await self._servers.ask(self._dialect.statistics(model, version))
 
     async def repository_index(self, *, ready: bool = False) -> list[ModelIndexEntry]:
-        """Return the models of the repositories, or only those that are ready."""
+        """Return the models of the repositories, or only the ready ones."""
         return await self._servers.ask(self._dialect.index(ready))
 
     async def load_model(
@@ -211,7 +210,7 @@ class AsyncClient:
                 `(x, "BF16")`; a list or a single element, which use the datatype in the model's metadata.
             outputs: Names of the outputs to return, None for all; a mapping also says how many top classes to return
                 instead of an output, 0 for the output itself.
-            version: Model version, "" for the newest that is ready.
+            version: Model version, "" for the latest that is ready.
             request_id: Id that the response carries.
             parameters: Request parameters; "priority" and "timeout" (microseconds in the queue) control the scheduler.
             sequence: The request's place in a sequence.
@@ -250,7 +249,7 @@ class AsyncClient:
         """Run a model that sends any number of responses, over gRPC only; iterate over them.
 
         The first step sends the request. Closing the iterator (`aclose`), or cancelling the task in it, cancels the
-        request. The arguments are those of `infer`; `timeout_s` is the time until the last response.
+        request. It accepts the arguments of `infer`; `timeout_s` is the time until the last response.
 
         Raises:
             ClientError: The request failed; raised after the preceding responses.
@@ -271,7 +270,7 @@ class AsyncClient:
             handle.cancel()
 
     async def _metadata_for(self, ask: Ask, timeout_s: float | None) -> tuple[ModelMetadata | None, float | None]:
-        """Return a model's tensors if the inputs need them, and what is left of the timeout."""
+        """Return a model's tensors if the inputs need them, and the rest of the timeout."""
         if not needs_metadata(ask.inputs):
             return None, timeout_s
         known = self._metadata.get(ask)

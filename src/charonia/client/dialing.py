@@ -106,13 +106,10 @@ CLOSE_TIMEOUT_S = 1.0
 class DialedConnection(Protocol):
     """A connection, as the dialer sees it. It is also an `asyncio.Protocol`."""
 
-    def abort(self) -> None:
-        """Abort it."""
-        ...
+    def abort(self) -> None: ...
 
     async def ready(self) -> None:
-        """Wait until the server has accepted it, as far as the protocol tells. Raises OSError when it is lost."""
-        ...
+        """Wait until the server has accepted it, as far as the protocol can report. Raises OSError when it is lost."""
 
 
 _C = TypeVar("_C", bound=DialedConnection)
@@ -122,12 +119,12 @@ class Dialer:
     """Opens connections and tracks the open ones.
 
     Attributes:
-        failures: Number of failures by kind, including those of the users of the connections.
+        failures: Number of failures by kind, including failures of the users of the connections.
         dialing: Number of pending connection attempts.
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions, *, http2: bool) -> None:
-        """Make a dialer; call it on the event loop.
+        """Create a dialer; call it on the event loop.
 
         Raises:
             ServingError: INVALID_ARG for TLS or keepalive options that cannot be used.

@@ -1,6 +1,6 @@
 """gRPC: many calls on each of a few HTTP/2 connections.
 
-Outgoing data of calls is collected and written at once: after processing received data, or, for calls that start in
+Outgoing data of calls is collected and written together: after processing received data, or, for calls that start in
 between, once the loop has run all ready callbacks.
 
 A call is resent if HTTP/2 guarantees that the server has not processed it: its stream is after the last one that a
@@ -64,7 +64,6 @@ class CallOwner(Protocol):
 
     def send_again(self, call: "GrpcCall") -> None:
         """Resend a call that the server has not processed."""
-        ...
 
 
 class Carrier(Protocol):
@@ -142,7 +141,7 @@ class GrpcCall:
             self._leave()
             self.fail(failure, f"{self._owner.endpoint}: {message}")
 
-    # What the connection received.
+    # Events of the connection.
 
     def headers_received(self, headers: Headers) -> None:
         """The response starts."""
@@ -301,7 +300,7 @@ class GrpcClientConnection(asyncio.Protocol):
 
     Attributes:
         is_lost: Whether it is closed.
-        problem: Why the other end is no gRPC server, "" if it is one.
+        problem: Why the other end is not a gRPC server, "" if it is.
     """
 
     __slots__ = (
@@ -399,7 +398,7 @@ class GrpcClientConnection(asyncio.Protocol):
         """Wait for the server's greeting: calls that are sent before may reach a server that never reads them."""
         await self._greeting
         if not self._is_greeted:
-            raise ConnectionResetError("the server closed the connection at once")
+            raise ConnectionResetError("the server closed the connection immediately")
 
     def start(self, call: GrpcCall) -> bool:
         """Send a call; return whether this connection accepted it."""
@@ -512,7 +511,7 @@ class GrpcTransport:
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
-        """Make a transport without connections; call it on the event loop.
+        """Create a transport without connections; call it on the event loop.
 
         Raises:
             ServingError: INVALID_ARG for options that cannot be used.
@@ -602,7 +601,7 @@ class GrpcTransport:
             self._fail_waiting(Failure.GARBLED, connection.problem)
             return
         if connection.is_lost:
-            self._not_made(f"{self.endpoint} closed the connection at once")
+            self._not_made(f"{self.endpoint} closed the connection immediately")
             return
         self._connections.append(connection)
         waiting, self._waiting = self._waiting, deque()

@@ -1,8 +1,8 @@
 """HTTP/1.1: keep-alive connections with one request in flight on each.
 
-A request is written at once if a connection is idle. Otherwise it waits while a connection is opened for it, and takes
-the first connection that becomes free. A request that was written is never retried, because the server may have seen
-it.
+A request is written immediately if a connection is idle. Otherwise it waits while a connection is opened for it, and
+uses the first connection that becomes free. A request that was written is never retried, because the server may have
+seen it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from charonia.wire.transport import DEFAULT_FORM, Answer, Failure, OnAnswer, Req
 _now_ns = time.monotonic_ns
 
 _PAUSES_AFTER_WRITELINES = not ((3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2))
-"""Whether asyncio says that `writelines` has left bytes unsent: these releases do not (CVE-2024-12254)."""
+"""Whether asyncio reports that `writelines` has left bytes unsent: these releases do not (CVE-2024-12254)."""
 
 
 class ClientExchange:
@@ -62,7 +62,7 @@ class ClientExchange:
         self.first_byte_ns = 0
 
     def cancel(self) -> None:
-        """Cancel it: no further answer follows."""
+        """Cancel it: no answer follows."""
         if not self.is_over:
             self._end()
             self._leave()
@@ -162,7 +162,7 @@ class HttpClientConnection(asyncio.Protocol):
             self._complete(exchange)
 
     def eof_received(self) -> None:
-        """The server sends no more: accept no further requests. The transport closes itself."""
+        """The server has closed its side: accept no more requests. The transport closes itself."""
         self._owner.lost(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -273,7 +273,7 @@ class HttpTransport:
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
-        """Make a transport without connections; call it on the event loop.
+        """Create a transport without connections; call it on the event loop.
 
         Raises:
             ServingError: INVALID_ARG for options that cannot be used.
@@ -374,7 +374,7 @@ class HttpTransport:
             self._connections.add(connection)
             self.freed(connection)
         else:
-            self._not_made(f"{self.endpoint} closed the connection at once")
+            self._not_made(f"{self.endpoint} closed the connection immediately")
 
     def _not_made(self, message: str) -> None:
         exchange = self._next_waiting()

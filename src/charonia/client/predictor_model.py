@@ -1,7 +1,7 @@
-"""A Python model that stands for one of another server: it passes each request on.
+"""A Python model that forwards each request to a model of another server.
 
-It is what a transformer of KServe has in place of its predictor. Its inputs and outputs are those of the other server's
-model of the same name, which it waits for when it is loaded.
+A transformer of KServe serves it in place of its predictor. It has the inputs and outputs of the other server's model
+of the same name, which it waits for when it is loaded.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class TritonPythonModel:
         self._client: AsyncClient | None = None
 
     async def execute(self, requests: list[Any]) -> list[Any]:
-        """Pass all requests on at once, and return the responses."""
+        """Forward all requests concurrently, and return the responses."""
         if self._client is None:
             self._client = AsyncClient(self._url)  # on the loop that it belongs to
         return await asyncio.gather(*(self._ask(self._client, request) for request in requests))

@@ -224,7 +224,7 @@ class Ask:
         model: Model name.
         inputs: Values by input name.
         outputs: Requested outputs, None for all.
-        version: Model version, "" for the newest.
+        version: Model version, "" for the latest.
         request_id: Id that the response carries.
         parameters: Request parameters.
         sequence: Place in a sequence.

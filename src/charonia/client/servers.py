@@ -1,4 +1,4 @@
-"""The server of a client, or its servers: queries go there, answers come back."""
+"""The server of a client, or its servers: sends queries and reads the answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -57,11 +57,11 @@ class Servers:
             self._one = connect(first, options)
 
     def endpoints(self) -> list[EndpointStatus]:
-        """Return what is known of each of several servers; nothing of a single one."""
+        """Return the status of each server; an empty list for a single server."""
         return self._all.endpoints() if self._all is not None else []
 
     def queue_timeout_us(self, timeout_s: float | None) -> int:
-        """Return the time after which nobody waits for a request, where it has to say that itself; 0 otherwise.
+        """Return the time after which the client no longer waits, where the request has to carry it; 0 otherwise.
 
         A gRPC call carries its deadline.
         """
@@ -84,10 +84,10 @@ class Servers:
         return self._one.send(query.request, on_answer, timeout_s, keep_body=True)
 
     async def ask(self, query: Query[Any, T], timeout_s: float | None = None, routing: Routing = ANYWHERE) -> T:
-        """Send a query and return what its answer says.
+        """Send a query and return its parsed answer.
 
         Raises:
-            ClientError: There is no such answer.
+            ClientError: The query failed.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -116,7 +116,7 @@ class Servers:
         return await self.ask(query, timeout_s)
 
     async def holds(self, query: Query[Any, bool]) -> bool:
-        """Send a question; an error that means no is no. Raises as `ask` for others."""
+        """Send a query; an error that means no returns False. Raises as `ask` for others."""
         try:
             return await self.ask(query)
         except ServingError as error:
@@ -132,7 +132,7 @@ class Servers:
 
 
 def read(query: Query[Any, T], answer: Answer) -> T:
-    """Return what a successful answer says.
+    """Parse a successful answer.
 
     Raises:
         ClientError: It does not follow the protocol.

@@ -33,7 +33,7 @@ class Client:
         with Client("localhost:8000") as client:
             result = client.infer("add_sub", {"INPUT0": a, "INPUT1": b})
 
-    Methods, arguments and errors are those of `AsyncClient`.
+    It has the methods, arguments and errors of `AsyncClient`.
 
     Args:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS;
@@ -77,7 +77,6 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close."""
         self.close()
 
     def close(self) -> None:
@@ -115,7 +114,7 @@ class Client:
         return self._run(self._client.statistics(model, version))
 
     def repository_index(self, *, ready: bool = False) -> list[ModelIndexEntry]:
-        """Return the models of the repositories, or only those that are ready."""
+        """Return the models of the repositories, or only the ready ones."""
         return self._run(self._client.repository_index(ready=ready))
 
     def load_model(
@@ -180,7 +179,7 @@ class Client:
         )
 
     def endpoints(self) -> list[EndpointStatus]:
-        """Return what is known of each of several servers; see `AsyncClient.endpoints`."""
+        """Return the status of each server; see `AsyncClient.endpoints`."""
 
         async def look() -> list[EndpointStatus]:
             return self._client.endpoints()

@@ -10,11 +10,10 @@ T = TypeVar("T")
 
 
 class Asks(Protocol):
-    """Sends a query and returns what its answer says."""
+    """Sends a query and returns its parsed answer."""
 
     def __call__(self, query: Query[Any, T]) -> Coroutine[Any, Any, T]:
         """Send a query. Raises ClientError."""
-        ...
 
 
 class AsyncTraffic:
@@ -22,7 +21,7 @@ class AsyncTraffic:
 
     Args:
         dialect: Makes queries.
-        ask: Sends those that change nothing.
+        ask: Sends read-only queries.
         change: Sends the others.
     """
 
@@ -47,7 +46,7 @@ class AsyncTraffic:
 
 
 class SyncTraffic:
-    """The traffic of models, for the blocking client. Methods, arguments and errors are those of `AsyncTraffic`.
+    """The traffic of models, for the blocking client. It has the methods, arguments and errors of `AsyncTraffic`.
 
     Args:
         traffic: That of the asynchronous client.

@@ -16,7 +16,7 @@ class DataType(Enum):
         config: Name in model configurations, e.g. "TYPE_FP32" or "TYPE_STRING".
         number: Value of the configuration's enumeration.
         byte_size: Bytes of one element; 0 for BYTES, whose elements vary.
-        numpy: dtype of the arrays that hold it. BF16 has none of its own: its arrays hold the bit patterns as uint16.
+        numpy: dtype of the arrays that hold it. BF16 lacks a dtype: its arrays hold the bit patterns as uint16.
             BYTES arrays are object arrays of `bytes`.
     """
 

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Code(Enum):
-    """What kind of problem an error is. The names are those of the Triton C API."""
+    """The kind of an error, named as in the Triton C API."""
 
     UNKNOWN = "UNKNOWN"
     INTERNAL = "INTERNAL"
@@ -25,7 +25,7 @@ class ServingError(Exception):
 
     Attributes:
         code: The kind of problem.
-        message: One sentence: the thing, what was expected, what was received.
+        message: One sentence: the thing, the expected value, the received value.
         hint: What to do about it, or "" if the message is enough.
         is_unexecuted: Whether no model has seen the request for certain, so that another server may be asked.
     """
@@ -58,7 +58,7 @@ def invalid(message: str, *, hint: str = "") -> ServingError:
 
 
 def conflict(message: str, *, hint: str = "") -> ServingError:
-    """Return an ALREADY_EXISTS error: a name is taken, or what is under way excludes what the caller wants."""
+    """Return an ALREADY_EXISTS error: a name is taken, or an operation in progress excludes the request."""
     return ServingError(Code.ALREADY_EXISTS, message, hint=hint)
 
 

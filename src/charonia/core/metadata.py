@@ -6,10 +6,10 @@ from enum import Enum
 from charonia.core.dtypes import DataType
 
 USUAL_NAME = "triton"
-"""The name that servers of this protocol go by unless `--id` says otherwise; programs test for it."""
+"""The default name of servers of this protocol (`--id`); programs test for it."""
 
 PRODUCT = "charonia"
-"""The extension that tells Charonia from other servers of that name."""
+"""The extension that distinguishes Charonia from other servers of that name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def from_file(content: bytes, datatype: DataType, dims: Sequence[int], subject: 
         strings[:] = elements
         return strings
     expected = count * datatype.byte_size
-    if len(content) < expected:  # what is beyond that is ignored, as by Triton
+    if len(content) < expected:  # more bytes are ignored, as by Triton
         raise invalid(f"{subject}: expected {expected} bytes for dims {list(dims)}, got {len(content)}")
     numbers: Array = np.frombuffer(content, datatype.numpy, count)
     return numbers

@@ -87,7 +87,7 @@ def check_named(inputs: object) -> None:
     """Check that a caller's inputs have names.
 
     Raises:
-        ServingError: INVALID_ARG when they are no mapping.
+        ServingError: INVALID_ARG when they are not a mapping.
     """
     if not isinstance(inputs, Mapping):
         raise invalid(
@@ -123,7 +123,7 @@ class InferRequest:
         id: The caller's request id, "" for none.
         inputs: Input tensors by name, in the order they were sent.
         outputs: Requested outputs; empty means all of the model's.
-        parameters: Custom parameters, except those that have a field here.
+        parameters: Custom parameters, except those with a field here.
         correlation_id: Sequence id, 0 or "" for none.
         flags: `SEQUENCE_START | SEQUENCE_END`.
         priority: 0 for the model's default, else 1 (most urgent) and up.

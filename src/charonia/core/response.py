@@ -17,7 +17,7 @@ ParametersKey = tuple[tuple[str, type, int], ...]
 def parameters_key(parameters: Mapping[str, ParameterValue]) -> ParametersKey | None:
     """Return parameters as a key for caches; None if other responses are unlikely to have the same.
 
-    Those of sequences and ensembles are a few integers and booleans, and mostly the same.
+    Parameters of sequences and ensembles are a few integers and booleans, and mostly the same.
     """
     if len(parameters) > REPEATED_PARAMETERS_MAX:
         return None
@@ -83,7 +83,7 @@ class InferResponse:
 
 
 Outcome = InferResponse | ServingError | None
-"""One outcome. None comes only with `final`: the request ends without a (further) response."""
+"""One outcome. None comes only with `final`: the request ends without a response, or without another one."""
 
 Reply = Callable[[Outcome, bool], None]
 """Called with each outcome and whether it is the last. May be called before `infer` has returned."""
@@ -93,11 +93,10 @@ class Ticket(Protocol):
     """A request in flight."""
 
     def cancel(self) -> None:
-        """Drop the request wherever it is; the reply gets a CANCELLED error or nothing more.
+        """Drop the request wherever it is; the reply gets a CANCELLED error or no more calls.
 
         Safe at any time, even after the last outcome.
         """
-        ...
 
 
 class _Answered:

@@ -67,7 +67,6 @@ class MemoryUsage:
     Attributes:
         type: "CPU" or "GPU".
         id: Number of the device.
-        byte_size: Bytes.
         instance: Instance whose own it is, "" for what instances share.
     """
 
@@ -79,13 +78,13 @@ class MemoryUsage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """How the worker process of one instance does.
+    """The state of the worker process of one instance.
 
     Attributes:
         instance: Name of the instance.
-        memory_bytes: Resident memory of the process, 0 while there is none; what it has started itself is not included.
+        memory_bytes: Resident memory of the process, 0 while there is none; its child processes are not included.
         restarts: How often it was started again since the model was loaded.
-        problem: Why there is none that is ready, "" where there is.
+        problem: Why it is not ready, "" if it is ready.
         cpu_seconds: CPU time of the process so far.
     """
 
@@ -139,7 +138,7 @@ class ModelStatistics:
 PROMPT_TOKENS = "prompt_tokens"
 COMPLETION_TOKENS = "completion_tokens"
 CACHED_TOKENS = "cached_tokens"
-"""Response parameters by which an engine model tells them, with its last response."""
+"""Response parameters with which an engine model reports them, with its last response."""
 
 
 class TokenUsage(NamedTuple):
@@ -157,7 +156,7 @@ class TokenUsage(NamedTuple):
 
 
 def usage_of(parameters: Mapping[str, object]) -> TokenUsage | None:
-    """Return the usage that the parameters of a response tell, None if they tell none."""
+    """Return the usage in the parameters of a response, None if it is missing."""
     prompt = parameters.get(PROMPT_TOKENS)
     if type(prompt) is not int:
         return None

@@ -17,7 +17,6 @@ class Tensor:
     BYTES tensors hold an object array of `bytes`; BF16 tensors hold the bit patterns as uint16.
 
     Attributes:
-        name: Tensor name.
         datatype: Protocol datatype.
         array: The elements, in the tensor's own shape (with the batch dimension, if the model has one).
         shape: Shape of the array, batch dimension included.
@@ -41,16 +40,12 @@ class DeviceContent(Protocol):
     @property
     def native(self) -> object:
         """The framework's own tensor, with `__dlpack__`."""
-        ...
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Their shape."""
-        ...
+    def shape(self) -> tuple[int, ...]: ...
 
     def to_host(self) -> Array:
         """Return a copy in CPU memory."""
-        ...
 
 
 class DeviceTensor(Tensor):

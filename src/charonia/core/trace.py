@@ -1,10 +1,10 @@
 """Traces: the timeline of each sampled request.
 
-A `TraceTree` contains the traces of one client request: that of the request itself, and those of the requests that an
+A `TraceTree` contains the traces of one client request: of the request itself, and of the requests that an
 ensemble or a model made for it. It is reference-counted and ends with its last holder: the front end holds it until it
 has responded, each request until its last response, each batch until it has been executed.
 
-Names of events are those of Triton's trace files. Times are monotonic, in ns.
+Events are named as in Triton's trace files. Times are monotonic, in ns.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ CHILDREN_MAX = 1024
 """Limit of requests by ensembles and models that are traced for one client request."""
 
 EVENTS_MAX = 8192
-"""Limit of events of one request, because a stream of responses may be endless. Further events are dropped."""
+"""Limit of events of one request, because a stream of responses may be endless. Later events are dropped."""
 
 REQUEST_START = "REQUEST_START"
 QUEUE_START = "QUEUE_START"
@@ -49,7 +49,7 @@ def ordered(events: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 class TraceLevel(IntFlag):
-    """What a trace records."""
+    """The events that a trace records."""
 
     OFF = 0
     TIMESTAMPS = 1
@@ -61,11 +61,9 @@ class TraceIds(Protocol):
 
     def trace_id(self) -> int:
         """Return the number of a new trace, unique during the life of the server."""
-        ...
 
     def span_id(self) -> int:
         """Return a random 64-bit number, 0 if traces are not exported as spans."""
-        ...
 
 
 class RemoteParent:

@@ -63,7 +63,6 @@ class LogStream(Protocol):
 
     def write(self, text: str, /) -> object:
         """Write a line. Raises OSError if it is lost."""
-        ...
 
 
 class AccessLog:
@@ -72,7 +71,7 @@ class AccessLog:
     def __init__(
         self, stream: LogStream, *, as_json: bool = False, wall_clock: Callable[[], float] = time.time
     ) -> None:
-        """Make a log.
+        """Create a log.
 
         Args:
             stream: Takes the lines.

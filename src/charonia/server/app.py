@@ -111,32 +111,25 @@ class FrontEnds(Protocol):
     """What takes the requests of clients: in this process, or in others."""
 
     async def check(self) -> None:
-        """Check, before models are loaded, that `start` will find what it needs. Raises ServingError."""
-        ...
+        """Check, before models are loaded, the requirements of `start`. Raises ServingError."""
 
     async def start(self, engine: ModelEngine, services: Services) -> None:
         """Take requests. Raises ServingError."""
-        ...
 
     def stop_accepting(self) -> None:
         """Accept no more connections, and no more requests on open ones."""
-        ...
 
     async def collect(self) -> list[Traffic]:
-        """Take in what other processes have counted; return what the endpoints of each process have taken in."""
-        ...
+        """Merge the counters of other processes; return the traffic of the endpoints of each process."""
 
     def where(self, runner: Runner) -> WhereRun | None:
         """Return where the requests of a version run, None for a server of one process."""
-        ...
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
-        ...
 
     async def close(self) -> None:
-        """Close everything at once."""
-        ...
+        """Close everything immediately."""
 
 
 class InferenceServer:
@@ -144,7 +137,6 @@ class InferenceServer:
 
     Attributes:
         engine: The engine that the front ends call.
-        front_ends: The front ends.
         metrics: The metrics page, where it is on and started.
     """
 
@@ -261,7 +253,7 @@ class InferenceServer:
     async def shutdown(self) -> bool:
         """Turn not ready, finish the requests in flight, unload everything, close the endpoints when clients are done.
 
-        With an exit delay, clients are asked to leave first, while requests are still taken.
+        With an exit delay, the server first asks clients to leave, and still accepts requests.
 
         Returns:
             Whether everything in flight was answered, and the answers taken, within `exit_timeout_secs`.
@@ -413,7 +405,7 @@ class InferenceServer:
         )
 
     def _room(self) -> Room:
-        """Return what the machine has left for more instances."""
+        """Return the free capacity of the machine for more instances."""
         memories = [FreeMemory("memory", available_memory(), int(usable_memory() * MEMORY_KEPT))]
         if self._demand is not None:
             memories.append(FreeMemory("the memory budget of models", self._demand.free_bytes(), 0))
@@ -445,9 +437,9 @@ class InferenceServer:
             try:
                 is_pending = await self._lifecycle.poll()
             except ServingError as error:  # the disk may be back at the next poll
-                _log.error("looking for changed models failed: %s", error)
+                _log.error("the check for changed models failed: %s", error)
             except Exception:  # a bug of ours or of an agent must not end polling
-                _log.exception("looking for changed models failed")
+                _log.exception("the check for changed models failed")
 
 
 def _make_cache(options: CacheOptions) -> LocalCache | RedisCache | None:

@@ -27,14 +27,11 @@ class KnownVersion(Protocol):
     """The state of a version of a model, and the reason for it."""
 
     @property
-    def state(self) -> ModelState:
-        """Its state."""
-        ...
+    def state(self) -> ModelState: ...
 
     @property
     def reason(self) -> str:
         """Why it does not answer, "" where it does."""
-        ...
 
 
 class KnownModel(Protocol):
@@ -43,16 +40,13 @@ class KnownModel(Protocol):
     @property
     def failure(self) -> str:
         """Why the model as a whole could not be loaded, "" when it could."""
-        ...
 
     @property
-    def versions(self) -> Mapping[int, KnownVersion]:
-        """Its versions."""
-        ...
+    def versions(self) -> Mapping[int, KnownVersion]: ...
 
 
 class ModelRequests(Protocol):
-    """Is told which models were loaded and unloaded by request."""
+    """Observes the models that requests load and unload."""
 
     def model_change(self, name: str) -> AbstractAsyncContextManager[None]:
         """Return what surrounds a change of a model by request, and telling of it.
@@ -60,17 +54,14 @@ class ModelRequests(Protocol):
         Raises:
             ServingError: UNAVAILABLE when another engine has taken over.
         """
-        ...
 
     async def model_loaded(
         self, name: str, config: str | None, files: Mapping[str, bytes] | None, is_overridden: bool
     ) -> None:
         """A model was loaded, as by `Engine.load_model`; whether it has the configuration of a request."""
-        ...
 
     def model_unloaded(self, name: str, with_dependents: bool) -> None:
-        """A model was unloaded, maybe with those that were loaded only for it."""
-        ...
+        """A model was unloaded, maybe with its dependents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +189,8 @@ def metadata_of(config: ModelConfig, name: str, version: str, ready: Iterable[Ta
 
     Args:
         config: Its configuration.
-        name: The name that was asked for.
-        version: The version that was asked for, "" for all.
+        name: The requested name.
+        version: The requested version, "" for all.
         ready: Every version that answers.
     """
     lead = (-1,) if config.max_batch_size > 0 else ()

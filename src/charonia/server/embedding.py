@@ -309,7 +309,7 @@ class Server:
         Args:
             model: Model name.
             inputs: Arrays by input name, with the batch dimension where the model has one.
-            version: Model version, "" for the newest that is ready.
+            version: Model version, "" for the latest that is ready.
             outputs: Names of the outputs to return; all when empty.
             parameters: Request parameters.
             timeout_s: Longest time to wait, in seconds; None for no limit.
@@ -347,7 +347,7 @@ class Server:
         Args:
             model: Model name.
             inputs: Arrays by input name.
-            version: Model version, "" for the newest that is ready.
+            version: Model version, "" for the latest that is ready.
             outputs: Names of the outputs to return; all when empty.
             parameters: Request parameters.
             timeout_s: Longest time to wait for each response, in seconds; None for no limit.
@@ -388,7 +388,7 @@ class Server:
         return self._call(ask)
 
     def load(self, model: str, config: str | None = None) -> None:
-        """Load or reload a model, with `config` (JSON) instead of its own configuration where given.
+        """Load or reload a model, with `config` (JSON), if given, in place of its configuration.
 
         Raises:
             ServingError: The control mode is not explicit, or the model fails to load.

@@ -1,4 +1,4 @@
-"""The HTTP and gRPC endpoints of one process, with what they need beside an engine: keys, gates, TLS, access log."""
+"""The HTTP and gRPC endpoints of one process, with keys, gates, TLS and access log."""
 
 import asyncio
 import logging
@@ -77,7 +77,6 @@ class Endpoints:
         """Listen.
 
         Args:
-            engine: The engine.
             services: The services of the engine's side.
 
         Raises:
@@ -167,7 +166,7 @@ class Endpoints:
             front_end.stop_accepting()
 
     def leave_sockets(self) -> None:
-        """Accept nothing more; another process may."""
+        """Stop accepting connections; another process may."""
         for front_end in self._front_ends():
             front_end.leave_sockets()
 
@@ -180,7 +179,7 @@ class Endpoints:
         await asyncio.gather(*(front_end.let_go(timeout_s) for front_end in self._front_ends()))
 
     async def collect(self, process: str = "server") -> list[Traffic]:
-        """Return what the endpoints have taken in; the process has this name."""
+        """Return the traffic of the endpoints, under this name of the process."""
         named = (("http", self.http), ("grpc", self.grpc))
         return [
             Traffic(process, protocol, end.open_count, end.accepted_count, end.request_count)

@@ -40,7 +40,7 @@ class ModelEngine:
     Attributes:
         demand: Loads models on demand, None in other control modes.
         offers: The models that front ends in other processes load, too.
-        requests: Is told of loads and unloads by request before these are answered.
+        requests: Observes loads and unloads by request before they are answered.
         traffic: How requests without a version are split.
         open_sequences: Returns the sequences that have begun and not ended: model and id.
     """
@@ -77,7 +77,7 @@ class ModelEngine:
         self._lifecycle.table.notify()
 
     def begin_exit(self, *, refuses: bool = True) -> None:
-        """Turn not ready and refuse new requests; those in flight go on. Without `refuses`, turn not ready alone."""
+        """Turn not ready, and with `refuses` reject new requests. Requests in flight continue."""
         self._is_leaving = True
         self._is_exiting = refuses
         self._lifecycle.table.notify()
@@ -97,12 +97,12 @@ class ModelEngine:
         return self.infer_loaded(request, reply)
 
     def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
-        """Run a request as `Runner.run_at_once` does; None if it is to be run by `infer`."""
+        """Run a request as `Runner.run_at_once` does; None if it needs `infer`."""
         runner = self._routes.get((request.model_name, request.model_version))
         return runner.run_at_once(request) if runner is not None and not self._is_exiting else None
 
     def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
-        """Run requests of equal forms as `ModelRunner.run_together` does; none if they are to be run by `infer`."""
+        """Run requests of equal forms as `ModelRunner.run_together` does; none if they need `infer`."""
         runner = self._routes.get((requests[0].model_name, requests[0].model_version))
         return runner.run_together(requests) if isinstance(runner, ModelRunner) and not self._is_exiting else []
 
@@ -198,7 +198,7 @@ class ModelEngine:
                 await self.requests.model_loaded(name, config, files, self._lifecycle.is_overridden(name))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        """Start to unload a model, with `unload_dependents` also those that were loaded only for this ensemble."""
+        """Start to unload a model, with `unload_dependents` also the models loaded only for this ensemble."""
         async with _change(self.requests, name):
             left = await self._lifecycle.unload(name, unload_dependents)
             if self.requests is not None:
@@ -224,10 +224,10 @@ class ModelEngine:
         ]  # fmt: skip
 
     def find(self, name: str, version: str = "") -> Runner:
-        """Return the runner of a version of a model, "" for the one that has most of the requests without a version.
+        """Return the runner of a version of a model, "" for the version with most of the requests that name none.
 
         Raises:
-            ServingError: There is no such version, or it is not ready.
+            ServingError: The version does not exist, or is not ready.
         """
         runner = self._routes.get(target_of(name, version))
         if runner is None:

@@ -2,8 +2,8 @@
 
 `Engine` runs models; `Services` are the optional services beside it. Everything here runs on the event loop's thread.
 `Engine` is a Protocol because a front end reaches an engine in its own process, one in another process through
-`front_ends/remote_engine.py`, or in tests a fake. What a request needs on its way is answered at once; what only the
-engine knows is awaited.
+`front_ends/remote_engine.py`, or in tests a fake. Calls on the request path return immediately; calls that only
+the engine can answer are awaited.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,36 +35,28 @@ class TrafficControl(Protocol):
     @property
     def sticky(self) -> Mapping[str, tuple[bytes, ...]]:
         """By model, the headers of which the first that a request has keeps its client on a version."""
-        ...
 
     async def show(self, model: str) -> "Document":
         """Return the traffic of a model.
 
         Raises:
-            ServingError: There is no such model.
+            ServingError: The model does not exist.
         """
-        ...
 
     async def change(self, model: str, document: dict[str, object]) -> "Document":
         """Change the traffic of a model, and return it. Raises ServingError."""
-        ...
 
     async def reset(self, model: str) -> "Document":
         """Forget what requests have changed, and return the traffic of a model. Raises ServingError."""
-        ...
 
 
 class LogControl(Protocol):
     """The server's log."""
 
     @property
-    def options(self) -> LogOptions:
-        """Its current options."""
-        ...
+    def options(self) -> LogOptions: ...
 
-    async def change(self, options: LogOptions) -> None:
-        """Apply new options."""
-        ...
+    async def change(self, options: LogOptions) -> None: ...
 
 
 Document = Mapping[str, object]
@@ -78,16 +70,13 @@ class LoadReports(Protocol):
     """The load of the server, in the process of a front end."""
 
     def want(self) -> None:
-        """A request wants a report with its response."""
-        ...
+        """A request needs a report with its response."""
 
     def latest(self) -> Load:
-        """Return the latest report, at once."""
-        ...
+        """Return the latest report, without waiting."""
 
     async def report(self) -> Load:
         """Return a new report. Raises ServingError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +96,7 @@ class Services:
         explain: Explains what limits a model, given by name and version, and what to change.
         folders: Returns where the files of a model, given by name and version, lie: the folder of its version, and its
             own.
-        count_tokens: Counts the tokens of a request to a model, given by name, that does not tell them itself.
+        count_tokens: Counts the tokens of a request to a model, given by name, that does not report them itself.
         page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
         controls_models: Whether models are loaded and unloaded on request.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
@@ -149,7 +138,7 @@ class Services:
 
     @property
     def has_named_flows(self) -> bool:
-        """Whether clients are told apart by more than their addresses."""
+        """Whether more than their addresses distinguishes clients."""
         return bool(self.fairness_header) or (self.http_gate is not None and self.http_gate.knows_keys)
 
     def flow(self, peer: Flow, gate: Gate | None, header: Callable[[bytes], bytes | None]) -> Flow:
@@ -174,7 +163,6 @@ class Services:
         """Return what stands for the client of a request, "" where the traffic of its model does not keep clients.
 
         Args:
-            model: The model.
             header: Returns the value of a header by its lower-case name.
         """
         for name in self.traffic.sticky.get(model, ()) if self.traffic is not None else ():
@@ -185,7 +173,7 @@ class Services:
 
 
 NO_SERVICES = Services()
-"""Nothing but the engine."""
+"""The engine only."""
 
 
 class Engine(Protocol):
@@ -193,33 +181,27 @@ class Engine(Protocol):
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request. Never raises for a request's fault: every outcome goes to `reply`."""
-        ...
 
     def is_live(self) -> bool:
         """Whether the server can answer at all."""
-        ...
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference (false while it starts and from the moment it shuts down)."""
-        ...
 
     def is_exiting(self) -> bool:
         """Whether the server is shutting down."""
-        ...
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version of the model is loaded, and ready by its own account where it has one.
+        """Whether a version of the model is loaded, and ready by its own check, if it has one.
 
         An unknown model is not ready: programs wait in a loop for one that is still to come.
 
         Raises:
             ServingError: INVALID_ARG for a version that is not a number.
         """
-        ...
 
     def server_metadata(self) -> ServerMetadata:
         """Return name, version and extensions of the server."""
-        ...
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Return a model's tensors and ready versions.
@@ -227,11 +209,9 @@ class Engine(Protocol):
         Raises:
             ServingError: NOT_FOUND, INVALID_ARG, or UNAVAILABLE when it is not ready.
         """
-        ...
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         """Return the complete configuration in use. Raises as `model_metadata`."""
-        ...
 
     async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
         """Return statistics of all loaded models, of one, or of one version.
@@ -239,24 +219,20 @@ class Engine(Protocol):
         Raises:
             ServingError: INVALID_ARG when the requested model or version is not loaded.
         """
-        ...
 
     async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
         """Return every model in the repositories with the state of its versions."""
-        ...
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model; returns when it is ready, or failed.
 
         Args:
-            name: Model name.
             config: Configuration as JSON text to use instead of the model's own.
             files: Content by path relative to the model's folder; the folder on disk is then ignored. Needs `config`.
 
         Raises:
             ServingError: UNAVAILABLE unless in explicit mode; INVALID_ARG with the reason when the model fails to load.
         """
-        ...
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Start to unload a model: requests in flight finish. Unknown names are accepted.
@@ -264,7 +240,6 @@ class Engine(Protocol):
         Raises:
             ServingError: UNAVAILABLE unless in explicit mode.
         """
-        ...
 
 
 def first_error(engine: Engine, services: Services, model: str, version: str, error: ServingError) -> ServingError:

@@ -5,9 +5,9 @@ those in the transport's buffer and those in the kernel's send queue, which the 
 link, the last megabytes of a large answer are there, and the transport does not know of them.
 
 A front end hands on when another process has its listening sockets: it serves the connections that it has until their
-clients leave. HTTP/1.1 clients are told with their next response, and one that sends a request in the moment in which
-its connection is closed would lose it, so a connection is only closed when it has been quiet for a while. With an exit
-delay, a server that stops does the same before it refuses requests, and still accepts connections: some learn late.
+clients leave. HTTP/1.1 clients learn it from their next response. A request sent while its connection is being closed
+would be lost, so only quiet connections are closed. With an exit delay, a server that stops does the same before it
+refuses requests, and still accepts connections: some clients learn late.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ BACKLOG = 1024
 
 QUIET_S = 2.0
 """Time without a request after which a front end that hands on closes a connection over HTTP/1.1, and time in which it
-takes further calls over HTTP/2."""
+still accepts calls over HTTP/2."""
 
 GRACE_S = 2.0
 """Time without progress after which a client is cut off at shutdown."""
@@ -50,7 +50,7 @@ _HINTS = {
 def cannot_listen(host: str, port: int, error: OSError) -> ServingError:
     """Return the UNAVAILABLE error for an `error` of listening on `host` and `port`.
 
-    Event loops add the address and a sentence of their own to the text of the error, so the system's text is used.
+    Event loops add the address and a sentence to the text of the error, so the system's text is used.
     """
     if isinstance(error, socket.gaierror) or not error.errno:
         reason = error.strerror or str(error)
@@ -89,7 +89,6 @@ async def listen(
     Args:
         connect: Returns the protocol of a new connection.
         host: Address to listen on.
-        port: Port to listen on.
         ssl: TLS.
         reuse_port: Whether several processes may listen on the port.
         descriptors: Bound sockets to listen on in place of `host` and `port`. They are closed with the servers.
@@ -118,11 +117,9 @@ class Leaving(Protocol):
 
     def untaken(self) -> tuple[int, int]:
         """Return how many bytes the client has not taken, and a count of its messages since the last byte was sent."""
-        ...
 
     def wind_down(self) -> None:
         """Close as soon as the client has its answers."""
-        ...
 
     def abort(self) -> None: ...
 
@@ -138,7 +135,7 @@ async def hand_on(
     *,
     least_s: float = QUIET_S,
 ) -> None:
-    """Serve the connections until all have ended, or until a limit. One that is quiet is told to wind down.
+    """Serve the connections until all have ended, or until a limit. Asks the clients of quiet ones to leave.
 
     Checks are counted as in `drain`.
 
@@ -203,7 +200,7 @@ async def drain(connections: Set[Leaving], timeout_s: float) -> bool:
         seen = now
         await asyncio.sleep(LOOK_S)
     if given_up:
-        _log.warning("%d connections are closed though their clients have not taken all of their answers", given_up)
+        _log.warning("closing connections whose clients have not read all answers: %d", given_up)
     return not cut_off
 
 
@@ -218,6 +215,6 @@ def unsent_bytes(transport: asyncio.WriteTransport) -> int:
         if connection is not None:
             try:
                 size += struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-            except (OSError, ValueError):  # closed meanwhile
+            except (OSError, ValueError):  # just closed
                 return size
     return size

@@ -9,8 +9,8 @@ LINES = "lines"
 class LogFile:
     """Appends text to a file. It has what `logging.StreamHandler` needs of a stream.
 
-    Before each write the path is looked at: after a rename or a removal, as by logrotate, a new file is opened there.
-    Nothing is buffered, so that what a full disk refuses is lost, and only that.
+    Each write checks the path: after a rename or a removal, as by logrotate, it opens a new file there. Nothing is
+    buffered, so a full disk loses only the text that it refuses.
     """
 
     def __init__(self, path: str) -> None:
@@ -43,7 +43,7 @@ class LogFile:
             self._is_cut_off = data[written - 1 : written] != b"\n"
 
     def flush(self) -> None:
-        """Do nothing: every text is written at once."""
+        """Do nothing: texts are not buffered."""
 
     def close(self) -> None:
         os.close(self._file)

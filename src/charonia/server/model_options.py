@@ -20,7 +20,7 @@ class ReadyWhen(Enum):
     """All that should be loaded."""
 
     AT_START = "start"
-    """Those of the startup, until each has been ready: a later load or failure does not count."""
+    """The models of the startup, until each has been ready: a later load or failure does not count."""
 
     ANY_TIME = "false"
     """None."""
@@ -74,7 +74,7 @@ class AutoOptions:
     wait_secs: int = 300
 
     def problems(self, *, is_auto: bool) -> Iterator[str]:
-        """Yield all problems; `is_auto` says whether the control mode is AUTO."""
+        """Yield all problems; `is_auto`: whether the control mode is AUTO."""
         if self != AutoOptions() and not is_auto:
             yield (
                 "--model-memory-budget, --pin-model, --auto-queue-size and --auto-wait-secs need "

@@ -1,7 +1,8 @@
 """Server options as frozen records, with the defaults of `charonia serve`.
 
 The command line creates a `ServerOptions`, and an embedding program can do so too. This module checks rules between
-fields, all at once; the text forms of values (`<backend>,<key>=<value>`, boolean words) belong to the command line.
+fields, and reports all problems together; the text forms of values (`<backend>,<key>=<value>`, boolean words) belong to
+the command line.
 """
 
 import sys
@@ -93,8 +94,7 @@ class HttpOptions:
         cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
         allowed_hosts: Hosts that requests may be for, besides local ones; "*" for every one, and with none all but on
             the loopback interface.
-        tls: TLS.
-        access: What is asked of callers.
+        access: Requirements for callers.
     """
 
     enabled: bool = True
@@ -114,7 +114,7 @@ class HttpOptions:
 
 @dataclass(frozen=True, slots=True)
 class CloudOptions:
-    """Endpoints for clouds, each with a port of its own beside that of HTTP, and otherwise with the options of HTTP.
+    """Endpoints for clouds, each with a separate port, and otherwise with the options of HTTP.
 
     Attributes:
         sagemaker: Whether SageMaker's routes are served.
@@ -151,10 +151,9 @@ class GrpcOptions:
         http2_max_pings_without_data: Pings sent while no data is sent; 0 for no limit.
         http2_min_recv_ping_interval_without_data_ms: Pings that a client sends faster than this are strikes.
         http2_max_ping_strikes: Strikes after which the connection is closed; 0 for no limit.
-        max_connection_age_ms: Age at which a connection is asked to close; 0 for none.
+        max_connection_age_ms: Age at which the server asks a client to close its connection; 0 for none.
         max_connection_age_grace_ms: Time that open calls then have; 0 for no limit.
-        tls: TLS.
-        access: What is asked of callers.
+        access: Requirements for callers.
     """
 
     enabled: bool = True
@@ -222,7 +221,7 @@ class ModelOptions:
         config_name: `<model>/configs/<name>.pbtxt` is used where it exists; "" for config.pbtxt.
         auto_complete: Whether missing configuration is filled in from the models themselves.
         load_thread_count: Limit of concurrent model loads.
-        load_retry_count: Further attempts after a load has failed.
+        load_retry_count: Retries after a load has failed.
         namespacing: Whether repositories are namespaces of models.
         agents: Folder of repository agents, "" for the built-in ones only.
         strict_versions: Whether one version that fails to load keeps the others of that load from answering.
@@ -251,7 +250,7 @@ class ModelOptions:
         return self.poll_secs if self.control_mode in (ControlMode.POLL, ControlMode.AUTO) else 0
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong."""
+        """Yield the problems."""
         yield from self.files.problems()
         if self.load and self.control_mode not in (ControlMode.EXPLICIT, ControlMode.AUTO):
             yield "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
@@ -282,7 +281,7 @@ class ServerOptions:
 
     Attributes:
         id: Server name in the server metadata.
-        exit_delay_secs: Seconds at shutdown in which requests are still taken, while clients are asked to leave.
+        exit_delay_secs: Seconds to keep accepting requests after shutdown starts; asks clients to leave.
         exit_timeout_secs: Seconds that requests in flight have at shutdown.
         exit_on_error: Whether a model that fails to load at startup ends the server.
         readiness: Which models have to be ready for the server to be ready.
@@ -291,19 +290,17 @@ class ServerOptions:
         grpc: gRPC endpoint.
         clouds: Endpoints for clouds.
         metrics: Metrics endpoint.
-        log: Logs.
         trace: Tracing of requests.
         cache: Response cache.
-        rate_limit: Rate limiter.
         backends: Settings by backend name and key; the backend name "" holds those for every backend.
         backend_directory: Folder of backends written in Python, "" for none.
         front_ends: Processes that take requests, 0 for the process that runs the models, `FRONT_ENDS_AUTO` for as
-            many as `charonia serve` chooses. An embedded server is one process, whatever it says.
+            many as `charonia serve` chooses. An embedded server is always one process.
         replica_port: HTTP port of this server alone, on the loopback interface, where others may share its listening
             sockets; 0 where none may.
-        beside: Process of a server whose listening sockets this one shares, 0 for sockets of its own.
+        beside: Process id of a server whose listening sockets this one shares, 0 for separate sockets.
         memory_limit_mib: Memory that the engine may have, with its workers and the front ends, in MiB; 0 for no limit.
-        cpu_cores: Cores that models may use, 0 for those that this process may use, less some for front ends.
+        cpu_cores: Cores that models may use, 0 for all that this process may use, except the cores of front ends.
         pinned_memory_bytes: Limit of memory pinned for copies to and from GPUs, in bytes.
         host_policies: Cores that instances run on, by policy.
         busy_poll_us: Longest time in us that the server busy-polls between requests of a lone client, 0 for never.

@@ -1,6 +1,6 @@
 """Requests that a browser sends for a page of another site. Pure.
 
-A page can make a browser send requests to every server that the browser reaches, including those of its own machine.
+A page can make a browser send requests to every server that the browser reaches, including servers on the same machine.
 The page cannot read the responses, but a request can change something. A site can also give its own name the address of
 such a server (DNS rebinding): to the browser, both are then the same site. Only the `Host` field tells them apart.
 

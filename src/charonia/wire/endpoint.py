@@ -20,7 +20,6 @@ class Endpoint:
     Attributes:
         protocol: "http" or "grpc".
         host: Host name or address, an IPv6 address without brackets.
-        port: Port.
         tls: Whether the connection is encrypted.
         prefix: Path before that of the protocol, without a trailing slash (HTTP only).
         name: Host name that `host` is an address of, for requests and certificates; "" where `host` is the name itself.

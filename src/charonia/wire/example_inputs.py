@@ -1,6 +1,6 @@
-"""Example inputs that fit a model's signature: what a page, a start message or a command sends when nothing is given.
+"""Example inputs that fit a model's signature: for a page, a start message, or a command without inputs.
 
-Shapes: what the model's first warm-up sample says, else 1 for a batch, and for other variable dimensions the size
+Shapes: as in the model's first warm-up sample, else 1 for a batch, and for other variable dimensions the size
 that models of such a rank and datatype most often take: 224 pixels, 512 audio samples, 8 tokens. A model that is
 served from a file has such a sample where it takes another size (`server/lifecycle/loader.py`).
 Values: the model parameter `EXAMPLE`, else one value for a whole input: 1 for integers, which is a valid id, mask and

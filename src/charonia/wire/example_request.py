@@ -1,6 +1,6 @@
-"""One request that works, written for the tools people have at hand: curl, Python and `charonia infer`.
+"""A working request, written for common tools: curl, Python and `charonia infer`.
 
-curl gets the shortest body that carries the inputs: named plain values (`/generate`) where the server can tell the
+curl gets the shortest body that carries the inputs: named plain values (`/generate`) where the server can derive the
 shapes from them, else KServe v2 JSON. An input of many elements, or of 16-bit floating-point numbers, which JSON cannot
 carry, is sent in binary form: zeros from /dev/zero.
 """
@@ -27,7 +27,7 @@ from charonia.wire.v2_data import NO_JSON_FORM, encode_data
 from charonia.wire.v2_generate import infer_shape
 
 URL = "localhost:8000"
-"""Where a server answers by default; a URL of the client library."""
+"""Default URL of a server, for the client library."""
 
 ELEMENTS_MAX = 32
 """Longest input that is written out if all its elements are the same."""
@@ -48,11 +48,11 @@ class ExampleRequest:
     Attributes:
         config: The model's complete configuration.
         inputs: Its inputs by name.
-        version: Model version, "" for the newest.
-        url: Where the server answers: `HOST:PORT`, or with `http://` or `https://`.
+        version: Model version, "" for the latest.
+        url: URL of the server: `HOST:PORT`, or with `http://` or `https://`.
         files: Names of files by the inputs whose value they are.
         parameters: Parameters of the request.
-        has_key: Whether the server asks for a key; code takes it from the variable KEY.
+        has_key: Whether the server requires a key; code reads it from the variable KEY.
     """
 
     config: ModelConfig
@@ -70,7 +70,7 @@ class ExampleRequest:
         return f"v2/models/{quote(self.config.name, safe='')}{version}"
 
     def generate_body(self) -> dict[str, object] | None:
-        """Return the body with named plain values, None if the server could not tell the shapes from them."""
+        """Return the body with named plain values, None if the server could not derive the shapes from them."""
         dims = {given.name: given.dims for given in self.config.input}
         lead = (-1,) if self.config.max_batch_size > 0 else ()
         body: dict[str, object] = {}
@@ -180,7 +180,7 @@ class ExampleRequest:
         return ' -H "Authorization: Bearer $KEY"' if self.has_key else ""
 
     def _curl_file(self, base: str) -> str:
-        """Return a command that sends a file as it is, which is possible for the only input of a model."""
+        """Return a command that sends a file unchanged, which is possible for the only input of a model."""
         (file, *others) = self.files.values()
         is_only = not others and len(self.config.input) == 1 and not self.parameters
         if not is_only or self.config.is_decoupled or self.config.input[0].data_type is not DataType.BYTES:
@@ -227,8 +227,8 @@ def example_request(config: ModelConfig, *, version: str = "", url: str = URL) -
 
     Args:
         config: The model's complete configuration.
-        version: Model version, "" for the newest.
-        url: Where the server answers, as `charonia.client.Client` takes it.
+        version: Model version, "" for the latest.
+        url: URL of the server, as for `charonia.client.Client`.
     """
     return ExampleRequest(config, example_inputs(config), version, url, parameters=example_parameters(config))
 

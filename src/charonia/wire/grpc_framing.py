@@ -78,7 +78,7 @@ class MessageReader:
     __slots__ = ("_buffer", "_encoding", "_lend", "_lent", "_lent_size", "_limit", "_position")
 
     def __init__(self, encoding: bytes, limit: int, lend: Lend | None = None) -> None:
-        """Make a reader.
+        """Create a reader.
 
         Args:
             encoding: Encoding of compressed messages, one of `ENCODINGS`.
@@ -135,7 +135,7 @@ class MessageReader:
         flag = self._buffer[self._position]
         self._position = start + size
         if self._position == len(self._buffer) and size > VIEW_ABOVE_BYTES:
-            # The reader gives up the buffer, so a view of it needs no copy.
+            # The reader releases the buffer, so a view of it needs no copy.
             message: Buffer = memoryview(self._buffer)[start : self._position]
             self._buffer, self._position = bytearray(), 0
         else:

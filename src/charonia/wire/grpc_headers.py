@@ -1,4 +1,4 @@
-"""Headers of a gRPC call: parsing those of a request, and building those of each kind of response.
+"""Headers of a gRPC call: parses request headers, and builds the headers of each kind of response.
 
 Source: "gRPC over HTTP/2".
 """
@@ -47,7 +47,7 @@ class NotGrpcError(Exception):
 
     Attributes:
         status: HTTP status of the response.
-        headers: Headers that say what the server accepts.
+        headers: Headers that name the accepted content types.
     """
 
     def __init__(self, status: int, *headers: Header) -> None:
@@ -65,7 +65,7 @@ class CallHead:
         encoding: Encoding of the request's compressed messages.
         accepts: Encodings that the caller accepts.
         wants_grpc_errors: Whether an error ends an inference stream with its status (`triton_grpc_error: true`).
-        load_format: Format of the report of the server's load that the caller wants; b"" for none.
+        load_format: Requested format of the server's load report; b"" for none.
         headers: All of them, in order.
     """
 

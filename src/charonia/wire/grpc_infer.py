@@ -5,13 +5,13 @@ copies its output twice, so the tensors of large messages are cut out before it 
 message with other tensors: the form of small ones is cached, and the parser does not see those at all.
 
 Encoding: a response is assembled here, byte by byte, because building a message object costs several times as much.
-Parts that repeat between responses (names, shapes) are cached. The bytes are the same as those that protobuf writes.
+Parts that repeat between responses (names, shapes) are cached. The bytes equal protobuf's output.
 
 Source: KServe v2 protocol, gRPC, and Triton's extensions of it.
 
-What is read of a ModelInferRequest without protobuf's parser: its `raw_input_contents`, the bytes of its tensors.
+The `raw_input_contents` of a ModelInferRequest, the bytes of its tensors, are read without protobuf's parser.
 
-Those of a large message are cut out as views before the parser, which would copy them, sees the rest. Small messages of
+In a large message they are cut out as views before the parser, which would copy them, sees the rest. Small messages of
 a client often differ in them only: their form is cached, and the parser does not see another message of that form.
 """
 
@@ -128,10 +128,8 @@ class _PlacedInput(NamedTuple):
     """An input of messages of one form.
 
     Attributes:
-        name: Its name.
         datatype: Its datatype, of a fixed size.
         dtype: The same for numpy.
-        shape: Its shape.
         before: The bytes before its elements: the field's tag and length.
         start: Where those begin.
         position: Where its elements begin.
@@ -151,10 +149,8 @@ class _Form(NamedTuple):
 
     Attributes:
         head: All bytes before the raw inputs.
-        model_name: The model.
         model_version: Its version, "" for none.
         outputs: The requested outputs.
-        inputs: The inputs.
     """
 
     head: bytes
@@ -182,7 +178,7 @@ def cached_request(data: bytes) -> InferRequest | None:
 
 
 def cache_form(data: bytes, request: InferRequest) -> None:
-    """Cache the form of a message, if nothing but the elements of its inputs follows its head.
+    """Cache the form of a message, if only the elements of its inputs follow its head.
 
     Args:
         data: The message.
@@ -438,7 +434,6 @@ def encode_response(
     """Return a ModelInferResponse in pieces: everything except large tensors is in the first.
 
     Args:
-        response: The response.
         final: Value of the parameter `triton_final_response`; None omits it.
         places: Destinations in shared memory, by name of the output, which is written there.
 

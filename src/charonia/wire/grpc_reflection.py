@@ -33,7 +33,7 @@ def answer(data: Buffer) -> bytes:
         _fill(request, response)
     except KeyError:
         response.error_response.error_code = Status.NOT_FOUND
-        response.error_response.error_message = "the schema of this server has no such entry"
+        response.error_response.error_message = "not found in the schema of this server"
     encoded: bytes = response.SerializeToString()
     return encoded
 

@@ -59,7 +59,6 @@ class RpcError(Exception):
     """A call that ends with a status other than OK.
 
     Attributes:
-        status: The status.
         message: One sentence for the caller.
         is_unexecuted: Whether no model has seen the request for certain.
     """

@@ -113,7 +113,7 @@ class PreparedHttp(HttpRequest):
         return PreparedHttp(self._encoder, self._path, self._fields, parameters, self._tensors, self._blobs)
 
     def with_timeout(self, timeout_us: int) -> "PreparedHttp":
-        """Return a copy that may wait so long in the server's queue."""
+        """Return a copy with this queue timeout."""
         parameters = {**self._parameters, "timeout": timeout_us}
         return PreparedHttp(self._encoder, self._path, self._fields, parameters, self._tensors, self._blobs)
 

@@ -106,7 +106,7 @@ class ResponseReader:
     )
 
     def __init__(self, heads: Heads, limit: int) -> None:
-        """Make a reader.
+        """Create a reader.
 
         Args:
             heads: Cache of heads; connections to the same server share it.

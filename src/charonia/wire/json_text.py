@@ -130,7 +130,7 @@ def _parse_leniently(text: bytes, error: Exception) -> object:
 
 
 def _check_nesting(text: bytes, document: Object) -> None:
-    # Nesting is at most the number of opening brackets, so most documents need no further check.
+    # Nesting is at most the number of opening brackets, so most documents need no second check.
     if text.count(b"[") + text.count(b"{") <= NESTING_MAX:
         return
     level: list[object] = [document]

@@ -38,7 +38,7 @@ class StopCutter:
     __slots__ = ("_held", "_stops", "is_cut")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Make a cutter; `stops` has no empty string."""
+        """Create a cutter; `stops` has no empty string."""
         self._stops = tuple(stops)
         self._held = ""
         self.is_cut = False
@@ -60,7 +60,7 @@ class StopCutter:
         return text[:end]
 
     def rest(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the held-back rest, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
@@ -76,11 +76,10 @@ class StopCutter:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What the chunks, or the document, of an answer have in common.
+    """The common members of the chunks, or of the document, of an answer.
 
     Attributes:
         is_chat: Whether it answers /v1/chat/completions.
-        id: Its id.
         created_s: When it was begun, in Unix time.
         model: The client's name for the model.
     """
@@ -188,7 +187,6 @@ def error_object(error: ServingError, status: int = 0) -> dict[str, object]:
     """Return an error as an object.
 
     Args:
-        error: The error.
         status: Its HTTP status, 0 for that of its code.
     """
     status = status or openai_status(error)
@@ -219,9 +217,8 @@ class EmbeddingsRequest:
     """A request for embeddings.
 
     Attributes:
-        texts: The texts.
-        is_base64: Whether vectors are to be base64 of little-endian numbers.
-        dimensions: Numbers of each vector that are asked for, 0 for all.
+        is_base64: Whether the answer has vectors as base64 of little-endian numbers.
+        dimensions: Requested numbers of each vector, 0 for all.
     """
 
     texts: tuple[Text, ...]
@@ -281,7 +278,7 @@ def pooled(output: Floats, mask: NDArray[np.int64], pooling: str) -> Floats:
     """Return an embedding a text.
 
     Args:
-        output: Of shape [texts, numbers], returned as it is, or [texts, tokens, numbers].
+        output: Of shape [texts, numbers], returned unchanged, or [texts, tokens, numbers].
         mask: Of shape [texts, tokens]: 1 for tokens, 0 for padding.
         pooling: "mean" of the tokens, or "cls", the first token.
     """
@@ -301,7 +298,7 @@ def normalized(vectors: Floats) -> Floats:
 
 
 def shortened(vectors: Floats, dimensions: int) -> Floats:
-    """Return the first numbers of each vector, as one of length 1; 0 dimensions means the vectors as they are.
+    """Return the first numbers of each vector, normalized to length 1; unchanged vectors for 0 dimensions.
 
     Raises:
         ServingError: INVALID_ARG when they have fewer.

@@ -32,7 +32,7 @@ def engine_routes(config: ModelConfig) -> tuple[str, ...]:
 
 
 def is_sentence_encoder(config: ModelConfig) -> bool:
-    """Whether a model takes the tokens of sentences and returns their embeddings, or those of their tokens."""
+    """Whether a model maps the tokens of sentences to embeddings of the sentences or of the tokens."""
     types = _input_types(config)
     return types.get(INPUT_IDS) in _IDS and types.get(ATTENTION_MASK) in _IDS and bool(float_outputs(config))
 

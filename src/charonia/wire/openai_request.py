@@ -2,7 +2,7 @@
 
 A member that the answer depends on must be known to the server or to the model: the model has an input of its name, or
 an input `sampling_parameters` that takes the parameters of sampling as a JSON object. Otherwise the request is refused,
-unless the value is the one that changes nothing. A Python model without `sampling_parameters` may read request
+unless the value has no effect. A Python model without `sampling_parameters` may read request
 parameters, which its configuration does not tell; strings, numbers and booleans are passed on to it as such.
 
 Source: OpenAI's API reference, "Chat" and "Completions"; Triton's vLLM backend for the names of inputs.
@@ -42,7 +42,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
 """Smallest and largest value of the parameters of sampling that are numbers."""
 
 _INTEGERS: dict[str, int] = {"max_tokens": 1, "min_tokens": 0, "top_k": -1, "seed": -(2**63)}
-"""Smallest value of those that are integers."""
+"""Smallest value of each integer member."""
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -81,7 +81,7 @@ _NOT_IN_ANSWER = frozenset(
         "tools", "top_logprobs",
     }
 )  # fmt: skip
-"""Members that ask for what only an engine can answer."""
+"""Members that only an engine can answer."""
 
 _PYTHON = "python"
 """Backend whose models read request parameters."""
@@ -104,7 +104,7 @@ class TextRequest:
         includes_usage: Whether a stream ends with a chunk that has the usage.
         echoes: Whether an answer begins with its prompt.
         max_tokens: Most tokens of an answer, 0 for no limit.
-        inputs: Values of further inputs of the model, and of request parameters, by name.
+        inputs: Values of other inputs of the model, and of request parameters, by name.
     """
 
     messages: tuple[Object, ...] = ()
@@ -124,7 +124,7 @@ class TextRequest:
         return bool(self.messages)
 
     def inputs_of(self, index: int) -> Mapping[str, object]:
-        """Return the inputs of an answer: each of several has a seed of its own."""
+        """Return the inputs of an answer: each of several has its own seed."""
         return _with_seed(self.inputs, index) if index else self.inputs
 
 
@@ -144,7 +144,6 @@ def decode_text_request(config: ModelConfig, document: Object, *, is_chat: bool)
 
     Args:
         config: Configuration of the model.
-        document: The document.
         is_chat: Whether it was sent to /v1/chat/completions.
 
     Raises:
@@ -206,7 +205,7 @@ def _model_inputs(config: ModelConfig, members: Mapping[str, object]) -> dict[st
 
 def _refused(config: ModelConfig, name: str) -> ServingError:
     if name in _NOT_IN_ANSWER:
-        return unsupported(f"{name}: model '{config.name}' cannot answer this: it is no engine that makes such answers")
+        return unsupported(f"{name}: model '{config.name}' cannot answer this: only engines of language models can")
     hint = f"the model may have an input of this name, or {SAMPLING_INPUT}" if name in _NUMBERS | _INTEGERS else ""
     return unsupported(f"{name}: model '{config.name}' has no input for it", hint=hint)
 

@@ -14,7 +14,7 @@ from charonia.wire.grpc_messages import parsed
 from charonia.wire.json_text import dump
 
 FORMAT_HEADER = b"endpoint-load-metrics-format"
-"""Header of a request, over gRPC metadata, that asks for a report: text, json or bin."""
+"""Header of a request, over gRPC metadata, that requests a report: text, json or bin."""
 
 REPORT_HEADER = b"endpoint-load-metrics"
 """Header of the response with the report, over gRPC a trailer."""
@@ -34,11 +34,10 @@ KV_CACHE = "kv_cache_utilization"
 TOKENS_MAX = "max_token_capacity"
 
 LOAD_METRICS = (*FIELDS, QUEUE_DEPTH, IN_FLIGHT, INSTANCES, BUSY, KV_CACHE, TOKENS_MAX)
-"""The metrics of the server itself; those of the cache are there only if a model tells them, rates from the second
-report on."""
+"""The server's own metrics. Cache metrics need a model that reports them; rates begin with the second report."""
 
 INTERVAL_S = 1.0
-"""Time between two reports of a stream whose request does not say one, in seconds."""
+"""Default interval between two reports of a stream, in seconds."""
 
 INTERVAL_S_MIN = 0.1
 """Shortest time between two reports of a stream, in seconds."""
@@ -58,7 +57,7 @@ def load_header(load: Load, form: bytes) -> bytes | None:
 
     Args:
         load: The report.
-        form: The format that the request asks for.
+        form: The requested format.
 
     Returns:
         The value; None for an empty report, and for a format that does not exist: no reason to refuse a request.
@@ -103,7 +102,7 @@ def encode_load(load: Load) -> bytes:
 
 
 def decode_load_request(data: Buffer) -> float:
-    """Return the seconds between two reports that an OrcaLoadReportRequest asks for.
+    """Return the requested interval of an OrcaLoadReportRequest in seconds.
 
     Raises:
         RpcError: INTERNAL when the bytes are not such a message.

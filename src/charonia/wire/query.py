@@ -27,7 +27,6 @@ class SharedMemoryRegion:
     Attributes:
         name: Name that requests use.
         key: Name of the memory object, as `shm_open` takes it.
-        byte_size: Size in bytes.
         offset: Where the region begins in the object, in bytes.
     """
 
@@ -84,72 +83,49 @@ class Dialect(Protocol[R]):
 
     def live(self) -> Query[R, bool]:
         """Whether the server responds."""
-        ...
 
     def ready(self) -> Query[R, bool]:
         """Whether the server accepts inference requests."""
-        ...
 
     def model_ready(self, model: str, version: str) -> Query[R, bool]:
         """Whether a model accepts inference requests."""
-        ...
 
     def server_metadata(self) -> Query[R, ServerMetadata]:
         """Name, version and extensions of the server."""
-        ...
 
     def model_metadata(self, model: str, version: str) -> Query[R, ModelMetadata]:
         """A model's tensors."""
-        ...
 
     def model_config(self, model: str, version: str) -> Query[R, Json]:
         """A model's configuration."""
-        ...
 
-    def statistics(self, model: str, version: str) -> Query[R, list[Json]]:
-        """Statistics."""
-        ...
+    def statistics(self, model: str, version: str) -> Query[R, list[Json]]: ...
 
-    def index(self, ready: bool) -> Query[R, list[ModelIndexEntry]]:
-        """The models of the repositories."""
-        ...
+    def index(self, ready: bool) -> Query[R, list[ModelIndexEntry]]: ...
 
-    def load(self, model: str, config: str, files: Mapping[str, bytes]) -> Query[R, None]:
-        """Load a model."""
-        ...
+    def load(self, model: str, config: str, files: Mapping[str, bytes]) -> Query[R, None]: ...
 
-    def unload(self, model: str, dependents: bool) -> Query[R, None]:
-        """Unload a model."""
-        ...
+    def unload(self, model: str, dependents: bool) -> Query[R, None]: ...
 
     def register(self, region: SharedMemoryRegion) -> Query[R, None]:
-        """Register shared memory."""
-        ...
+        """Register a region of shared memory."""
 
     def unregister(self, name: str) -> Query[R, None]:
         """Unregister a region, or all."""
-        ...
 
-    def regions(self, name: str) -> Query[R, list[SharedMemoryRegion]]:
-        """The registered regions."""
-        ...
+    def regions(self, name: str) -> Query[R, list[SharedMemoryRegion]]: ...
 
     def trace_settings(self, model: str, change: TraceChange) -> Query[R, Json]:
         """The trace settings of a model, or with "" of the server, after an optional change."""
-        ...
 
     def traffic(self, model: str, change: Mapping[str, object]) -> Query[R, Json]:
         """The traffic between the versions of a model, after an optional change."""
-        ...
 
     def reset_traffic(self, model: str) -> Query[R, Json]:
         """Forget what requests have changed of the traffic of a model."""
-        ...
 
     def infer(self, request: InferRequest) -> Query[R, InferResponse]:
         """Run a model that sends one response."""
-        ...
 
     def stream(self, request: InferRequest) -> Query[R, InferResponse]:
         """Run a model that sends any number of responses; each is decoded individually."""
-        ...

@@ -19,7 +19,6 @@ class RegionSpan(NamedTuple):
     Attributes:
         region: Name of the region.
         offset: Where the part begins in the region, in bytes.
-        byte_size: Its size in bytes.
     """
 
     region: str
@@ -33,7 +32,7 @@ class OutputLocation(Protocol):
     The region stays mapped as long as one of its places is referenced, even after it was unregistered.
 
     Attributes:
-        span: What the request asked for.
+        span: The requested span.
     """
 
     span: RegionSpan
@@ -45,9 +44,8 @@ class OutputLocation(Protocol):
             data: At most as many bytes as the place has.
 
         Raises:
-            ServingError: The region is no longer what was registered.
+            ServingError: The region no longer matches its registration.
         """
-        ...
 
 
 class Regions(Protocol):
@@ -59,11 +57,9 @@ class Regions(Protocol):
         Raises:
             ServingError: NOT_FOUND for an unknown region, INVALID_ARG for a part that is not within it.
         """
-        ...
 
     def place(self, span: RegionSpan) -> OutputLocation:
         """Return a part to write an output to. Raises as `view`."""
-        ...
 
 
 REGION = "shared_memory_region"

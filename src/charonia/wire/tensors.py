@@ -3,7 +3,7 @@
 The raw form is the same over HTTP (binary tensor extension) and gRPC (`raw_input_contents`): row-major elements in
 little-endian order; BYTES elements as a 4-byte little-endian length followed by that many bytes.
 
-Decoding copies nothing but BYTES elements: the array is a view of the buffer, so it is read-only where the buffer is,
+Decoding copies BYTES elements only: the array is a view of the buffer, so it is read-only where the buffer is,
 and it need not be aligned.
 
 Source: KServe v2 protocol, "Tensor Data" and Triton's binary tensor data extension.
@@ -24,7 +24,7 @@ Buffer = bytes | bytearray | memoryview
 """The types that hold bytes of a message."""
 
 Lend = Callable[[int], memoryview | None]
-"""Lends memory of a size in bytes, which goes back when nothing refers to it any more; None if there is none."""
+"""Lends memory of a size in bytes, which is returned with the last reference to it; None if there is none."""
 
 COPY_BELOW_BYTES = 16 * 1024
 """Encoded tensors smaller than this are copied to `bytes`, which is cheaper to send than a view."""
@@ -44,7 +44,6 @@ def decode_tensor(name: str, datatype: DataType, shape: Sequence[int], buffer: B
 
     Args:
         name: Name of the input.
-        datatype: Its datatype.
         shape: Its shape, without negative dimensions.
         buffer: Exactly its bytes.
 

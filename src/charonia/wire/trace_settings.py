@@ -24,10 +24,10 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Which requests are traced, and what is recorded.
+    """Which requests are traced, and which events.
 
     Attributes:
-        level: What is recorded; OFF for no trace at all.
+        level: Recorded events; OFF for no trace at all.
         rate: One of this number of requests is traced.
         count: Total number of traces, `UNLIMITED` for no limit.
         log_frequency: Number of traces in each file, 0 for all in one file.

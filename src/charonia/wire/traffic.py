@@ -1,4 +1,4 @@
-"""What traffic settings and canary plans are. Pure."""
+"""Records of traffic settings and canary plans. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,7 +71,7 @@ class CanaryPlan:
 
     Attributes:
         version: The canary.
-        stable: The version that it is compared with; 0 for the one that has most of the requests.
+        stable: The version that it is compared with; 0 for the version with most of the requests.
         steps: Percentages of the requests that the canary gets, ascending.
         step_seconds: Shortest time of a step.
         samples_min: Requests that both versions, and comparisons if they count, must have in a step before the next.
@@ -98,7 +98,7 @@ class CanaryPlan:
 
 
 class CanaryState(Enum):
-    """Where a canary is."""
+    """The state of a canary."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -122,7 +122,7 @@ class CanaryAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TrafficChange:
-    """What a request changes; None leaves a part as it is.
+    """The changes of a request; None leaves a part unchanged.
 
     Attributes:
         weights: New weights.

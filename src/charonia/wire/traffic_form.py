@@ -28,7 +28,7 @@ _VERSION_MAX = 2**63 - 1
 
 
 def read_change(document: Object) -> TrafficChange:
-    """Return the change that a client asks for. A member that is null is reset.
+    """Return the change that a client requests. A member that is null is reset.
 
     Raises:
         ServingError: INVALID_ARG.

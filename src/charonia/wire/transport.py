@@ -6,8 +6,8 @@ future.
 
 Invariants:
 
-1. Every `send` is answered: any number of answers that are not final, then exactly one that is, even when the
-   connection fails, the timeout expires, or the transport is closed. After `Handle.cancel` no further answer follows.
+1. Every `send` is answered: any number of answers that are not final, then exactly one final answer, even when the
+   connection fails, the timeout expires, or the transport is closed. After `Handle.cancel` no answer follows.
 2. The callback never runs inside `send`.
 3. The transport resends only requests that certainly never reached the server.
 
@@ -60,12 +60,12 @@ class Answer:
         code: Kind of the error; `Code.UNKNOWN` for success.
         status: HTTP or gRPC status; 0 if the server sent none.
         message: What went wrong, "" for success.
-        is_unexecuted: Whether no model has seen the request for certain: it was not sent, or the server says so.
+        is_unexecuted: Whether no model has seen the request for certain: it was not sent, or the server reports so.
         final: Whether this is the last answer to its request.
         is_empty: Whether it only ends a stream and holds no response.
         sent_ns: When `send` was called.
         send_end_ns: When the last byte was passed to the operating system. Over gRPC, when the request was in frames:
-            they are written together with those of other calls.
+            they are written together with frames of other calls.
         receive_ns: Duration from the first byte of this response to its last. Over gRPC, that of taking the message out
             of its frames.
         done_ns: When this answer was complete, or the request was abandoned.
@@ -73,7 +73,7 @@ class Answer:
         json_bytes: Bytes of JSON at the start of `body`; -1 if all of it is JSON, or over gRPC.
         body: The body or the message, decompressed; b"" unless bodies are kept.
         arrivals: When the body came, if it is kept: the time of each part, and the size of the body with it. Over gRPC,
-            where each response is an answer of its own, and for a body that was compressed: None.
+            where each response is a separate answer, and for a body that was compressed: None.
     """
 
     __slots__ = (
@@ -127,7 +127,6 @@ class SharedTensor:
 
     Attributes:
         region: Name of the registered region.
-        byte_size: Size in bytes.
         offset: Offset in the region in bytes.
     """
 
@@ -166,24 +165,20 @@ class PreparedRequest(Protocol):
 
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedRequest":
         """Return a copy as a part of a sequence. Costs a few microseconds: the tensors stay encoded."""
-        ...
 
     def with_id(self, id: str) -> "PreparedRequest":
         """Return a copy with another request id. Costs a few microseconds: the tensors stay encoded."""
-        ...
 
     @property
     def byte_size(self) -> int:
         """Approximate number of bytes sent."""
-        ...
 
 
 class Handle(Protocol):
     """A sent request."""
 
     def cancel(self) -> None:
-        """Cancel it: no further answer follows. Does nothing after the final answer."""
-        ...
+        """Cancel it: no answer follows. Does nothing after the final answer."""
 
 
 class Transport(Protocol):
@@ -201,7 +196,6 @@ class Transport(Protocol):
         Raises:
             ServingError: The protocol cannot carry it, e.g. FP16 as JSON, or streaming over HTTP.
         """
-        ...
 
     def send(
         self, prepared: PreparedRequest, on_answer: OnAnswer, timeout_s: float = 0.0, *, keep_body: bool = False
@@ -214,18 +208,15 @@ class Transport(Protocol):
             timeout_s: Time until the final answer, in seconds; 0 for `WireOptions.timeout_s`.
             keep_body: Whether answers contain the received body; otherwise its bytes are only counted.
         """
-        ...
 
     async def open(self, connections: int) -> int:
         """Open connections up to this number in advance; return how many there are now.
 
-        Failed attempts are counted in `failures`; further connections are opened on demand.
+        Failed attempts are counted in `failures`; more connections are opened on demand.
         """
-        ...
 
     async def close(self) -> None:
         """Close all connections; requests in flight are answered with `Failure.CLOSED`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +224,8 @@ class TlsOptions:
     """TLS settings of a client.
 
     Attributes:
-        ca_file: Certificates to trust, PEM; "" for those of the system.
+        ca_file: Certificates to trust, PEM; "" for the system's.
         certificate_file: The client's certificate chain, PEM or DER; "" for none.
-        key_file: Its key.
         certificate_is_der: Whether `certificate_file` is DER.
         key_is_der: Whether `key_file` is DER.
         verify_peer: Whether the server's certificate must be valid.

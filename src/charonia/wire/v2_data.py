@@ -51,7 +51,6 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
 
     Args:
         name: Name of the input.
-        datatype: Its datatype.
         shape: Its shape, without negative dimensions.
         data: The field's value as parsed.
         bytes_max: Largest size of the tensor in bytes.
@@ -205,7 +204,7 @@ def _expected(datatype: DataType) -> str:
 
 
 def _shown(element: object) -> str:
-    """Return an element for a message: itself, as JSON, or what it is."""
+    """Return an element for a message: its JSON, or its type."""
     if element is not None and not isinstance(element, str | int | float):
         return kind_of(element)
     text = json.dumps(element[: SHOWN_MAX + 1] if isinstance(element, str) else element)

@@ -1,7 +1,7 @@
 """The generate extension: tensors as plain members of a JSON object, as used for language models.
 
 A key that names an input of the model sets that tensor; every other key is a request parameter. `id` is the request's
-id, and `parameters` an object of further keys under the same rule. A response has a key for each output and parameter,
+id, and `parameters` an object of more keys under the same rule. A response has a key for each output and parameter,
 and an array of one element is written as that element. For an input of strings, objects are taken as their JSON text,
 apart from `{"b64": "..."}`, which stands for bytes. Inputs and outputs of functions have the form of `plain_values`.
 
@@ -42,7 +42,7 @@ from charonia.wire.v2_data import decode_data, encode_data, flat_and_nesting
 from charonia.wire.v2_request import apply_parameters
 
 NESTED = "parameters"
-"""The key with further keys."""
+"""The key of an object with more keys."""
 
 HTTP_CONTENT_TYPE, HTTP_STATUS, HTTP_HEADERS = "http_content_type", "http_status", "http_headers"
 """Response parameters of a function that chose its body; headers are a JSON object."""
@@ -266,7 +266,7 @@ class StreamedText:
         return encode_generated(InferResponse(*names, outputs, response.parameters), self._call)
 
     def end(self) -> ServingError | None:
-        """Return what is wrong if the last response ended within a character, None otherwise."""
+        """Return an error if the last response ended within a character, None otherwise."""
         if not self._held:
             return None
         name = next(iter(self._held))[0]
@@ -287,7 +287,7 @@ class StreamedText:
         try:
             decoder.decode(text)
         except UnicodeDecodeError:
-            return text  # it is not text at all, which is an error of its own
+            return text  # not text at all: the caller reports it
         held = decoder.getstate()[0]
         if held:
             self._held[key] = held
@@ -295,7 +295,7 @@ class StreamedText:
 
 
 def _check_keys(config: ModelConfig, tensors: Mapping[str, Tensor], parameters: Object) -> None:
-    """Refuse a key that is no input and is most likely meant to be one that is missing.
+    """Refuse an unknown key that was probably meant as a missing input.
 
     It is if it resembles that one, if it has a value that no parameter can have, or if no key is an input.
 

@@ -131,7 +131,7 @@ class InferDecoder:
     """Decodes the bodies of inference requests."""
 
     def __init__(self, tensor_bytes_max: int, regions: Regions | None = None) -> None:
-        """Make a decoder.
+        """Create a decoder.
 
         Args:
             tensor_bytes_max: Largest size in bytes of a tensor given as JSON.
@@ -211,7 +211,6 @@ def raw_tensor(name: str, datatype: DataType, dims: tuple[int, ...], batched: bo
 
     Args:
         name: The model's only input.
-        datatype: Its datatype.
         dims: Its dimensions without the batch, at most one of them -1.
         batched: Whether the model has a batch dimension; it becomes 1.
         body: The bytes; for a BYTES input its only element, without a length prefix.
@@ -237,7 +236,7 @@ def raw_tensor(name: str, datatype: DataType, dims: tuple[int, ...], batched: bo
 
 
 def apply_parameters(request: InferRequest, parameters: Object) -> None:
-    """Apply the parameters of a request: those that set fields, and the custom ones.
+    """Apply the parameters of a request: reserved ones that set fields, and custom ones.
 
     Raises:
         ServingError: INVALID_ARG for a reserved key or an invalid value.

@@ -27,7 +27,6 @@ def encode_response(
     """Return the JSON part of a response and the binary outputs that follow it, none when all outputs are in the JSON.
 
     Args:
-        response: The response.
         binary: Whether outputs are binary unless `forms` says otherwise.
         forms: Whether an output is binary, by name, for outputs that specify it.
         places: Destinations in shared memory, by name of the output, which is written there.

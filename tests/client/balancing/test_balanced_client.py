@@ -348,7 +348,7 @@ def test_a_sequence_whose_server_is_gone_says_so(play: Play, protocol: str) -> N
                 server.is_gone = True  # its name has other addresses now
 
                 with pytest.raises(
-                    ClientError, match=r"sequence s of model 'identity' cannot go on: its server .* gone"
+                    ClientError, match=r"sequence s of model 'identity' cannot continue: its server .* gone"
                 ):
                     await client.infer("identity", {"INPUT0": ROW}, sequence=SequencePart("s"))
 

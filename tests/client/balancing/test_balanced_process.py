@@ -257,7 +257,7 @@ def test_a_sequence_of_a_killed_server_says_so_and_begins_again_elsewhere(tmp_pa
                     ended.append(error.message)
                     assert await add(name, start=True) == 2
             assert 0 < len(ended) < len(names)
-            assert all("is gone; begin it again" in message for message in ended), ended
+            assert all("is gone; start a new sequence" in message for message in ended), ended
 
     with ExitStack() as stack:
         asyncio.run(scenario([stack.enter_context(ServeProcess(tmp_path)) for _ in range(2)]))

@@ -17,7 +17,7 @@ a new engine starts
 charonia upgrade: the new engine cannot start: not every model could be loaded:
 charonia upgrade: load failed for model 'code': no module 'a'
 charonia upgrade:
-charonia upgrade: At: model.py(1) (hint: the engine before serves on; the log of the server says more)
+charonia upgrade: At: model.py(1) (hint: the previous engine continues to serve; the server's log has the details)
 """
 
 

@@ -103,7 +103,7 @@ def test_files_that_are_too_large_are_lost_and_the_log_says_so(
         engine = next_engine(tmp_path)
 
     assert (engine.loads, engine.unloads) == ([], [])
-    assert "an engine that follows does not load it" in caplog.text
+    assert "the next engine will not load it" in caplog.text
     assert "failed to load 'm'" in caplog.text
     with pytest.raises(ServingError, match="the files of its request could not be kept"):
         taken_over(Keeper(tmp_path, is_strict=True), ServedFake())

@@ -62,4 +62,4 @@ def test_one_that_cannot_write_its_files_says_so_and_does_not_keep_the_command_w
     *_, last = asyncio.run(answers())
 
     assert "No such file or directory" in str(last["error"])
-    assert "it cannot go on" in caplog.text
+    assert "it cannot continue" in caplog.text

@@ -37,7 +37,7 @@ def test_what_one_ends_with_waits_for_the_other() -> None:
 
 
 def test_a_process_that_shares_none_is_named() -> None:
-    with pytest.raises(ServingError, match=rf"--beside: process {os.getpid()} is no server that shares") as caught:
+    with pytest.raises(ServingError, match=rf"--beside: process {os.getpid()} is not a server that shares") as caught:
         sockets_beside(os.getpid())
 
     assert caught.value.code is Code.NOT_FOUND

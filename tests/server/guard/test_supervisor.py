@@ -136,7 +136,7 @@ def test_a_process_that_is_killed_is_started_again_and_the_other_goes_on(
         assert after[other] == before[other]
 
     assert serve(folder, spec("engine"), spec("front_end_0"), act=act) == 0
-    assert log_shows(caplog, rf"{name} \(pid \d+\) ended after [\d.]+ s: SIGKILL; it is started again in 0.05 s")
+    assert log_shows(caplog, rf"{name} \(pid \d+\) ended after [\d.]+ s: SIGKILL; it restarts in 0.05 s")
 
 
 def test_a_process_that_fails_at_the_first_start_ends_the_server_with_its_status(folder: Path) -> None:

@@ -133,7 +133,7 @@ def test_the_sweep_leaves_it_to_the_drain_to_give_up_a_client_and_to_say_so(capl
 
     play(scenario)
 
-    assert "1 connections are closed though their clients have not taken all of their answers" in caplog.text
+    assert "closing connections whose clients have not read all answers: 1" in caplog.text
 
 
 def test_one_that_is_still_sending_is_waited_for_no_longer_than_before() -> None:

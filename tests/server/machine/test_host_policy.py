@@ -55,5 +55,5 @@ def test_cores_and_nodes_must_be_there() -> None:
     check_cores("a", HostPolicy((0, 1), 0), usable, nodes)
     with pytest.raises(ServingError, match="may not use core 2, 3"):
         check_cores("a", HostPolicy((1, 2, 3)), usable, nodes)
-    with pytest.raises(ServingError, match="there is no such memory node"):
+    with pytest.raises(ServingError, match="this memory node does not exist"):
         check_cores("a", HostPolicy(node=1), usable, nodes)

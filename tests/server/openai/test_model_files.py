@@ -65,7 +65,7 @@ def test_of_several_templates_the_default_one_counts(tmp_path: Path) -> None:
         ("{{ messages[7].content }}", Code.INVALID_ARG, "does not take them"),
         ("{{ ''.__class__.__mro__ }}", Code.INVALID_ARG, "does not take them"),
         ("{% for %}", Code.INTERNAL, "cannot be read"),
-        ("missing.jinja", Code.INVALID_ARG, "there is no file 'missing.jinja'"),
+        ("missing.jinja", Code.INVALID_ARG, "its folder does not have the file 'missing.jinja'"),
     ],
 )
 def test_what_a_template_refuses_and_what_is_wrong_with_it(

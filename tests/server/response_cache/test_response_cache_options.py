@@ -69,7 +69,7 @@ def test_everything_that_is_wrong_is_said_at_once_and_never_the_password() -> No
     message = refusal("redis", prot="1", port="0", tls_enabled="maybe", cert="c", password="secret", ttl="-1")
 
     for part in (
-        "--cache-config=redis,prot: there is no such setting, expected one of host, port",
+        "--cache-config=redis,prot: unknown setting, expected one of host, port",
         "--cache-config=redis,host: must be given",
         "--cache-config=redis,port: expected an integer from 1 to 65535, got '0'",
         "--cache-config=redis,tls_enabled: expected true or false, got 'maybe'",
@@ -87,7 +87,7 @@ def test_a_local_cache_without_a_size_or_with_another_setting_is_refused(setting
 
 
 def test_an_unknown_cache_is_refused() -> None:
-    assert "there is no such cache, expected local or redis" in refusal("memcached", host="h")
+    assert "expected the cache local or redis" in refusal("memcached", host="h")
 
 
 def test_the_old_and_the_new_form_together_are_refused() -> None:

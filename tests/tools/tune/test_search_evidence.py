@@ -150,7 +150,7 @@ def test_a_measurement_without_the_objectives_metric_does_not_count_and_is_named
     decision = decide(goal, history)
 
     assert decision.conclusion is Conclusion.NOTHING_MEASURED
-    assert decision.sentences[-1] == "The server or the machine does not tell m: gpu_used_memory."
+    assert decision.sentences[-1] == "The server or the machine does not report m: gpu_used_memory."
 
 
 def test_a_clear_gain_is_told_with_its_interval_and_ties_are_named() -> None:
@@ -163,7 +163,7 @@ def test_a_clear_gain_is_told_with_its_interval_and_ties_are_named() -> None:
     assert decision.conclusion is Conclusion.BETTER
     assert decision.sentences[0].startswith("'2 instances' is 50 % (")
     assert [each.variant for each in decision.ties] == [tie]
-    assert decision.sentences[1] == "As good, as far as the measurements tell: 3 instances."
+    assert decision.sentences[1] == "Equally good within the measurements: 3 instances."
 
 
 def test_a_comparison_between_different_loads_names_both_and_says_what_it_is_worth() -> None:

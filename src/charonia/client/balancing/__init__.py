@@ -1,1 +1,1 @@
-"""Several servers behind one client: which of them gets a request, which get none for a while, what is tried again."""
+"""Several servers behind one client: load balancing, ejection and retries."""

@@ -41,7 +41,7 @@ def parse_addresses(url: str | Sequence[str]) -> ServerAddresses:
     """Return the addresses in a URL, in several with commas between them, or in a sequence of URLs.
 
     Raises:
-        ServingError: INVALID_ARG for what is not a URL, and for servers that differ in more than host and port.
+        ServingError: INVALID_ARG for text that is not a URL, and for servers that differ in more than host and port.
     """
     urls = _split(url) if isinstance(url, str) else list(url)
     if not urls:

@@ -1,4 +1,4 @@
-"""What limits retries, and when a request is hedged. Pure."""
+"""The budget of retries, and the time to hedge a request. Pure."""
 
 from collections import deque
 
@@ -12,7 +12,7 @@ SAMPLES_MIN = 20
 """Latencies from which the percentile is known."""
 
 MODELS_MAX = 1024
-"""Limit of models whose latencies are known; beyond it, all are forgotten."""
+"""Limit of models whose latencies are known; beyond it, all are discarded."""
 
 _SORT_EVERY = 16
 

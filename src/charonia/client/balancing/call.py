@@ -18,7 +18,7 @@ _now_ns = time.monotonic_ns
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What is known of a request when its server is chosen.
+    """The properties of a request that decide its server.
 
     Attributes:
         model: Its model, "" for a request without one.
@@ -26,7 +26,7 @@ class Routing:
         start: Whether the sequence begins with it.
         end: Whether the sequence ends with it.
         is_stream: Whether it may have several responses.
-        passes_timeout: Whether the server is to drop it from its queue when nobody waits for it any more.
+        passes_timeout: Whether the server drops it from its queue when its client no longer waits.
     """
 
     model: str = ""
@@ -45,7 +45,7 @@ class CallSender(Protocol):
     """The transport over all servers, as its calls see it.
 
     Attributes:
-        addresses: What the client was given.
+        addresses: The configured addresses.
         balancing: How requests are balanced.
         pool: The servers.
         budget: Limits retries and hedges.
@@ -60,23 +60,18 @@ class CallSender(Protocol):
 
     def transport_of(self, server: PoolServer) -> Transport:
         """Return the transport to a server."""
-        ...
 
     def hedge_after_s(self, model: str) -> float | None:
         """Return the time after which a request to a model is hedged, None for never."""
-        ...
 
     def answered(self, model: str, latency_ns: int) -> None:
         """A request with a single response has it."""
-        ...
 
     def ended(self, server: PoolServer, end: RequestEnd, now_ns: int, latency_ns: int) -> None:
         """A request has ended at a server."""
-        ...
 
     def watch(self) -> None:
         """Requests are in flight: see to it that they get on."""
-        ...
 
 
 class BalancedCall:
@@ -268,7 +263,7 @@ class BalancedCall:
 
 
 _UNKNOWN = "no request of this client has begun sequence {} of model '{}'; its server is not known"
-_GONE = "sequence {} of model '{}' cannot go on: its server {} is gone; begin it again"
+_GONE = "sequence {} of model '{}' cannot continue: its server {} is gone; start a new sequence"
 
 
 def _end_of(answer: Answer) -> RequestEnd:

@@ -17,11 +17,10 @@ class Balancing:
             are sent again.
         retry_ratio: Retries and hedges that each request adds to what may be spent on them.
         errors_max: Failures in a row after which a server is ejected.
-        slow_factor: A server is ejected when its mean latency is so many times the median of the others; 0 for never.
-        stall_s: Time without a response to anything in flight after which a server is asked whether it is ready.
-        probe_timeout_s: Time for the answer to that question.
-        eject_s: Time after which a server that was ejected is asked whether it is ready. It doubles with each ejection,
-            and each time that it is not.
+        slow_factor: A server is ejected when its mean latency is this multiple of the others' median; 0 for never.
+        stall_s: Time without a response to anything in flight after which the client probes its readiness.
+        probe_timeout_s: Timeout of such a probe.
+        eject_s: Time until the client probes an ejected server. It doubles with each ejection and each failed probe.
         eject_s_max: Limit of that time.
         hedge_after_s: Time after which a request without an answer is sent to a second server, too; "p95" for the time
             in which 95 % of the recent requests to its model had an answer; None for never.

@@ -1,13 +1,13 @@
 """The servers of a client: which one gets a request, and which get none for a while. Pure.
 
 A request goes to the less busy of two servers picked at random ("power of two choices"). A server gets none while it is
-out: no connection can be made, it does not say that it is ready, or it does worse than the others (it is ejected).
+out: no connection can be made, it does not report ready, or it performs worse than the others (it is ejected).
 
 Invariants, which a property test checks:
 
 1. `outstanding` of a server is the number of requests that began there and have not ended.
 2. At most half of the servers are ejected at any time. If all are out, all get requests.
-3. A server that is out comes back only when it says that it is ready; the time between two questions never exceeds
+3. A server that is out returns only when it reports ready; the time between two probes never exceeds
    `Balancing.eject_s_max`.
 """
 
@@ -23,7 +23,7 @@ SERVERS_MAX = 1024
 """Limit of servers. Of more addresses, the first ones are taken."""
 
 SEQUENCES_MAX = 65_536
-"""Limit of open sequences whose server is remembered; beyond it, the one that was idle longest is forgotten."""
+"""Limit of open sequences whose server is remembered; beyond it, the longest idle sequence is dropped."""
 
 SLOW_SAMPLES_MIN = 32
 """Responses from which the mean latency of a server is known."""
@@ -42,7 +42,7 @@ class RequestEnd(Enum):
     """There was a response, which may be an error of the request or of its model."""
 
     TURNED_AWAY = "turned away"
-    """The server says that no model has seen the request."""
+    """The server reports that no model has seen the request."""
 
     FAILED = "failed"
     """There was no response, or one that means that the server cannot work."""
@@ -76,7 +76,7 @@ class PoolServer:
         errors: Failures since the last response.
         latency_ns: Mean latency of recent responses, 0 before the first.
         samples: Number of these responses.
-        is_gone: Whether it is no server of the client any more.
+        is_gone: Whether it was removed from the client's servers.
     """
 
     __slots__ = (
@@ -136,7 +136,7 @@ class ServerPool:
         self._sequences: dict[tuple[str, int | str], PoolServer] = {}
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> tuple[list[PoolServer], list[PoolServer]]:
-        """Take the present addresses; return the servers that are new and those that are gone."""
+        """Set the present addresses; return the new servers and the removed servers."""
         wanted = dict.fromkeys(endpoints)
         kept = {server.endpoint: server for server in self.all}
         servers = [kept.get(endpoint) or PoolServer(endpoint) for endpoint in list(wanted)[:SERVERS_MAX]]
@@ -209,7 +209,7 @@ class ServerPool:
         return asked
 
     def probed(self, server: PoolServer, is_ready: bool, now_ns: int) -> None:
-        """A server was asked whether it is ready."""
+        """A readiness probe of a server has ended."""
         server._is_asked = server._is_suspect = False
         if not is_ready:
             self._leave(server, server.trouble or Trouble.NOT_READY, now_ns)

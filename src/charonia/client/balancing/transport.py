@@ -1,4 +1,4 @@
-"""One transport over those of several servers: `pool` decides, this carries out.
+"""One transport over the transports of several servers: carries out the decisions of `pool`.
 
 A request is encoded once. It goes to one server, to another one if no model has seen it, and to a second one at the
 same time where it is hedged: the first answer counts, and the other request is cancelled.
@@ -23,7 +23,7 @@ from charonia.wire.query import Dialect
 from charonia.wire.transport import Answer, Failure, OnAnswer, Transport, WireOptions
 
 TICK_S = 0.1
-"""Time between two looks at servers that are out, or have requests in flight."""
+"""Interval of checks of servers that are out, or have requests in flight."""
 
 RESOLVE_AGAIN_S = 1.0
 """Shortest time between two look-ups of a name: one that cannot be reached may have new addresses."""
@@ -56,10 +56,10 @@ class EndpointStatus:
 
 
 class BalancedTransport:
-    """Connections to several servers. `send` and `close` are those of `charonia.wire.transport.Transport`.
+    """Connections to several servers. `send` and `close` are as in `charonia.wire.transport.Transport`.
 
     Attributes:
-        addresses: What the client was given.
+        addresses: The configured addresses.
         balancing: How requests are balanced.
         pool: The servers.
         budget: Limits retries and hedges.
@@ -77,7 +77,7 @@ class BalancedTransport:
         random: Callable[[], float] = random.random,
         resolve: Resolve = resolve,
     ) -> None:
-        """Make a transport without connections; call it on the event loop.
+        """Create a transport without connections; call it on the event loop.
 
         Args:
             addresses: The servers.

@@ -11,7 +11,7 @@ _TOLD = re.compile(r"^charonia serve: (.*)$", re.MULTILINE)
 _OF_THE_GUARD = re.compile(r"(engine|front_end)\S* \(pid \d+\) ended")
 _UPGRADE = "charonia upgrade: "
 _IN_USE = re.compile(r"cannot listen on \S+: Address already in use")
-_REST = " (hint: the engine before serves on"
+_REST = " (hint: the previous engine continues to serve"
 
 
 def why_ended(log: str) -> str:

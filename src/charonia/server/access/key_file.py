@@ -29,11 +29,11 @@ _GONE: Signature = (0, 0, 0)
 class KeyFile:
     """A file of keys that is reloaded whenever it changes.
 
-    What the file says now counts: its valid lines are the keys, and without a file there are none. Only an error that
-    may pass, such as too many open files, leaves the keys as they are.
+    The valid lines of the current file are the keys; without a file there are none. Only a transient error, such as too
+    many open files, leaves the keys unchanged.
 
     Attributes:
-        ring: The keys that are valid now.
+        ring: The valid keys.
     """
 
     def __init__(self, path: str) -> None:
@@ -75,7 +75,7 @@ class KeyFile:
         except OSError as error:
             if not self._is_failing:
                 self._is_failing = True
-                _log.error("API keys: '%s' cannot be read, its last keys stay until it can: %s", self._path, error)
+                _log.error("API keys: '%s' cannot be read, its previous keys stay valid: %s", self._path, error)
             return False
         self._is_failing = False
         self._signature = signature

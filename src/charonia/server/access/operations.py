@@ -31,7 +31,7 @@ _TABLE = (
     ),
     _Group(Api.METADATA, Scope.READ, ("/v2", _MODEL), ("ServerMetadata", "ModelMetadata", "ServerReflectionInfo")),
     _Group(Api.METADATA, Scope.READ, ("/openapi.json", "/samples/{model}"), ()),
-    # The page is the same on every server: what it shows, it asks for.
+    # The page is the same on every server: it fetches its content with other calls.
     _Group(Api.METADATA, None, ("/", "/page.css", "/page.js"), ()),
     _Group(Api.METADATA, Scope.READ, ("/v1/models", "/v1/models/{model}"), ()),
     _Group(

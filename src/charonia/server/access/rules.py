@@ -34,7 +34,7 @@ KEY_LINE = "a line is NAME SCOPES KEY, for example: ci infer,read sha256:..."
 """The form of a line, for hints."""
 
 NO_KEY = "none"
-"""In place of a key: the line says what callers without a known key may do."""
+"""In place of a key: the line has the permissions of callers without a known key."""
 
 _DIGEST_PREFIX = "sha256:"
 _NO_DIGEST = b""
@@ -58,7 +58,7 @@ class Api(Enum):
 
 
 class Scope(Enum):
-    """What a key permits."""
+    """The permissions of a key."""
 
     INFER = "infer"
     """Inference, and the shared memory for it."""
@@ -114,7 +114,7 @@ class ApiKey(NamedTuple):
 
     Attributes:
         name: Name of its owner.
-        scopes: What it permits.
+        scopes: Its permissions.
         digest: SHA-256 of the key; empty for callers without a known key.
         weight: Its share of busy models, relative to the shares of other clients.
     """
@@ -177,7 +177,6 @@ class KeyRing:
         """Start with some keys.
 
         Args:
-            keys: The keys.
             secret: Random bytes that stay in this process.
 
         Attributes:
@@ -235,7 +234,7 @@ class Gate:
     def __init__(
         self, restrictions: Sequence[Restriction], keys: KeyRing | None, *, what: str, prefix: str = ""
     ) -> None:
-        """Make a gate.
+        """Create a gate.
 
         Args:
             restrictions: Parts that require a header, each part in at most one restriction.

@@ -68,7 +68,6 @@ class EnsembleOwner(Protocol):
 
     Attributes:
         version: The version, as text.
-        metrics: Its metrics.
         infer: Runs a step.
         infer_at_once: Runs a step before it returns, where that is possible.
     """
@@ -80,11 +79,9 @@ class EnsembleOwner(Protocol):
 
     def succeeded(self, call: "EnsembleCall", queue_ns: int, compute_ns: int) -> None:
         """Count a request whose final response is about to be sent."""
-        ...
 
     def ended(self, call: "EnsembleCall") -> None:
         """A request is over."""
-        ...
 
 
 class StepCall:
@@ -162,7 +159,7 @@ class EnsembleCall:
             self._work()
 
     def _work(self) -> None:
-        """Do all that can be done now, with the steps that respond meanwhile."""
+        """Run until all steps wait, including steps that respond in the process."""
         self._is_busy = True
         commands: list[Command] = []
         try:
@@ -214,11 +211,11 @@ class EnsembleCall:
             assert_never(command)
 
     def _walk(self) -> bool:
-        """Run the steps one after the other as long as each is done at once, or is the only one that can run.
+        """Run the steps one after the other as long as each is done immediately, or is the only runnable one.
 
         Returns:
-            Whether the request is over, or waits for such a step. Otherwise the flow takes in what came of those that
-            have run, and decides what happens.
+            Whether the request is over, or waits for such a step. Otherwise the flow takes in the results so far,
+            and decides the next steps.
         """
         steps, order, walked, values = self._route.steps, self._route.order, self._walked, self._values
         if not order or self.request.trace is not None:
@@ -276,7 +273,7 @@ class EnsembleCall:
             self._send(step, sent)
 
     def _send(self, step: StepCall, sent: InferRequest) -> None:
-        """Submit the request of a step that is not done at once."""
+        """Submit the request of a step that completes later."""
         self._running.add(step)
         ticket = self._runner.infer(sent, step.reply)
         if self._is_done:  # cancelled while the step was being started
@@ -427,7 +424,7 @@ def _partial_response() -> ServingError:
 
 
 def _sequence_parameters(sequence: Sequence) -> dict[str, ParameterValue]:
-    """Return the parameters with which a response says where it belongs: id 0 and False outside of sequences."""
+    """Return the parameters that identify a response's sequence: id 0 and False outside of sequences."""
     correlation_id, flags = sequence
     return {
         "sequence_id": correlation_id,

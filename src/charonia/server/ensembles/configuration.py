@@ -1,4 +1,4 @@
-"""Checks of an ensemble: of its own configuration, and against the models of its steps. Pure.
+"""Checks of an ensemble: its configuration, alone and against the models of its steps. Pure.
 
 The loader checks whether the models exist, and their dependencies. Key fragments of Triton's messages are kept.
 """
@@ -49,7 +49,7 @@ def ensemble_problems(config: ModelConfig) -> list[Problem]:
     problems += _step_problems(name, scheduling)
     missing = [field for field in ("input", "output") if not getattr(config, field)]
     if missing:
-        # What the steps read and write cannot be judged without them.
+        # Without them the tensors of the steps cannot be checked.
         message = f"must specify {{}} for ensemble '{name}': the tensors that requests {{}}"
         said = {"input": "carry", "output": "get back"}
         return [*problems, *(Problem(field, message.format(f"'{field}'", said[field])) for field in missing)]

@@ -5,15 +5,15 @@ requested outputs; a `DataFlow` is the state of one request. Rules:
 
 1. A step runs when all tensors that it reads are there. Steps that no requested output needs never run.
 2. A response of a decoupled step opens a *branch*: the steps that follow from that response. A step inside a branch
-   also reads the tensors of the enclosing branches, up to those of the request itself.
+   also reads the tensors of the enclosing branches, up to the request itself.
 3. A branch gives one response, when all requested outputs are there. Responses are sent in the order in which their
    branches were opened.
-4. With a limit, at most so many branches of one step are open at once in one request. Further responses of the step are
-   held back, in order, and open their branches as earlier ones close. A branch never depends on a later one, so this
-   cannot deadlock.
-5. A tensor may be absent: an optional input that was not given, or an output that a model left out. What reads it goes
-   without: a step runs with what is there, and its model refuses that if it needs more; a response has the outputs
-   that are there.
+4. With a limit, at most that many branches of one step are open concurrently in one request. Later responses of the
+   step are held back, in order, and open their branches as earlier ones close. A branch never depends on a later one,
+   so this cannot deadlock.
+5. A tensor may be absent: an optional input that was not given, or an output that a model left out. Its
+   readers do without: a step runs with the present tensors, and its model refuses the request if it needs more; a
+   response has the present outputs.
 """
 
 from collections import deque
@@ -64,7 +64,7 @@ _ABSENT = _Absent()
 class Branch(Generic[V]):
     """The tensors of a request, or of a branch of it.
 
-    A branch refers to the enclosing ones but not the reverse, so it is freed at once, without the garbage collector.
+    A branch refers to the enclosing ones but not the reverse, so it is freed without the garbage collector.
     """
 
     __slots__ = ("answered", "around", "awaited", "level", "open", "step", "values", "waits")
@@ -84,8 +84,7 @@ class DataFlow(Generic[V]):
     """The state of one request. Every method returns the next commands, in order.
 
     Args:
-        plan: The plan.
-        branches_max: Most branches of one step that are open at once, 0 for no limit.
+        branches_max: Most concurrently open branches of one step, 0 for no limit.
     """
 
     __slots__ = (
@@ -119,8 +118,7 @@ class DataFlow(Generic[V]):
 
         Args:
             branch: The branch in which it ran.
-            step: The step.
-            values: What it wrote, by tensor; None where there is no response but the news that no more will come.
+            values: Written tensors by name; None if the step ends without another response.
             final: Whether no more responses follow. A step that is not decoupled has one response, which is final.
         """
         if self._is_over:
@@ -185,7 +183,6 @@ class DataFlow(Generic[V]):
         self._closed_one(branch)
 
     def _settle(self, branch: Branch[V], tensor: str, value: V | _Absent) -> None:
-        """A tensor is there, or absent."""
         branch.values[tensor] = value
         for step in branch.level.readers.get(tensor, ()):
             self._count(branch, step)

@@ -73,8 +73,8 @@ class Origins:
     """The decoupled steps on which steps and tensors depend.
 
     Attributes:
-        of_step: Those of each step.
-        of_tensor: Those of each tensor.
+        of_step: Decoupled steps by step.
+        of_tensor: Decoupled steps by tensor.
         conflicts: Steps that read tensors of unrelated decoupled steps.
     """
 
@@ -100,7 +100,7 @@ class Plan:
         steps: Steps that run, ascending.
         wanted: The requested outputs.
         inputs: Inputs of the ensemble that are read.
-        reads: Tensors that each of the steps reads, except those that are absent from the start.
+        reads: Tensors that each of the steps reads, except tensors that are absent from the start.
         gives: Tensors that each of the steps writes and that are read.
         depth_of: On how many decoupled steps each tensor depends.
         is_decoupled: Whether there may be any number of responses.
@@ -128,7 +128,7 @@ class Plan:
         if origin is None:
             raise invalid(
                 f"outputs {_quoted(wanted)} cannot be in one response: they come from different decoupled models",
-                hint="ask for one of them at a time",
+                hint="request one of them at a time",
             )
         self.sink = origin[-1] if origin else None
         self.is_decoupled = origin != ()
@@ -212,7 +212,7 @@ class EnsembleGraph:
             return invalid(f"output '{tensor}' is not written by any step")
         return invalid(
             f"output '{tensor}' cannot be computed without the input(s) {_quoted(missing)}",
-            hint="give the optional inputs that it needs, or ask for other outputs",
+            hint="give the optional inputs that it needs, or request other outputs",
         )
 
     def _ordered(self) -> list[int]:

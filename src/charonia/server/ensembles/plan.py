@@ -46,7 +46,6 @@ class MappedTensor(NamedTuple):
     """An input of a step's model, or an output of the ensemble.
 
     Attributes:
-        name: Its name.
         tensor: The ensemble tensor.
         fit: None if the tensor is passed unchanged.
     """
@@ -64,7 +63,7 @@ class StepRoute(NamedTuple):
         model_version: Version as text, "" for the highest ready one.
         inputs: Inputs of the model.
         outputs: Requested outputs; empty for all.
-        gives: Ensemble tensor by output of the model, for those that are needed.
+        gives: Ensemble tensor by output of the model, for needed outputs.
         is_decoupled: Whether its model is decoupled.
     """
 
@@ -83,7 +82,7 @@ class TensorRoute(NamedTuple):
         plan: Which steps run, and when.
         steps: The steps by number.
         outputs: The outputs of a response, in order.
-        order: The steps in the order in which they start if each responds at once; empty with decoupled ones.
+        order: The steps in the order in which they start if each responds immediately; empty with decoupled ones.
         is_chain: Whether there is never more than one step that can run.
     """
 
@@ -95,7 +94,7 @@ class TensorRoute(NamedTuple):
 
 
 class EnsemblePlan:
-    """An ensemble with the models of its steps as they are loaded now.
+    """An ensemble with the currently loaded models of its steps.
 
     Args:
         config: The ensemble's configuration.
@@ -107,7 +106,7 @@ class EnsemblePlan:
         labels: Class labels of its outputs.
         batches: Whether it has a batch dimension.
         graph: The steps and the tensors between them.
-        branches_max: Most responses of a decoupled step that are processed at once in a request, 0 for no limit.
+        branches_max: Most responses of a decoupled step that a request processes concurrently, 0 for no limit.
     """
 
     def __init__(self, config: ModelConfig, models: Sequence[ModelConfig], labels: Labels) -> None:

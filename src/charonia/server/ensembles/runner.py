@@ -32,7 +32,6 @@ class EnsembleRunner:
     Attributes:
         config: The complete configuration.
         version: The version, as text.
-        metrics: Its metrics.
         infer: Runs a step.
         infer_at_once: Runs a step before it returns, where that is possible.
     """

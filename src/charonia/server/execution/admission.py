@@ -35,7 +35,6 @@ class RequestCheck(Protocol):
         Raises:
             ServingError: The request is invalid.
         """
-        ...
 
 
 class Admission:

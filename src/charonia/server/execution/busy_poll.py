@@ -2,8 +2,8 @@
 
 When one client sends one short request after the other, the server would sleep and wake up for each of them. That costs
 more than a short execution: the core has to leave its idle state, and its caches are cold. So the event loop and the
-workers of Python models poll for the next message for a short while. With several clients at once there is always work,
-and no polling.
+workers of Python models poll for the next message for a short while. With several concurrent clients there is always
+work, and no polling.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class LoneCallerRule:
         self._last_ns = 0
 
     def submitted(self, now_ns: int, *, is_alone: bool) -> None:
-        """A request arrived; `is_alone` if no other one is in flight or came with it."""
+        """A request arrived; `is_alone` if no other one is in flight or arrived with it."""
         if is_alone and now_ns - self._last_ns <= self.limit_ns:
             self.in_a_row += 1
             self.is_open = self.in_a_row >= ALONE_MIN
@@ -61,10 +61,10 @@ def make_busy_poll(limit_us: int, cores: int, neighbours: Neighbours | None = No
 
 
 class BusyPoll:
-    """Keeps the event loop awake while the rule says so.
+    """Keeps the event loop awake while the rule decides so.
 
-    A client that waits for its answer sends one request in a turn of the event loop. What runs in place is answered
-    before the loop goes on, so of many clients no request finds another one in flight, but several come in one turn.
+    A client that waits for its answer sends one request in a turn of the event loop. A request in place is answered
+    before the loop continues, so with many clients no request finds another in flight, but several come in one turn.
 
     Args:
         loop: The event loop.

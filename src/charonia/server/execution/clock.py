@@ -37,7 +37,7 @@ class WakeTimer:
                 loop.add_reader(self._fd, self._expired)
 
     def set(self, at_ns: int | None) -> None:
-        """Call back at `at_ns` (at once if that has passed), or not at all if None."""
+        """Call back at `at_ns` (immediately if that has passed), or not at all if None."""
         if self._fd >= 0:
             # A zero time would disarm the timer, and monotonic time 0 is always in the past.
             at = 0 if at_ns is None else max(at_ns, 1)

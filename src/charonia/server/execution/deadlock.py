@@ -2,13 +2,13 @@
 
 A model that makes a request holds its own instance until it has the response. If every instance of a model waits,
 directly or through other models, for requests that wait for an instance of this model, there is a deadlock.
-`DeadlockDetector` rejects the request that would close such a cycle, so that the others can go on.
+`DeadlockDetector` rejects the request that would close such a cycle, so that the others can continue.
 
 Its events: a batch begins to make requests (`occupy`) and is over (`vacate`); a request of a model is submitted
 (`submit`), sent to an instance (`run`), left open by its batch (`leave`) and over (`end`). Batches without requests and
 requests of clients are not in the graph.
 
-A request can be answered if an instance that could run it, or the one that runs it, can finish; an instance can finish
+A request can be answered if an instance that could run it, or already runs it, can finish; an instance can finish
 if all requests of its batch can be answered. Before each `submit` this is true of the whole graph, so only the new
 request needs to be checked. Pure.
 """
@@ -52,7 +52,7 @@ class CallingBatch:
 
     Attributes:
         pool: The instances of its model.
-        instance: Number of the one that it occupies.
+        instance: Number of the occupied instance.
         requests: Its requests that are not answered yet.
     """
 
@@ -98,7 +98,7 @@ class DeadlockDetector:
         self._callers[frame] = pool.busy[instance] = caller
 
     def vacate(self, frame: CallFrame) -> None:
-        """The batch is over and its instance free. Requests that it made may go on; no batch waits for them."""
+        """The batch is over and its instance free. Requests that it made may continue; no batch waits for them."""
         caller = self._callers.pop(frame)
         del caller.pool.busy[caller.instance]
         for request in caller.requests:
@@ -108,7 +108,7 @@ class DeadlockDetector:
         """A model makes a request.
 
         Args:
-            frame: Its call frame. The innermost frame in its chain that occupies an instance is the one that waits.
+            frame: Its call frame. The innermost frame in its chain that occupies an instance waits.
             pool: The instances of the requested model.
 
         Raises:

@@ -30,8 +30,8 @@ if sys.platform == "linux":
     import resource
 
     def usage() -> Usage:
-        """Return those of the calling thread since its start. Costs about a microsecond."""
-        used = resource.getrusage(resource.RUSAGE_THREAD)  # its times are those of the last tick, up to 10 ms ago
+        """Return the usage of the calling thread since its start. Costs about a microsecond."""
+        used = resource.getrusage(resource.RUSAGE_THREAD)  # its times are as of the last tick, up to 10 ms ago
         return time.thread_time_ns(), used.ru_nvcsw, used.ru_nivcsw
 
 else:
@@ -54,7 +54,6 @@ class ExecutableBatch(BatchSink, Protocol):
 
     def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
         """The batch ran from `start_ns` to `end_ns`. Called in the thread of the event loop."""
-        ...
 
 
 def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Execution | ServingError:
@@ -71,7 +70,7 @@ def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Exe
 
 
 class SharedExecutor:
-    """What executors have in common: runners may share one, while the next takes the place of the first.
+    """Base of executors: runners may share one, while the next replaces the first.
 
     Attributes:
         users: Runners that have it.
@@ -100,9 +99,9 @@ class BlockingExecutor(SharedExecutor):
     run in the thread, one after the other.
 
     Attributes:
-        placement: Where the instance runs.
+        placement: Placement of the instance.
         rule: Decides whether the next batch runs in place.
-        requests: What was measured of requests in the thread.
+        requests: Measurements of requests in the thread.
     """
 
     capacity_max = 1
@@ -217,7 +216,7 @@ class BlockingExecutor(SharedExecutor):
 class AsyncExecutor(SharedExecutor):
     """Runs the batches of an asynchronous instance, which computes in another process.
 
-    It has several at once while executions are short: with one, it would be idle while messages are under way.
+    It has several concurrent batches while executions are short: with one, it would be idle while messages travel.
     """
 
     capacity_max = CAPACITY_MAX

@@ -3,7 +3,7 @@
 Invariants:
 
 1. Every request gets exactly one final reply, from `answer`, and none after it. Only `deliver` calls a reply.
-2. A cancelled request is answered at once, while its batch goes on; later responses of the batch to it are ignored.
+2. A cancelled request is answered immediately, while its batch continues; the batch's later responses are ignored.
 3. A batch may finish and leave requests open. They stay in flight until their final reply.
 """
 
@@ -48,15 +48,12 @@ class BatchOwner(Protocol):
 
     def cancel(self, entry: "PendingRequest") -> None:
         """The caller of an unanswered request has gone."""
-        ...
 
     def frame_of(self, slot: int, parent: CallFrame | None, *, occupies: bool) -> CallFrame:
         """Return the call frame of the requests that a batch makes."""
-        ...
 
     def batch_ended(self, slot: int, compute_ns: int, frame: CallFrame | None) -> None:
         """A batch is done; it computed for `compute_ns`, and made requests in `frame` unless that is None."""
-        ...
 
 
 class PendingRequest:
@@ -95,7 +92,7 @@ class InFlight:
     Attributes:
         requests: The requests by id of the scheduler.
         metrics: The metrics of the version.
-        order: Holds replies back to keep the order of requests; None if the model does not ask for that.
+        order: Holds replies back to keep the order of requests; None if the model does not require it.
         idle: Set when no request is left; None while no task waits for that.
     """
 
@@ -127,7 +124,7 @@ class InFlight:
         self._busy_poll = busy_poll
 
     def keep_order(self) -> None:
-        """Keep replies in order from now on; each request concerned is to be added to `order`."""
+        """Keep replies in order from now on; the caller adds each request concerned to `order`."""
         self.order = OrderedOutcomes()
 
     def fail(self, entry: PendingRequest, outcome: Outcome, reason: FailureReason) -> None:
@@ -160,7 +157,7 @@ class InFlight:
         reason: CloseReason,
         arrival_ns: int,
     ) -> InferResponse | ServingError:
-        """Count a request that ran at once, and so was never in flight, and return its outcome."""
+        """Count a request that ran immediately, and so was never in flight, and return its outcome."""
         start_ns = arrival_ns + record.queue_ns
         input_end_ns, output_start_ns = start_ns, start_ns + record.compute_ns
         outcome: InferResponse | ServingError
@@ -232,7 +229,7 @@ class InFlight:
             order.pass_on(entry.id, outcome, False, self._deliver)
         else:
             error = unavailable(
-                f"the request has {HELD_RESPONSES_MAX} responses that wait for those of an earlier request",
+                f"the request has {HELD_RESPONSES_MAX} responses that wait for an earlier request's",
                 hint="turn off preserve_ordering of the model",
             )
             batch = entry.batch
@@ -278,8 +275,6 @@ class RunningBatch:
     Attributes:
         entries: Its requests in flight.
         requests: The requests themselves.
-        slot: Its slot.
-        executor: Its executor.
         reason: Why it was sent.
         batch_size: Batch elements of all requests.
     """
@@ -318,8 +313,8 @@ class RunningBatch:
     def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
         """A blocking instance ran the batch from `start_ns` to `end_ns`.
 
-        The instance is free before any reply is sent: what a reply leads to, such as the next step of an ensemble, must
-        not keep it waiting for its next batch.
+        The instance is free before any reply is sent: work that a reply triggers, such as the next step of an ensemble,
+        must not delay its next batch.
         """
         self._start_ns = start_ns
         results: Sequence[Result] = ()

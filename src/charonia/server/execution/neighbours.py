@@ -1,7 +1,7 @@
-"""What the processes of a server know of each other: when each of them last had a request.
+"""The time of the last request in each process of a server, shared among them.
 
-A process that polls takes a core. One that a neighbour needs must not be taken: with clients at several processes, each
-of them would see a lone caller, and all would poll.
+A process that polls occupies a core, which a neighbour may need: with clients at several processes, each process would
+see a lone caller, and all would poll.
 """
 
 import mmap

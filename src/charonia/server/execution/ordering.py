@@ -15,14 +15,14 @@ _T = TypeVar("_T")
 class OrderedOutcomes(Generic[_T]):
     """Holds outcomes back until every request that arrived earlier is over.
 
-    Outcomes of the oldest request that is not over are passed on at once. Every request needs a final outcome, even one
-    that was refused or cancelled, or those behind it wait forever. Requests are opaque, and known by an id.
+    Outcomes of the oldest request that is not over are delivered immediately. Every request, even if refused or
+    cancelled, needs a final outcome, or the requests behind it wait forever. Requests are opaque, and known by an id.
     """
 
     __slots__ = ("_due", "_is_passing_on", "_open")
 
     def __init__(self) -> None:
-        self._open: OrderedDict[int, tuple[_T, list[tuple[Outcome, bool]]]] = OrderedDict()  # with what is held back
+        self._open: OrderedDict[int, tuple[_T, list[tuple[Outcome, bool]]]] = OrderedDict()  # with held-back outcomes
         self._due: deque[tuple[_T, Outcome, bool]] = deque()
         self._is_passing_on = False
 
@@ -39,10 +39,10 @@ class OrderedOutcomes(Generic[_T]):
         return len(self._open[id][1]) >= HELD_RESPONSES_MAX
 
     def pass_on(self, id: int, outcome: Outcome, final: bool, deliver: Callable[[_T, Outcome, bool], None]) -> None:
-        """Take in an outcome and deliver what is due, in order: request, outcome, whether it is final.
+        """Take in an outcome and deliver all due outcomes, in order: request, outcome, whether it is final.
 
-        Outcomes that a delivery leads to, such as those of requests that it cancels, are delivered after those that
-        were due before.
+        Outcomes that a delivery causes, such as of requests that it cancels, are delivered after the outcomes that
+        were already due.
 
         Raises:
             KeyError: The request did not arrive, or had its final outcome.

@@ -19,7 +19,7 @@ _NOT_REJECTED = {
     DropReason.STATE_LOST: FailureReason.BACKEND,
     DropReason.CANCELLED: FailureReason.CANCELED,
 }
-"""Drops that are no matter of capacity or time."""
+"""Drops for other reasons than capacity or time."""
 
 
 def selected(

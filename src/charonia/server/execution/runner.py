@@ -4,10 +4,10 @@
 requests and sends their replies. Invariants:
 
 1. A slot is idle or runs one batch; it is offered to the scheduler again only when that batch has finished.
-2. Draining waits for every request in flight, including those that their batch left open.
+2. Draining waits for every request in flight, including requests that their batch left open.
 3. A scheduler that raises is replaced: all requests in flight and all later ones fail.
 4. All of this runs in the event loop's thread.
-5. An instance is given up only while it runs nothing, owes no response and no request waits.
+5. An instance is released only while it is idle, owes no response and no request waits.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ from charonia.server.scheduling.slots import SlotChange, Slots, capacity_limit
 _log = logging.getLogger(__name__)
 
 TOGETHER_NS_MAX = 500_000
-"""Time for which batches run in place, one after the other, before the event loop goes on."""
+"""Time for which batches run in place, one after the other, before the event loop continues."""
 
 
 class ModelRunner:
@@ -70,7 +70,6 @@ class ModelRunner:
     Args:
         config: The complete configuration.
         version: The version, as text.
-        scheduler: The scheduler.
         executors: The instances; where their number follows the load, the first ones.
         labels: Class labels by output.
         loop: The event loop.
@@ -96,7 +95,7 @@ class ModelRunner:
         self.version = version
         self._admission: RequestCheck = Admission(config)
         self._scheduler = scheduler
-        # It says whether a request would run at once; a wrapper of it has to see every event.
+        # Decides whether a request runs immediately; a wrapper of it has to see every event.
         self._plain = scheduler if isinstance(scheduler, DynamicBatcher) and not config.is_decoupled else None
         self._executors = dict(enumerate(executors))  # by number of the instance
         bounds = bounds_of(config)
@@ -113,9 +112,9 @@ class ModelRunner:
         self._armed: int | None = None
         self._batch_kind = BatchKind(StreamingBatch if config.is_decoupled else RunningBatch)
         self._cancels = 0  # number of cancelled requests that were in a batch
-        # If the model batches, a slot is offered again only after the loop has read what arrived meanwhile, so that
-        # requests that arrive together run together, without a delay; unless those that wait are enough for a batch.
-        # A sequence goes on when the states of its last request are taken in, so there it is always later.
+        # If the model batches, a slot is offered again only after the loop has read newly arrived requests, so that
+        # requests that arrive together run together, without a delay; unless the waiting requests fill a batch.
+        # A sequence continues when the states of its last request are stored, so there it is always later.
         dynamic, is_sequential = config.dynamic_batching, config.sequence_batching is not None
         self._gathers = is_sequential or (config.max_batch_size > 1 and dynamic is not None)
         self._enough = sys.maxsize if is_sequential else config.max_batch_size if self._gathers else 1
@@ -149,7 +148,6 @@ class ModelRunner:
 
     @property
     def instances(self) -> Mapping[int, Executor]:
-        """The executors by number of the instance."""
         return self._executors
 
     def free_instances(self) -> list[int]:
@@ -234,10 +232,10 @@ class ModelRunner:
     def run_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
         """Run a request that has no trace to its end before this returns, if it neither waits nor joins a batch.
 
-        Checks, statistics and outcome are those of `submit`. Nothing else can happen meanwhile, so there are no events.
+        Checks, statistics and outcome are as in `submit`. Nothing else can happen in between, so there are no events.
 
         Returns:
-            The outcome; None if nothing was done, and the request is to be submitted.
+            The outcome; None if nothing was done, and the caller has to submit the request.
         """
         scheduler, in_flight = self._plain, self._in_flight
         slot = scheduler.slot_at_once() if scheduler is not None else None
@@ -277,7 +275,7 @@ class ModelRunner:
         What depends on the form only is done once. The form is everything but ids, deadlines and elements of tensors.
 
         Returns:
-            The outcomes of the first requests; none if they are to be submitted, fewer than all when time is over.
+            The outcomes of the first requests; none if the caller has to submit them, fewer than all when time is over.
         """
         scheduler, in_flight = self._plain, self._in_flight
         slot = scheduler.slot_at_once() if scheduler is not None and not self._gathers else None
@@ -388,7 +386,7 @@ class ModelRunner:
             self._handle(event, now_ns())
 
     def _take_turn(self) -> None:
-        """Offer the free slots, and those that are free again while enough requests wait, for a limited time."""
+        """Offer the free slots, and slots that become free again while enough requests wait, for a limited time."""
         until_ns = now_ns() + TOGETHER_NS_MAX
         while True:
             slots, self._free = self._free, []
@@ -406,7 +404,7 @@ class ModelRunner:
             self._handle(event, now_ns())
 
     def _tick(self) -> None:
-        # The timer may fire slightly early; pass the time that the scheduler asked for, or this would spin.
+        # The timer may fire slightly early; pass the time that the scheduler requested, or this would spin.
         now = max(now_ns(), self._armed or 0)
         self._armed = None
         self._handle(Tick(), now)

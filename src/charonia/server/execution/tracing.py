@@ -35,7 +35,6 @@ def begin(
 
     Args:
         trace: The request's trace.
-        request: The request.
         reply: The reply to wrap.
         model: Name and version of the model.
         ended: Called when the request is over.

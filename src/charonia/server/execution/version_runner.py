@@ -19,33 +19,26 @@ class Runner(Protocol):
     @property
     def pending(self) -> int | None:
         """Number of requests that wait for an instance, None for a version without instances."""
-        ...
 
     @property
     def in_flight(self) -> int:
         """Number of requests that are not answered."""
-        ...
 
     def submit(self, request: InferRequest, reply: Reply) -> Ticket:
         """Take in a request; every outcome goes to `reply`."""
-        ...
 
     def run_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
         """Run a request without a trace to its end before this returns, where that is possible: its only outcome.
 
         Returns:
-            The outcome; None if nothing was done, and the request is to be submitted.
+            The outcome; None if nothing was done, and the caller has to submit the request.
         """
-        ...
 
     async def drain(self) -> None:
         """Stop taking requests; return when every request in flight has been answered."""
-        ...
 
     async def aclose(self) -> None:
         """Release all resources; to be called when drained."""
-        ...
 
     def abandon(self, error: ServingError) -> None:
         """Answer all requests in flight with `error`."""
-        ...

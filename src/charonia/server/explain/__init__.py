@@ -1,1 +1,1 @@
-"""`charonia explain`: what limits a model, and what to change."""
+"""`charonia explain`: the bottleneck of a model, and what to change."""

@@ -18,7 +18,7 @@ MARKS_MAX = 61
 """Snapshots that are kept: a minute, including both ends."""
 
 REQUESTS_MIN = 20
-"""Fewer requests say nothing about shares and distributions."""
+"""Fewer requests do not allow conclusions on shares and distributions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Activity:
         if total < REQUESTS_MIN or round(total * (1 - share), 6) < 1:
             return None
         wanted, low = share * total, 0
-        most = self.counts.queue_ns / (total - math.ceil(round(wanted, 6)) + 1)  # so many waited as long, or longer
+        most = self.counts.queue_ns / (total - math.ceil(round(wanted, 6)) + 1)  # number that waited as long, or longer
         for bound, count in zip(self.wait_bounds_ns, self.counts.waits, strict=False):
             if count and wanted <= count:
                 return min(most, low + (bound - low) * wanted / count)
@@ -230,7 +230,7 @@ def _by_frequency(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def counts_of(metrics: ModelMetrics) -> Counts:
-    """Return the counters of a model version as they are now."""
+    """Return the current counters of a model version."""
     statistics = metrics.statistics
     of_batches = list(statistics.batches.items())
     moved = [batch.compute_input.ns + batch.compute_output.ns for _, batch in of_batches]

@@ -1,4 +1,4 @@
-"""Marks the counters of every loaded version once a second, and explains them."""
+"""Samples the counters of every loaded version once a second, and explains them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,15 +26,15 @@ INTERVAL_S = 1.0
 """Time between two marks."""
 
 THREADS_PARAMETER = "intra_op_thread_count"
-"""Parameter of a model that says how many threads an instance has."""
+"""Parameter of a model: the number of threads of an instance."""
 
 
 def in_one_process(runner: Runner) -> None:
-    """Return None: there are no front ends apart."""
+    """Return None: there are no separate front ends."""
 
 
 def not_split(model: str) -> Sequence[str]:
-    """Return nothing: requests without a version go to the newest."""
+    """Return nothing: requests without a version go to the latest."""
     return ()
 
 
@@ -45,7 +45,7 @@ class Explainer:
         loaded: Returns every version that answers.
         find: Returns a version by name and version ("" for any); raises where there is none.
         cores: Cores that the server may use.
-        processes: Returns what is known of the server's processes.
+        processes: Returns the state of the server's processes.
         where: Returns where the requests of a version run, None for a server of one process.
         traffic: Returns where requests of a model without a version go, in sentences.
     """
@@ -95,7 +95,7 @@ class Explainer:
         """Explain a model version, an ensemble with the models of its steps.
 
         Raises:
-            ServingError: There is no such version.
+            ServingError: The version does not exist.
         """
         explanation = self._explain(self._find(name, version))
         now = now_ns()

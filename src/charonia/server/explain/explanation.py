@@ -12,7 +12,6 @@ class ProcessHistory:
     """A process of the server.
 
     Attributes:
-        name: Its name.
         uptime_s: How long it has been running, in seconds; 0 while it does not run.
         restarts: How often it was started again.
         last_exit: Why it ended the last time, "" if it has never ended.
@@ -33,7 +32,7 @@ class Explanation:
         findings: The findings, the strongest limit first.
         steps: The explanations of the models of an ensemble.
         processes: The processes of the server; none for a server of one process.
-        traffic: Where requests without a version go, in sentences; none where that is simply the newest version.
+        traffic: Where requests without a version go, in sentences; none for the default, the latest version.
     """
 
     facts: Facts

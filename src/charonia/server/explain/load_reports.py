@@ -1,7 +1,6 @@
-"""The load of this server, as balancers want to know it: queue, instances, and the cache of language models.
+"""The load of this server, for balancers: queue, instances, and the cache of language models.
 
-A report is made when one is wanted, and serves for `AGE_NS`: a request that asks for none costs nothing, and those that
-do share one.
+A report is made on demand, and reused for `AGE_NS`: requests without a report cost nothing, and the others share one.
 """
 
 import time
@@ -41,7 +40,7 @@ class EngineLoad:
     """The load of the engine in this process.
 
     Args:
-        chosen: Names of the metrics in a report, in order: those of `LOAD_METRICS`, and custom ones of models, whose
+        chosen: Names of the metrics in a report, in order: `LOAD_METRICS`, and custom metrics of models, whose
             values are added up.
         runners: Returns the runners of all versions.
         custom: Metrics that models define.
@@ -65,7 +64,7 @@ class EngineLoad:
         self._latest: Load = {}
 
     def want(self) -> None:
-        """Do nothing: a report is made at once."""
+        """Do nothing: a report is made immediately."""
 
     def latest(self) -> Load:
         """Return a report that is not older than `AGE_NS`."""
@@ -95,12 +94,12 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class LoadCounts:
-    """What versions have counted.
+    """Counters of versions.
 
     Attributes:
         at_ns: When.
-        versions: By the identity of a version's counters: its requests, those that failed, its executions and the
-            nanoseconds that they took.
+        versions: By the identity of a version's counters: its requests, its failed requests, its executions and
+            their nanoseconds.
     """
 
     at_ns: int = 0

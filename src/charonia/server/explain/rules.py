@@ -1,7 +1,7 @@
-"""What limits a model, and what to change: rules from facts to findings. Pure.
+"""The bottleneck of a model, and what to change: rules from facts to findings. Pure.
 
 A rule is a function from the facts to a finding, or to None where it does not apply. The rules are in the order of
-importance, so the first finding is the strongest limit. A finding says what the counters show, and names the field to
+importance, so the first finding is the strongest limit. A finding explains the counters, and names the field to
 change.
 """
 
@@ -30,7 +30,7 @@ TAKEN = 0.25
 """Cores that other programs take, from which on they come before the cure for too few cores."""
 
 LONG_S = 10.0
-"""Seconds of work that say how busy instances are, however few requests ended."""
+"""Seconds of work that are enough to judge how busy instances are, even with few requests."""
 
 _ALONE = 1.5
 _NEARLY_BUSY = 0.7
@@ -116,7 +116,7 @@ class Facts:
 
     @property
     def is_at_limit(self) -> bool:
-        """Whether requests wait because no further batch can run."""
+        """Whether requests wait because no additional batch can run."""
         return self.busy >= BUSY or self.is_short
 
     @property
@@ -273,8 +273,8 @@ def _unbatched(facts: Facts) -> Finding | None:
         return None
     return Finding(
         "unbatched",
-        f"Requests ran one by one, although the model takes {setup.batch_max} at once.",
-        "add dynamic_batching { }: what waits meanwhile then runs together",
+        f"Requests ran one by one, although the model accepts batches of {setup.batch_max}.",
+        "add dynamic_batching { }: requests that wait then run together",
     )
 
 
@@ -404,7 +404,7 @@ _CERTAIN: tuple[Rule, ...] = (_failed, _rejected, _short_step, _short)
 """Rules that hold from the first request on."""
 
 _TIMED: tuple[Rule, ...] = (_failed, _rejected, _steps, _short, _saturated)
-"""Those that hold for few requests that took long."""
+"""Rules that also apply to a few long requests."""
 
 _REMARKS = frozenset({"cache", "failing"})
 

@@ -1,1 +1,1 @@
-"""Front ends in processes of their own, over one engine."""
+"""Front ends in separate processes, over one engine."""

@@ -1,9 +1,9 @@
-"""Plain requests and plain responses between a front end and the engine, as many to a message as come together. Pure.
+"""Plain requests and plain responses between a front end and the engine, batched into messages. Pure.
 
-Most requests of a client differ in the elements of their tensors only. What they share, their *form*, is sent once, and
-named by a number from then on; so is that of responses. A request is plain if it has no more than inputs, an id, the
-names of outputs and a deadline; a response, no more than outputs, its id and how it was run. Everything else travels
-alone, in a message of `messages.py`.
+Most requests of a client differ in the elements of their tensors only. Their common part, the *form*, is sent one time,
+and named by a number from then on; responses have forms, too. A request is plain if it has no more than inputs, an id,
+the names of outputs and a deadline; a response, no more than outputs, its id and how it was run. Everything else
+travels alone, in a message of `messages.py`.
 
 A message has the new forms, the records of all requests or responses one after the other, the sizes of BYTES tensors,
 and one block with the elements of all tensors. Each begins at a multiple of the channel's alignment.
@@ -29,7 +29,7 @@ BURST_BYTES_MAX = INLINE_BYTES_MAX
 """Bytes of their tensors together."""
 
 FORMS_MAX = 1024
-"""Forms that an end has numbers for; of more, it forgets all and begins again."""
+"""Limit of forms with a number; beyond it, an end drops all and begins again."""
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class _Writer:
         self._block: list[Buffer] = []
 
     def _add(self, head: Iterable[Hashable], tensors: Iterable[Tensor], number: int, *record: object) -> bool:
-        """Add a record and its tensors, whose form begins with `head`; return False if there is no room for them."""
+        """Add a record and its tensors, whose form begins with `head`; return False if they do not fit."""
         parts: list[Hashable] = [*head]
         size, sizes, block = self._size, [], []
         for tensor in tensors:
@@ -100,7 +100,7 @@ class _Writer:
         return True
 
     def take(self, outgoing: Outgoing) -> tuple[object, ...]:
-        """Return the message of what was added, which has its tensors in `outgoing`, and begin the next one."""
+        """Return the message of all additions, with its tensors in `outgoing`, and begin the next one."""
         place = outgoing.place(b"".join(self._block))
         header = (self._kind, self._announced, self._records, self._sizes, place)
         self._begin()
@@ -152,17 +152,17 @@ class ResponseWriter(_Writer):
 
 
 class _Form(Generic[T]):
-    """What requests, or responses, share.
+    """The common part of requests, or of responses.
 
     Attributes:
-        head: What they share besides their tensors.
+        head: Their common fields besides the tensors.
         tensors: Name, datatype, shape, dtype and padded size in bytes of each tensor; -1 where the size varies.
     """
 
     __slots__ = ("head", "tensors")
 
     def __init__(self, head: T, described: Iterable[Any]) -> None:
-        """Make a form; `described` has name, datatype and shape of one tensor after the other."""
+        """Create a form; `described` has name, datatype and shape of one tensor after the other."""
         self.head = head
         parts = iter(described)
         self.tensors = [
@@ -216,7 +216,7 @@ class RequestReader:
         self._forms: dict[int, _Form[tuple[str, str, tuple[RequestedOutput, ...]]]] = {}
 
     def read(self, message: Incoming) -> Iterable[tuple[list[int], list[InferRequest]]]:
-        """Return the numbers and the requests, those of a form together.
+        """Return the numbers and the requests, grouped by form.
 
         Raises:
             ChannelError: The message is not as a `RequestWriter` makes it.

@@ -1,4 +1,4 @@
-"""What requests have changed in an engine, so that the engine that follows it has the same state. Pure."""
+"""The changes that requests make in an engine, so that the next engine has the same state. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class RequestedLoad:
 
     Attributes:
         config: The configuration of the request as JSON text, None for the model's own.
-        files: Where the files of the request are kept, by path relative to the model's folder; None for the repository.
+        files: Stored files of the request, by path relative to the model's folder; None for the repository.
         is_lost: Whether the files of the request were too large to be kept.
     """
 
@@ -47,10 +47,10 @@ class ChangeLog:
         number: Sequence number of the latest change of a model.
         models: The latest change of each model, in the order of their numbers.
         log: Settings of the log, None if they were never changed.
-        trace: Settings of traces by model, "" for those of the server.
+        trace: Settings of traces by model, "" for the server's.
         system: The regions of system shared memory.
         cuda: The regions of GPUs' memory.
-        traffic: What to keep of the traffic between versions, by model, as `TrafficService.restore` takes it.
+        traffic: Persistent state of the traffic between versions, by model, as `TrafficService.restore` takes it.
     """
 
     number: int = 0
@@ -65,7 +65,6 @@ class ChangeLog:
         """Add the load of a model.
 
         Args:
-            name: Its name.
             loaded: How.
             is_overridden: Whether it has the configuration of a request: this one's, or that of an earlier one.
         """

@@ -43,7 +43,7 @@ class ErrorRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What the engine reports when it has started, or failed to.
+    """The engine's report that it has started, or failed to.
 
     Attributes:
         error: Why it cannot start, None when it has.
@@ -60,7 +60,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class FrontEndReport:
-    """What a front end reports when it listens, or failed to: `error` is None when it does."""
+    """A front end's report that it listens (`error` is None), or failed to."""
 
     error: ErrorRecord | None = None
 
@@ -80,11 +80,9 @@ def process_spec(
     """Return how to start a process of a server.
 
     Args:
-        folder: Where its options are.
-        name: Its name.
-        role: What it does.
+        folder: Folder of its options.
         sockets: Its own listening sockets.
-        further: Further arguments.
+        further: More arguments.
         shared: Listening sockets that other servers have, too.
         python: Its interpreter.
     """
@@ -132,7 +130,7 @@ def front_end_name(number: int) -> str:
 
 
 def number_of(name: str) -> int:
-    """Return the number of a process: 0 for an engine, from 1 on for front ends and those that succeed them."""
+    """Return the number of a process: 0 for an engine, from 1 on for front ends and their successors."""
     return 0 if name.startswith(ENGINE) else int(name.split("_")[2])
 
 
@@ -154,7 +152,7 @@ def read_report(folder: Path, name: str, kind: type[Report]) -> Report | None:
 
 
 def write_options(folder: Path, options: ServerOptions, name: str = "") -> None:
-    """Write the options for the children, or those of a new engine, given by name, for the time after an upgrade."""
+    """Write the options for the children, or, with its name, of a new engine for the time after an upgrade."""
     (folder / (f"{name}.{OPTIONS_NAME}" if name else OPTIONS_NAME)).write_bytes(pickle.dumps(options))
 
 
@@ -170,7 +168,7 @@ def read_options(folder: Path) -> ServerOptions:
 
 
 def error_of(folder: Path, name: str) -> ServingError | None:
-    """Return why a child could not start, by its own account; None if it has given none."""
+    """Return why a child could not start, by its own report; None without a report."""
     report: EngineReport | FrontEndReport | None
     if name.startswith(ENGINE):
         report = read_report(folder, name, EngineReport)

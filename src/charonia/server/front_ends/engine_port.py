@@ -1,8 +1,8 @@
-"""Where front ends in other processes reach the engine: a Unix socket in a private folder.
+"""The engine's end of the links from front ends in other processes: a Unix socket in a private folder.
 
-Each front end has a link. Its requests run as those of a front end in this process would; one that goes away cancels
-them. A change that must hold everywhere, such as a registered region, is made here, then in all front ends, then kept
-for the engine that follows this one, and only then answered.
+Each front end has a link. Its requests run like requests of a front end in this process; a lost link cancels them. A
+change that must hold everywhere, such as a registered region, is made here, then in all front ends, then recorded for
+the next engine, and only then answered.
 """
 
 import asyncio
@@ -58,13 +58,12 @@ COLLECT_S_MAX = 1.0
 async def change_regions(
     regions: RegionRegistry | None, tell_all: Callable[..., Awaitable[None]], question: str, arguments: list[Any]
 ) -> None:
-    """Register a region or forget it, here and in all front ends.
+    """Register or unregister a region, here and in all front ends.
 
     Args:
         regions: The regions of the engine; None where shared memory is off.
         tell_all: Tells all front ends; raises the first refusal.
-        question: What a front end asks for, such as "register_system".
-        arguments: Its arguments.
+        question: Name of the front end's call, such as "register_system".
 
     Raises:
         ServingError: It is refused. Then it is refused everywhere.
@@ -94,15 +93,15 @@ class EnginePort:
 
     Args:
         folder: Private folder for the socket.
-        name: Name of the socket. Another one than `SOCKET_NAME` is that of an engine beside the one that is there; it
-            takes its place when that one hands over.
+        name: Name of the socket. Any but `SOCKET_NAME` is for an engine beside the running one; it replaces that one
+            when it hands over.
         is_strict: Whether `start` fails if a model that was loaded by request cannot be loaded.
         software: What front ends must have to run models of the engine; see `software_of`.
 
     Attributes:
-        engine, services: The engine and what the server offers beside it, once started.
-        hand_over: Lets front ends go to the next engine.
-        failed: Done with the reason when it cannot take the place of the engine that hands over.
+        engine, services: The engine and the server's other services, once started.
+        hand_over: Moves front ends to the next engine.
+        failed: Done with the reason when it cannot replace the engine that hands over.
     """
 
     def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False, software: str = "") -> None:
@@ -124,10 +123,10 @@ class EnginePort:
         self.failed: asyncio.Future[ServingError] = self._loop.create_future()
 
     async def check(self) -> None:
-        """Do nothing: the ports are those of the front ends."""
+        """Do nothing: the front ends bind the ports."""
 
     async def start(self, engine: ServedEngine, services: Services) -> None:
-        """Make the changes of an engine before this one, and accept front ends.
+        """Make the changes of the previous engine, and accept front ends.
 
         Raises:
             ServingError: UNAVAILABLE when the socket cannot be made; INVALID_ARG when a model that was loaded by
@@ -154,7 +153,7 @@ class EnginePort:
             self.spawn(self._tell_all("stop"))
 
     async def drain(self, timeout_s: float) -> bool:
-        if self.hand_over.is_done:  # the front ends go on
+        if self.hand_over.is_done:  # the front ends continue
             return True
         async with self._changing:
             answers = await asyncio.gather(*(peer.ask("drain", timeout_s) for peer in self._peers))
@@ -333,7 +332,7 @@ class EnginePort:
         return EngineState(readiness, engine.directory(), dict(engine.offers.now()), sticky)
 
     async def _keep_up(self) -> None:
-        """Collect what front ends count, and follow what the engine has measured."""
+        """Collect the counters of front ends, and follow the measurements of the engine."""
         while True:
             await asyncio.sleep(COLLECT_S)
             await asyncio.gather(*(peer.collect() for peer in self._peers if peer.is_offered))
@@ -366,7 +365,7 @@ class _Peer:
 
     def __init__(self, port: EnginePort, sock: socket.socket) -> None:
         self.is_welcome = False
-        self.is_offered = False  # whether it has ever had models of its own
+        self.is_offered = False  # whether it has ever had local models
         self.loaded: frozenset[int] = frozenset()  # numbers of the offers that it has loaded
         self._port = port
         self._sent = EngineState()
@@ -401,14 +400,14 @@ class _Peer:
         return None
 
     async def collect(self) -> list[Traffic]:
-        """Let the front end send what it has counted; return what it has taken in, nothing if it is too slow."""
+        """Fetch the counters of the front end; return its traffic, nothing if it is too slow."""
         with suppress(TimeoutError, ServingError):
             async with asyncio.timeout(COLLECT_S_MAX):
                 return record(list[Traffic], await self._link.ask("counts") or [])
         return []
 
     async def publish(self, state: EngineState) -> None:
-        """Send a state as far as it is new; return when the front end has it."""
+        """Send the changes of a state; return when the front end has it."""
         self.is_offered = self.is_offered or bool(state.offers)
         difference = state.difference(self._sent)
         self._sent = state
@@ -419,7 +418,7 @@ class _Peer:
 
     def close(self) -> None:
         self._link.close()
-        self._ended("it was told to leave")
+        self._ended("the engine dismissed it")
 
     def _received(self, message: Incoming) -> None:
         header = message.header

@@ -35,7 +35,7 @@ class EnginePlace:
     Attributes:
         folder: Private folder of the server.
         socket: Name of the socket; see `EnginePort`.
-        is_new: Whether it takes the place of another one, so that nothing may be missing.
+        is_new: Whether it replaces another one, so that nothing may be missing.
     """
 
     folder: Path
@@ -55,9 +55,9 @@ async def serve_engine(
     Args:
         options: The server's options.
         log: The log of this process.
-        place: Where it listens.
+        place: Path of its socket.
         report: Called once when the models are loaded, or when the engine cannot start.
-        handed_over: Called when front ends send nothing new here.
+        handed_over: Called when front ends send no new requests here.
     """
     folder, stopped, handing_over = place.folder, asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,7 +66,7 @@ async def serve_engine(
     with suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, handing_over.set)
     try:
-        # The engine before this one may have left changes; the port makes them.
+        # The previous engine may have left changes; the port makes them.
         left_out = read_changes(folder).models
         is_strict = place.is_new and options.exit_on_error
         port = EnginePort(folder, place.socket, is_strict=is_strict, software=software_of(options))
@@ -110,7 +110,7 @@ async def serve_engine(
 async def _hand_over(
     server: InferenceServer, port: EnginePort, folder: Path, asked: asyncio.Event, handed_over: Callable[[], None]
 ) -> None:
-    """Hand over as often as it is asked for, until it succeeds; return when all is finished."""
+    """Hand over on each request, until it succeeds; return when all requests are finished."""
     while True:
         await asked.wait()
         asked.clear()

@@ -1,9 +1,9 @@
 """A process with the endpoints of a server whose engine is in another process.
 
-The engine of a front end, which another one may replace while requests go on.
+The engine of a front end can be replaced while requests continue.
 
-`meet` connects the next engine, `move` sends it everything new. What the engine before has begun stays there: its
-requests in flight, its streams, and all requests of its open sequences, until it leaves.
+`meet` connects the next engine, `move` sends it everything new. The previous engine keeps its requests in flight, its
+streams, and all requests of its open sequences, until it leaves.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ T = TypeVar("T")
 
 
 class CurrentEngine:
-    """What is asked of an engine that may be replaced, beside requests.
+    """Calls to a replaceable engine, except requests.
 
     Attributes:
-        current: The engine that gets what is new.
+        current: The engine that gets new requests.
     """
 
     current: RemoteEngine
@@ -123,8 +123,8 @@ class Engines(CurrentEngine):
     """An `Engine` that may be replaced.
 
     Args:
-        make: Makes an engine that is not connected yet; it is given what to call with the reason when that has gone.
-        ended: Called with the reason when the present engine has gone; `connect` meets the one that follows.
+        make: Makes an engine that is not connected yet; its argument is called with the reason when the engine is gone.
+        ended: Called with the reason when the present engine has gone; `connect` connects the next one.
     """
 
     def __init__(self, make: Callable[[Callable[[str], None]], RemoteEngine], ended: Callable[[str], None]) -> None:
@@ -132,7 +132,7 @@ class Engines(CurrentEngine):
         self._ended = ended
         self._next: RemoteEngine | None = None
         self._former: RemoteEngine | None = None
-        self._staying: set[int | str] = set()  # ids of sequences of the engine before
+        self._staying: set[int | str] = set()  # ids of sequences of the previous engine
         self.current = self._new()
 
     async def connect(self, sock: socket.socket) -> frozenset[str]:
@@ -145,10 +145,10 @@ class Engines(CurrentEngine):
         await self._next.connect(sock)
 
     def move(self, staying: Collection[int | str]) -> None:
-        """Send what is new to the next engine.
+        """Send new requests to the next engine.
 
         Args:
-            staying: The ids of sequences whose requests go to the present one.
+            staying: The ids of sequences whose requests stay with the present one.
 
         Raises:
             ServingError: UNAVAILABLE when the next engine has gone.
@@ -159,7 +159,7 @@ class Engines(CurrentEngine):
         self._staying = set(staying)
 
     def pause(self) -> None:
-        """Hold what is new until `connect`; what is in flight goes on. Open sequences are lost."""
+        """Hold new requests until `connect`; requests in flight continue. Open sequences are lost."""
         self.current.held.engine_lost()
         self.current.sequences.engine_ended()
 
@@ -170,7 +170,7 @@ class Engines(CurrentEngine):
             self._staying.discard(id)
 
     def part(self, lost: Collection[Sequence]) -> None:
-        """Send nothing more to the engine before.
+        """Send no more requests to the previous engine.
 
         Args:
             lost: Its sequences that have not ended.
@@ -179,7 +179,7 @@ class Engines(CurrentEngine):
         self.current.sequences.lose(lost)
 
     def close(self) -> None:
-        """Leave all engines: they cancel what is in flight."""
+        """Leave all engines: they cancel the requests in flight."""
         for engine in self._all():
             engine.close()
 
@@ -225,12 +225,11 @@ class FrontEnd:
     Args:
         options: The server's options.
         log: The log of this process.
-        folder: Where the engine listens.
+        folder: Folder of the engine's socket.
         number: Number of this process, from 1 on; the engine is process 0.
         leaving: Called when this process has left its listening sockets.
 
     Attributes:
-        endpoints: The endpoints.
         ended: Done when the engine has left, or the front end has; whether it ended well.
     """
 
@@ -275,7 +274,7 @@ class FrontEnd:
         await self.endpoints.start(engine, services_of(engine, offers, self._regions, log))
 
     def leave(self, finish_s: float = 0.0) -> None:
-        """Accept nothing more, finish what is in flight, and end.
+        """Accept no more requests, finish the requests in flight, and exit.
 
         Args:
             finish_s: Time in which connections are served as before, because another process accepts new ones. 0 where
@@ -447,10 +446,10 @@ async def serve_front_end(
     Args:
         options: The server's options.
         log: The log of this process.
-        folder: Where the engine listens.
+        folder: Folder of the engine's socket.
         name: Name of this process.
         ready: Called when the endpoints are open.
-        leaving: Called when this process accepts nothing more.
+        leaving: Called when this process accepts no more connections.
 
     Raises:
         ServingError: The engine cannot be reached, or an endpoint not be opened.

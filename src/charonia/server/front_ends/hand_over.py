@@ -1,15 +1,13 @@
-"""How an engine hands its front ends over to the next one, so that no request is lost and no change is forgotten.
+"""How an engine hands its front ends over to the next one without losing a request or a change.
 
-1. Changes wait, such as registrations of memory or loads of models; those under way are finished. From then on, this
-   engine changes nothing more (`Keeper.close`).
-2. Every front end meets the next engine, which makes the changes of this one before it answers.
-3. The socket of the next engine takes the name of this one's. Every front end sends what is new to the next engine, and
-   the requests of open sequences here.
+1. Changes wait, such as registrations of memory or loads of models; changes in progress are finished. Then this engine
+   makes no more changes (`Keeper.close`).
+2. Every front end connects to the next engine, which makes the changes of this one before it answers.
+3. The socket of the next engine takes the name of this one's. Every front end sends new requests to the next engine,
+   and the requests of open sequences here.
 4. Changes that waited are refused with `MOVED`, and the front ends ask the next engine.
 
-Where there is no next engine yet, front ends hold what is new until there is one.
-
-The sequences that stay with an engine when everything new goes to another one.
+Without a next engine, front ends hold new requests until there is one.
 
 A front end sends a request where its sequence is, and the requests of one sequence may come through several front ends.
 So each of them must know of a sequence that begins here after all, because its first request was on the way, and of one
@@ -53,7 +51,7 @@ class StayingSequences:
     """The sequences of an engine that has handed over, as its front ends know them.
 
     Args:
-        sequences: Those that were open then.
+        sequences: The sequences open at the hand-over.
     """
 
     def __init__(self, sequences: Iterable[Sequence]) -> None:
@@ -77,21 +75,19 @@ class StayingSequences:
         """Note the answer of a request.
 
         Args:
-            sequence: Its sequence.
-            number: Its number.
             ends: Whether it is the last request of the sequence.
             is_refused: Whether it has failed.
 
         Returns:
             What front ends have to know before the client has the answer: the id, and whether its requests belong
-            here; None for nothing new.
+            here; None for no change.
         """
         _, key = sequence
         was_here = key in self.ids
         is_latest = self._latest.get(sequence) == number
         if is_latest:
             del self._latest[sequence]
-        if ends and is_latest:  # else it has begun again meanwhile
+        if ends and is_latest:  # else it has begun again
             self._known.discard(sequence)
         elif not ends and not is_refused:
             self._known.add(sequence)
@@ -100,14 +96,13 @@ class StayingSequences:
 
 
 class Listener:
-    """A Unix socket that takes in front ends.
+    """A Unix socket that accepts front ends.
 
     Args:
-        path: Where it is.
         connect: Called with each connection.
 
     Attributes:
-        path: Where it is; another process may move it.
+        path: Its path; another process may move it.
     """
 
     def __init__(self, path: Path, connect: Callable[[socket.socket], None]) -> None:
@@ -139,7 +134,6 @@ class Listener:
         asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock)
 
     def close(self) -> None:
-        """Listen no more."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
@@ -156,19 +150,19 @@ class Listener:
 
 
 class HandOver:
-    """The way of front ends to the next engine.
+    """The move of front ends to the next engine.
 
     Args:
         folder: Private folder of the server.
         listener: Where front ends connect to this engine.
         keeper: Keeps the changes of this engine.
-        changing: Held while all front ends are told something.
-        tell_all: Tells all front ends something, and returns when all have confirmed it; raises the first refusal.
+        changing: Held while a message goes to all front ends.
+        tell_all: Sends all front ends a message, and returns when all have confirmed it; raises the first refusal.
         spawn: Runs something beside the event loop's other work.
 
     Attributes:
-        staying: The sequences that stay here; None before front ends send what is new to the next engine.
-        is_done: Whether front ends send nothing new here.
+        staying: The sequences that stay here; None before front ends send new requests to the next engine.
+        is_done: Whether front ends send no new requests here.
     """
 
     def __init__(
@@ -198,20 +192,20 @@ class HandOver:
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[None]:
-        """Make a change, not while front ends are told where to go. Raises as `check`."""
+        """Make a change, except while front ends move. Raises as `check`."""
         await self._may_change.wait()
         with self._keeper.under_way():
             yield
 
     async def run(self, next_name: str, open_sequences: Callable[[], set[Sequence]]) -> None:
-        """Let all front ends send what is new to the next engine.
+        """Let all front ends send new requests to the next engine.
 
         Args:
             next_name: Name of its socket; "" where there is none yet.
             open_sequences: Returns the sequences that have begun and not ended.
 
         Raises:
-            ServingError: UNAVAILABLE when the next engine has gone. All is as before then.
+            ServingError: UNAVAILABLE when the next engine is gone. Nothing has changed then.
         """
         self._may_change.clear()
         try:
@@ -232,7 +226,7 @@ class HandOver:
     async def finish(
         self, timeout_s: float, is_busy: Callable[[], bool], open_sequences: Callable[[], set[Sequence]]
     ) -> None:
-        """Return when what was begun before is finished, or at a limit. Front ends then leave this engine.
+        """Return when all requests are finished, or at a limit. Front ends then leave this engine.
 
         Args:
             timeout_s: Seconds that requests, streams and open sequences have.

@@ -1,10 +1,10 @@
-"""Keeps what requests have changed in an engine, in the private folder of the server, for the engine that follows it.
+"""Records the changes that requests make in an engine, in the private folder of the server, for the next engine.
 
-1. A change is on the disk before its request is answered. The folder goes with the server: a new server begins as its
-   command line says.
-2. An engine that follows makes the changes of models by their sequence numbers: first before it is ready, then, when
-   nothing more can change in the engine before, those that came meanwhile.
-3. Everything else is a state rather than an action. It is restored as a whole, once, when nothing more can change.
+1. A change is on the disk before its request is answered. The folder is deleted with the server: a new server begins as
+   its command line says.
+2. The next engine makes the changes of models by their sequence numbers: first before it is ready, then, when the
+   previous engine cannot change any more, the later ones.
+3. Everything else is a state rather than an action. It is restored as a whole, one time, at that point.
 4. The log has one writer. An engine that hands over closes its keeper before the next one reads.
 """
 
@@ -38,11 +38,11 @@ KEPT_FILES_BYTES_MAX = 2**30
 """Bytes of the files of one load request that are kept; a model with more cannot be loaded again."""
 
 LOOK_S = 0.02
-"""Pause between two checks of what is under way."""
+"""Interval of checks for changes in progress."""
 
 
 def read_changes(folder: Path) -> ChangeLog:
-    """Return what was changed since the server started. Blocks on the disk."""
+    """Return the changes since the server started. Blocks on the disk."""
     try:
         return record(ChangeLog, marshal.loads((folder / CHANGES_NAME).read_bytes()))
     except FileNotFoundError:
@@ -66,7 +66,7 @@ class Keeper:
         self._under_way = 0
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    # For the engine that follows.
+    # For the next engine.
 
     async def replay_models(self, engine: Engine) -> None:
         """Make the changes of models that do not hold in this engine yet.
@@ -89,9 +89,7 @@ class Keeper:
         """Make the remaining changes, restore the rest, and keep what changes from now on.
 
         Args:
-            engine: The engine.
-            services: Its services.
-            has_ended: Whether the engine before has ended, rather than to hand over.
+            has_ended: Whether the previous engine has exited without handing over.
 
         Raises:
             ServingError: As `replay_models`.
@@ -133,13 +131,13 @@ class Keeper:
             self._under_way -= 1
 
     async def close(self) -> None:
-        """Wait for the changes under way, and make and keep no more."""
+        """Wait for the changes in progress, then stop making and keeping changes."""
         while self._under_way:
             await asyncio.sleep(LOOK_S)
         self._is_closed = True
 
     def reopen(self) -> None:
-        """Make changes as before: there is no next engine."""
+        """Resume changes: there is no next engine."""
         self._is_closed = False
         self._write()
 
@@ -211,13 +209,13 @@ class Keeper:
                 files = await asyncio.to_thread(lambda: {path: Path(at).read_bytes() for path, at in kept.items()})
             except OSError as error:
                 if name in read_changes(self._folder).since(change.number):
-                    return  # the engine before has loaded it otherwise meanwhile
+                    return  # the previous engine has since loaded it otherwise
                 raise invalid(f"failed to load '{name}': the files of its request cannot be read: {error}") from error
         await engine.load_model(name, loaded.config, files)
 
     @contextlib.contextmanager
     def _files_of_models(self) -> Iterator[None]:
-        """Keep a change of a model, and remove the files of requests that nothing needs any more."""
+        """Keep a change of a model, and remove unused files of requests."""
         before = copy.copy(self._changes.models)
         yield
         self._write()
@@ -237,7 +235,7 @@ class Keeper:
     def _keep_files(self, name: str, config: str | None, files: Mapping[str, bytes]) -> RequestedLoad:
         lost = RequestedLoad(config, None, is_lost=True)
         if sum(map(len, files.values())) > KEPT_FILES_BYTES_MAX:
-            _log.warning("the files of '%s' are too large to be kept: an engine that follows does not load it", name)
+            _log.warning("the files of '%s' are too large to be kept: the next engine will not load it", name)
             return lost
         places: dict[str, str] = {}
         with self._reported(f"the files of '{name}'"):
@@ -251,7 +249,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def _reported(self, what: str):  # type: ignore[no-untyped-def]
-        """Report a failure. On a full disk the server goes on; an engine that follows knows less."""
+        """Report a failure. On a full disk the server continues; the next engine misses the change."""
         try:
             yield
         except (OSError, ServingError) as error:

@@ -1,7 +1,7 @@
-"""A connection between a front end and the engine, one end of it: messages, and questions with their answers.
+"""One end of a connection between a front end and the engine: messages, and calls with their answers.
 
-Plain requests and responses are collected: those that result from messages read together, or from one iteration of the
-event loop, are sent as one message, see `bursts.py`.
+Plain requests and responses are collected: the results of messages read together, or of one iteration of the event
+loop, are sent as one message, see `bursts.py`.
 
 Either end asks questions. The answer to a question about the engine may be any plain value; the answer to one that
 announces a change, such as a new table of models, says that the change is in force at the other end.
@@ -38,7 +38,7 @@ class Link(Generic[Writer]):
     Args:
         sock: The connected socket.
         name: Who is at the other end.
-        burst: Collects what is plain; call `burst_begun` after adding to it.
+        burst: Collects plain requests or responses; call `burst_begun` after adding to it.
         take: Called with each message that is no question or answer.
         answer: Answers the questions of the other end.
         ended: Called once with the reason when the connection has ended, unless by `close`.
@@ -104,7 +104,7 @@ class Link(Generic[Writer]):
             self._tensors.send(header, outgoing)
 
     def burst_begun(self) -> bool:
-        """Send what is collected at the end of this iteration of the event loop, or of the current read.
+        """Send the collected messages at the end of this iteration of the event loop, or of the current read.
 
         Returns:
             Whether this is the first call since then.

@@ -1,4 +1,4 @@
-"""The engine's load on its way to a front end: at once when a request wants it, then with responses."""
+"""Sends the engine's load to a front end: immediately when a request needs it, then with responses."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ LOAD_AGE_NS = 50_000_000
 """Shortest time between two reports to a front end, in nanoseconds."""
 
 LOAD_WANTED_NS = 60_000_000_000
-"""Time for which a front end gets reports after a request that wanted one, in nanoseconds."""
+"""Time for which a front end gets reports after a request that needed one, in nanoseconds."""
 
 
 class LoadSender:
-    """Sends the engine's load to a front end while its requests want it.
+    """Sends the engine's load to a front end while its requests need it.
 
     Args:
         load: The load; None where it is not reported.
@@ -33,13 +33,13 @@ class LoadSender:
         self._until_ns = 0
 
     def wanted(self) -> None:
-        """A request of the front end wants a report."""
+        """A request of the front end needs a report."""
         self.is_wanted = self._load is not None
         self._until_ns = now_ns() + LOAD_WANTED_NS
         self.send()
 
     def send(self) -> None:
-        """Send a report if it is still wanted and the last one is old."""
+        """Send a report if it is still needed and the last one is old."""
         now = now_ns()
         if now >= self._until_ns:
             self.is_wanted = False

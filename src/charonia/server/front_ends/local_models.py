@@ -1,9 +1,9 @@
-"""The models that a front end runs itself: copies of those that the engine offers.
+"""The models that a front end runs itself: copies of models that the engine offers.
 
 1. A copy takes the requests without a trace that reach its model, while its executions are short; the engine takes the
    others. A copy whose executions have become long leaves its requests to the engine for `REST_NS`.
-2. When an offer is withdrawn, no further request reaches the copy; those in flight finish.
-3. What copies count is handed over once, by `take_counts`.
+2. When an offer is withdrawn, no more requests reach the copy; requests in flight finish.
+3. Counters of copies are transferred one time, by `take_counts`.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ DRAIN_LOOK_S = 0.005
 
 
 def software_of(options: ServerOptions) -> str:
-    """Return what this process and an engine must have in common for copies to be what the engine offers.
+    """Return the software that this process and an engine must share for copies to equal the engine's models.
 
-    These are the packages, as they are on the disk now, and the options with which models are loaded and run.
+    It consists of the packages, as now installed on the disk, and the options with which models are loaded and run.
     """
     names = ("charonia", "onnxruntime", "openvino", "ai_edge_litert")
     origins = [spec.origin for name in names if (spec := find_spec(name)) and spec.origin]
@@ -63,7 +63,7 @@ class Copy:
     """A model version in this front end.
 
     Attributes:
-        offer: What it was loaded for.
+        offer: The offer that it was loaded for.
         loaded: The version.
         rests_until_ns: When it takes requests again, 0 while it takes them.
     """
@@ -132,12 +132,12 @@ class LocalModels:
         return copy.loaded.runner.submit(request, reply)
 
     def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
-        """Run a request as `Runner.run_at_once` does; None if it is to be run otherwise."""
+        """Run a request as `Runner.run_at_once` does; None if it cannot run here."""
         copy = self._routes.get((request.model_name, request.model_version))
         return copy.loaded.runner.run_at_once(request) if copy is not None and copy.takes_requests() else None
 
     def follow(self, offers: Mapping[Target, Offer], configs: Mapping[Target, ModelConfig]) -> None:
-        """Let go what is offered no more, and begin to load what is new.
+        """Drop copies whose offers are gone, and begin to load new offers.
 
         Args:
             offers: The offers, by where requests go.
@@ -156,16 +156,16 @@ class LocalModels:
         self._route()
 
     def begin_anew(self) -> None:
-        """Let everything go, and forget what was counted: the engine that offered it is gone."""
+        """Drop all copies and counters: the engine that offered the models is gone."""
         self.follow({}, {})
         self._counters = []
 
     def report(self, send: Callable[[tuple[object, ...]], None]) -> None:
-        """Send the engine what was counted since the last report, and what is here."""
+        """Send the engine the counts since the last report, and the loaded copies."""
         send(("counted", list(self._copies), plain(self.take_counts())))
 
     def take_counts(self) -> list[tuple[int, Increase]]:
-        """Return what was counted since the last call, by the number of the offer."""
+        """Return the counts since the last call, by the number of the offer."""
         closed = [counter for counter in self._counters if counter.is_closed]
         counts = [(each.number, each.metrics.take()) for each in self._counters]
         self._counters = [counter for counter in self._counters if counter not in closed]
@@ -230,7 +230,7 @@ class LocalModels:
             await loaded.retire()
 
     def _refuse(self, offer: Offer) -> None:
-        """Leave a version to the engine, as long as it is offered."""
+        """Leave a version to the engine while it is offered."""
         if self._wanted.get(offer.number) == offer:
             self._refused.add(offer.number)
 
@@ -242,7 +242,7 @@ class LocalModels:
         self._counters.append(_Counter(copy.offer.number, metrics))
 
     def _route(self) -> None:
-        """Make the ensembles of which every step is here, and send requests to all copies."""
+        """Create the ensembles of which every step is here, and send requests to all copies."""
         steps = {offer.number: self._configs[target] for target, offer in self._offers.items()}
         found = True
         while found:
@@ -258,7 +258,7 @@ class LocalModels:
         self._routes = {target: copy for target, copy in copies if copy is not None}
 
     def _drop(self, number: int) -> None:
-        """Send no further request to a copy, and close it when those in flight are answered."""
+        """Send no more requests to a copy, and close it when the requests in flight are answered."""
         copy = self._copies.pop(number)
         counter = next(each for each in self._counters if each.metrics is copy.runner.metrics)
         task = asyncio.create_task(self._retire(copy, counter))

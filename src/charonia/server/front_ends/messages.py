@@ -14,11 +14,11 @@ from charonia.server.backends.python.tensors import found, placed
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 
 PROTOCOL = 11
-"""Number of the form of all that front ends and engines tell each other, with the records in it: raise it with every
+"""Version of the messages between front ends and engines, with the records in them: raise it with every
 change. An upgrade puts an engine of another release behind front ends only if both have the same number."""
 
 MOVED = "the engine has handed its front ends over to the next one"
-"""The message of an engine that no longer takes changes. A front end asks the next engine then."""
+"""The error message of an engine that no longer accepts changes. A front end then calls the next engine."""
 
 Fields = tuple[Any, ...]
 """Plain values."""
@@ -52,7 +52,7 @@ def decode_request(fields: Fields, message: Incoming, release: Callable[[int], N
         release: Drops the reference to a region of the other end.
 
     Raises:
-        ChannelError: The message does not hold what the fields say.
+        ChannelError: The message does not match the fields.
     """
     name, version, number, tensors, outputs, parameters, correlation, flags, *rest = fields
     priority, timeout_us, deadline_ns, affinity, flow = rest
@@ -78,7 +78,7 @@ def encode_outcome(outcome: Outcome, outgoing: Outgoing) -> Fields | None:
     """Return an outcome for a message; its tensors are placed in `outgoing`.
 
     Raises:
-        ServingError: A tensor lies in GPU memory and is lost.
+        ServingError: A tensor in GPU memory is lost.
     """
     if outcome is None:
         return None
@@ -107,7 +107,7 @@ def decode_outcome(fields: Fields | None, message: Incoming, release: Callable[[
 
 
 ERROR_LENGTH = 4
-"""Number of the fields of an error, which tells it from a response."""
+"""Number of the fields of an error, which distinguishes it from a response."""
 
 
 def encode_error(error: ServingError) -> Fields:
@@ -121,7 +121,7 @@ def decode_error(fields: Fields) -> ServingError:
 
 
 def encode_trace(tree: TraceTree) -> Fields:
-    """Return what a front end knows of the trace of a request: the events so far, and the span of the sender."""
+    """Return the front end's part of the trace of a request: the events so far, and the span of the sender."""
     remote = tree.remote
     parent = None if remote is None else (remote.trace_id, remote.span_id, remote.state)
     return (take_events(tree), parent)

@@ -1,6 +1,6 @@
-"""What the parent of a server's processes asks of its engines, as files in the private folder.
+"""Orders of the parent of a server's processes to its engines, as files in the private folder.
 
-An engine that comes may be of another release than the parent, so these are JSON, and it reads its command line itself.
+A new engine may be of another release than the parent, so these are JSON, and it reads its command line itself.
 """
 
 import json
@@ -18,16 +18,16 @@ FIXED = (
     *(f"{endpoint}.{field}" for endpoint in ("http", "grpc") for field in ("enabled", "address", "port")),
     "metrics.enabled", "metrics_address", "metrics.port", "replica_port",
 )  # fmt: skip
-"""The options of the listening sockets, which an upgrade leaves as they are."""
+"""The options of the listening sockets, which an upgrade cannot change."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandOverOrder:
-    """What an engine has to do that is told to hand over.
+    """An order to an engine to hand over.
 
     Attributes:
         socket: Name of the next engine's socket, "" where that is started later.
-        finish_s: Seconds for what it has begun.
+        finish_s: Seconds to finish its requests, streams and sequences.
     """
 
     socket: str
@@ -38,7 +38,6 @@ class ServeCommand(NamedTuple):
     """A command line of `charonia serve`.
 
     Attributes:
-        arguments: Its arguments.
         folder: Folder that its relative paths begin at, "" for the current folder of the server.
     """
 
@@ -48,14 +47,14 @@ class ServeCommand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewEngine:
-    """How an engine starts that takes the place of another one.
+    """How an engine starts that replaces another one.
 
     Attributes:
         protocol: `PROTOCOL` of the front ends.
         command: Its command line.
         command_before: The command line of the previous engine.
-        repositories: The repositories of the engine before, with one that was made for files.
-        cpu_cores: Cores of models where the arguments do not say it.
+        repositories: The repositories of the previous engine, with one that was made for files.
+        cpu_cores: Default of the cores of models.
         front_ends: Number of the front ends.
     """
 
@@ -68,7 +67,7 @@ class NewEngine:
 
 
 def write_order(folder: Path, order: HandOverOrder) -> None:
-    """Write what an engine reads that is told by SIGUSR2 to hand over."""
+    """Write the order that an engine reads on SIGUSR2."""
     (folder / "hand_over").write_text(json.dumps(asdict(order)), encoding="utf-8")
 
 

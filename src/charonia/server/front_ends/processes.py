@@ -1,31 +1,28 @@
-"""The processes of a server with front ends apart: one for the engine, and one for each front end.
+"""The processes of a server with separate front ends: one for the engine, and one for each front end.
 
-The parent binds the listening sockets and runs the guard, which starts the engine, then the front ends, and starts
-again what ends. It holds no request. A child
+The parent binds the listening sockets and runs the guard, which starts the engine, then the front ends, and restarts
+processes that exit. It holds no request. A child
 
 - inherits its listening sockets, and reads the server's options from the private folder;
-- writes its report there, `EngineReport` or `FrontEndReport`, and then tells the guard that it is ready, or ends with
+- writes its report there, `EngineReport` or `FrontEndReport`, and then tells the guard that it is ready, or exits with
   status 1;
-- finishes what is in flight on SIGTERM and then ends with status 0. When the server stops, the guard tells the front
-  ends first. An engine that is told by itself takes its front ends along; a front end makes room for another one.
+- finishes its requests on SIGTERM and then exits with status 0. When the server stops, the guard signals the front ends
+  first. A signal to the engine alone also stops its front ends; a signal to a front end alone replaces it.
 
-A front end may be started again at any time: it gets the state, the shared-memory regions and the settings of the log
-when it connects. When the engine is started again, the front ends connect to it as if they were new.
+A front end may be restarted at any time: it gets the state, the shared-memory regions and the settings of the log when
+it connects. When the engine is restarted, the front ends connect to it as if they were new.
 
-How many front ends `--front-ends auto` stands for.
+`--front-ends auto`: front ends pay where the limit is the core that reads and writes requests. A request takes two to
+five times as long in a front end as in the engine, so one engine feeds up to six of them, and more would wait for it.
+But each takes a core from the models, which matters less on machines with many cores: so the rule adds one with each
+doubling of the cores, and fewer where a model keeps the cores busy for milliseconds. Models that front ends run
+themselves need no engine: then each core can have one. On few cores, forwarding a request costs more than the second
+process adds.
 
-Front ends pay where the limit is the core that reads and writes requests. A request takes two to five times as long in
-a front end as in the engine, so one engine feeds up to six of them, and more would wait for it. But each takes a core
-from the models, which matters the less the more cores there are: so one is added with each doubling, and fewer where a
-model keeps the cores busy for milliseconds. Models that front ends run themselves need no engine: then each core can
-have one. On few cores, a request that is passed on takes more of the machine than the second process adds.
+`python -m bench.capacity` compares the rule's choice with the best number; docs/front_ends.md has the results.
 
-`python -m bench.capacity` compares what the rule chooses with the best number; docs/front_ends.md has the results.
-
-The listening sockets of a server of several processes.
-
-The process that starts the others binds them, and the others inherit them and listen. So the sockets stay when a
-process ends, with the connections that none has accepted yet.
+The children inherit the listening sockets of the parent and listen on them. So when a process exits, the sockets stay,
+with the connections that are not accepted yet.
 """
 
 import asyncio
@@ -71,13 +68,13 @@ FED_BY_ENGINE = 6
 """Front ends that one engine keeps busy: three over HTTP with small requests, six over gRPC with large ones."""
 
 LARGE_BYTES = 20 * 2**20
-"""Files of a model that computes for a millisecond or more: one core reads about so many bytes of weights in that."""
+"""Size of the files of a model that computes for a millisecond or more: one core reads about as many bytes in that."""
 
 CORES_BESIDE_LARGE = 8
 """Cores for each front end beside such a model."""
 
 Address = tuple[int, Any]
-"""Family and address as the system writes it: host, port, and what a family has more."""
+"""Family and address as the system writes it: host, port, and fields of the family."""
 
 
 async def bound_sockets(host: str, port: int, count: int, stack: ExitStack) -> list[tuple[socket.socket, ...]]:
@@ -302,7 +299,7 @@ class ServerProcesses:
         return str(error) if error is not None else ""
 
     async def _bind(self, options: ServerOptions) -> tuple[Sockets, list[Sockets], list[Sockets]]:
-        """Return the sockets of the engine, those of each front end, and those that it shares with other servers."""
+        """Return the sockets of the engine, of each front end, and the ones shared with other servers."""
         engine = await self._bind_metrics(options)
         if not options.replica_port:
             return engine, await self._bind_endpoints(options), []

@@ -1,8 +1,8 @@
-"""What a front end does with requests while the engine is away: it is being started again, or replaced. Pure.
+"""How a front end handles requests while the engine is being restarted or replaced. Pure.
 
-Requests that come in the first seconds of an absence are held, and sent in their order when the engine is back. After
-that, or when too many wait, they are refused at once. What was in flight when the engine ended is not repeated,
-because it may have had effects. Sequences that were open have lost their state, and their next request is told so.
+Requests that arrive in the first seconds of an absence are held, and sent in their order when the engine is back. After
+that, or when too many wait, they are refused immediately. Requests in flight when the engine exited are not repeated,
+because they may have had effects. Open sequences have lost their state, and their next request gets an error.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ HELD_BYTES_MAX = 256 * 2**20
 """Bytes of their tensors together."""
 
 SEQUENCES_MAX = 16_384
-"""Open sequences that a front end remembers; of more, the oldest are forgotten, and their loss has another error."""
+"""Limit of remembered open sequences; beyond it, the oldest are dropped, and their loss has another error."""
 
 AWAY = "the engine is being started again"
 _AWAY_HINT = "try again in a moment"
@@ -154,7 +154,7 @@ Sequence = tuple[str, int | str]
 
 
 class OpenSequences:
-    """The sequences whose requests went through this front end, and those that were lost with an engine."""
+    """The open sequences of this front end, and the sequences lost with an engine."""
 
     def __init__(self) -> None:
         self._open: dict[Sequence, None] = {}
@@ -163,7 +163,7 @@ class OpenSequences:
     def sent(self, sequence: Sequence, *, starts: bool, ends: bool) -> ServingError | None:
         """Note a request of a sequence before it is sent; return the error if the sequence was lost.
 
-        The error comes once. After that, the engine says that it knows no such sequence.
+        It returns the error one time. After that, the engine reports an unknown sequence.
         """
         was_lost = sequence in self._lost
         self._lost.pop(sequence, None)

@@ -52,7 +52,7 @@ def _read(kind: Any, value: Any) -> Any:
 
 @cache
 def _hints(kind: Any) -> tuple[Any, ...]:
-    """Return the types of the fields of a record, empty for what is none."""
+    """Return the types of the fields of a record, empty for other types."""
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         return tuple(hints[each.name] for each in fields(kind))

@@ -1,8 +1,8 @@
 """The engine as a front end in another process sees it.
 
-Requests travel as they are, and what the request path asks is answered from the state that the engine sends
-(`state.py`). Everything else is a question to the engine. What changes through one front end is in force in every other
-one before the one that changed it has its answer.
+Requests travel unchanged, and queries of the request path are answered from the state that the engine sends
+(`state.py`). Everything else is a call to the engine. A change through one front end is in force in every other one
+before its caller has the answer.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ from charonia.wire.trace_settings import Change
 IN_FLIGHT_MAX = 65_536
 """Requests of one front end that the engine has not answered; more are refused."""
 
-_FULL_HINT = "try again later, or send fewer requests at once; more front ends do not help when models are the limit"
+_FULL_HINT = "try again later, or send fewer concurrent requests; more front ends do not help when models are the limit"
 
 _log = logging.getLogger(__name__)
 
@@ -67,25 +67,20 @@ class Asked(Protocol):
 
     def lend(self, size: int) -> memoryview | None:
         """Return memory to receive a request in. See `RemoteEngine.lend`."""
-        ...
 
     @property
     def state(self) -> EngineState:
-        """What is known of its state."""
-        ...
+        """The last received state."""
 
     @property
     def load(self) -> Load:
         """Its latest report of its load."""
-        ...
 
     async def ask(self, question: str, *arguments: object) -> Any:
         """Ask it. Raises as `Link.ask`."""
-        ...
 
     def want_load(self) -> None:
         """Let it report its load now, and with responses. See `RemoteEngine.want_load`."""
-        ...
 
 
 class SharedRegions(RegionRegistry):
@@ -125,7 +120,7 @@ class SharedRegions(RegionRegistry):
                 raise internal(f"there is no change '{change}'")
 
     async def _follow(self, system: list[SystemRegion], cuda: list[CudaRegion]) -> None:
-        """Replace the regions by these. Those that are here already stay mapped: requests may be using them."""
+        """Replace the regions by these. Regions that are already here stay mapped: requests may be using them."""
         for known in self.system():
             if known not in system:
                 await super().unregister_system(known.name)
@@ -141,7 +136,7 @@ class SharedRegions(RegionRegistry):
                     await super().register_system(region)
                 else:
                     await super().register_cuda(region)
-            except ServingError as error:  # its owner may have removed it meanwhile
+            except ServingError as error:  # its owner may just have removed it
                 _log.warning("this front end cannot use shared memory region '%s': %s", region.name, error)
 
 
@@ -249,7 +244,6 @@ def services_of(
     """Return the services that the engine offers.
 
     Args:
-        engine: The engine.
         offers: Their names.
         regions: The regions of all front ends; None where shared memory is off.
         log: The log of all processes; None where it cannot be changed.
@@ -376,14 +370,14 @@ class RemoteEngine:
     """An `Engine` in another process.
 
     Args:
-        take: Handles what the engine tells all front ends: its name and its arguments.
-        ended: Called with the reason when the engine has gone; `connect` meets the next one.
+        take: Handles a message of the engine to all front ends: its name and its arguments.
+        ended: Called with the reason when the engine has gone; `connect` connects the next one.
 
     Attributes:
-        state: What is known of it.
+        state: Its last received state.
         held: The requests that wait for it.
-        sequences: The sequences that it has, and those that were lost.
-        software: What a process must have to run its models; see `software_of`. Set by `connect`.
+        sequences: Its open sequences, and the lost ones.
+        software: The software that a process needs to run its models; see `software_of`. Set by `connect`.
         local: The models that this process runs itself, None for none.
         neighbours: The other processes of the server, None where they do not matter.
         load: The engine's latest report of its load, empty until `want_load`.
@@ -405,7 +399,7 @@ class RemoteEngine:
         self._ended = ended
         self._link: Link[RequestWriter]
         self._responses = BurstReader()
-        self._has_news = False  # whether this engine has told its state
+        self._has_news = False  # whether this engine has sent its state
         self.sequences = OpenSequences()
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
@@ -434,7 +428,7 @@ class RemoteEngine:
         try:
             metadata, offers, self.software = cast(list[Any], await self.ask("hello"))
         except ServingError:
-            self._link.close()  # its end must not count as that of the engine which is met instead
+            self._link.close()  # its end must not count as the end of the next engine
             raise
         self._metadata = record(ServerMetadata, metadata)
         self.held.engine_back()
@@ -444,10 +438,10 @@ class RemoteEngine:
         return await self._link.ask(question, *arguments)
 
     def close(self) -> None:
-        """Leave the engine: it cancels what is in flight."""
+        """Leave the engine: it cancels the requests in flight."""
         self._link.close()
 
-    # What the request path needs
+    # Calls of the request path
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
         if self.local is not None and not self._is_exiting:
@@ -491,7 +485,7 @@ class RemoteEngine:
             self.held.cancel(number)
 
     def is_live(self) -> bool:
-        """Whether the server can answer at all. While the engine is started again, it will."""
+        """Whether the server can answer at all. During a restart of the engine, it will."""
         return self.state.readiness.is_live
 
     def is_ready(self) -> bool:

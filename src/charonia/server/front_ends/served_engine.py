@@ -17,38 +17,32 @@ class Offering(Protocol):
     """The versions that front ends load, too: see `lifecycle.offers.Offers`."""
 
     def now(self) -> Mapping[Target, Offer]:
-        """Return the offers as they are now, by where requests go."""
-        ...
+        """Return the current offers, by where requests go."""
 
     def reason(self, runner: Runner) -> str:
         """Return why a version stays in the engine, "" if it is offered."""
-        ...
 
     def number_of(self, runner: Runner) -> int:
         """Return the number of a loaded version."""
-        ...
 
     def count(self, number: int, more: Increase) -> None:
-        """Count what a front end has counted for an offer."""
-        ...
+        """Add the counts of a front end for an offer."""
 
 
 class KeptTraffic(TrafficControl, Protocol):
-    """Traffic that an engine which follows goes on with.
+    """Traffic that the next engine continues.
 
     Attributes:
-        keep: Called with the key of a model and what to keep of its traffic, "" for nothing, after every change.
+        keep: Called after every change with the key of a model and the persistent state of its traffic, "" for none.
     """
 
     keep: Callable[[str, str], None] | None
 
     def restore(self, key: str, text: str) -> None:
-        """Go on with what an engine before has kept of a model."""
-        ...
+        """Continue from the state that a previous engine has kept of a model."""
 
     def engine_ended(self) -> None:
-        """The engine before has crashed, or was killed. Called after `restore`."""
-        ...
+        """The previous engine has crashed, or was killed. Called after `restore`."""
 
 
 class ServedEngine(Engine, Protocol):
@@ -57,27 +51,22 @@ class ServedEngine(Engine, Protocol):
     @property
     def offers(self) -> Offering:
         """The versions that front ends load, too."""
-        ...
 
     def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
         """Run requests that came together and differ in ids, deadlines and elements of tensors only.
 
         Returns:
-            The outcomes of the first of them; none if they are to be run by `infer`.
+            The outcomes of the first of them; none if they need `infer`.
         """
-        ...
 
     def directory(self) -> Directory:
-        """Return the models as they are now."""
-        ...
+        """Return the current models."""
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call a function whenever readiness, or what `directory` returns, may have changed."""
-        ...
 
     requests: ModelRequests | None
 
     @property
     def traffic(self) -> KeptTraffic | None:
-        """What an engine that follows goes on with."""
-        ...
+        """The traffic that the next engine continues."""

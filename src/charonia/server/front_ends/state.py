@@ -1,6 +1,6 @@
-"""What a front end knows of the engine without asking: readiness, and the models. Pure.
+"""The state of the engine that a front end caches: readiness, and the models. Pure.
 
-The engine sends the differences from what it has sent before.
+The engine sends the differences from the previous state.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ class ServerReadiness:
     """The state of the server.
 
     Attributes:
-        is_live: What `Engine.is_live` says.
-        is_ready: What `Engine.is_ready` says.
-        is_exiting: What `Engine.is_exiting` says.
+        is_live: Value of `Engine.is_live`.
+        is_ready: Value of `Engine.is_ready`.
+        is_exiting: Value of `Engine.is_exiting`.
         is_tracing: Whether requests may be picked to be traced.
     """
 
@@ -31,7 +31,7 @@ class ServerReadiness:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a state differs from the one before.
+    """How a state differs from the previous one.
 
     Attributes:
         readiness: The state of the server.
@@ -39,8 +39,8 @@ class Difference:
         configs: Configurations of versions that answer, if they are new.
         gone: Versions that answer no more.
         models: Models whose state has changed.
-        offers: Versions that the front end is to load, too, if they are new.
-        withdrawn: Versions that it is to let go, unless there is a new one.
+        offers: Versions that the front end loads, too, if they are new.
+        withdrawn: Versions that it drops, unless there is a new one.
         sticky: By model, the headers that keep a client on a version.
     """
 
@@ -101,7 +101,7 @@ class EngineState:
 
 
 def _pairs(values: Mapping[Target, object]) -> list[tuple[Target, object]]:
-    """Return a mapping as pairs: a message cannot have those of names and versions as keys."""
+    """Return a mapping as pairs: a message cannot have targets as keys."""
     return [(target, plain(value)) for target, value in values.items()]
 
 

@@ -1,7 +1,7 @@
-"""Upgrades: a new engine beside the one that runs, or in its place, then new front ends on the same sockets.
+"""Upgrades: a new engine beside the running one, or in its place, then new front ends on the same sockets.
 
-The guard decides what happens when (`guard/restarts.py`), the engine that runs hands over (`engine_port.py`). Here is
-what is asked before, and what is told meanwhile.
+The guard decides the order of the steps (`guard/restarts.py`), the running engine hands over (`engine_port.py`). This
+module checks the request, and reports the steps.
 """
 
 import asyncio
@@ -50,19 +50,19 @@ from charonia.version import __version__
 _log = logging.getLogger(__name__)
 
 FINISH_S = FINISH_NS / 1e9
-"""Default of the time that requests, streams and sequences have to finish on the engine before, and connections on
-the front ends before."""
+"""Default of the time that requests, streams and sequences have to finish on the previous engine, and connections on
+the previous front ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An upgrade that is asked for.
+    """A requested upgrade.
 
     Attributes:
         command: Command line of `charonia serve` for the new engine; None for that of the running engine.
         stops_first: Whether that one ends before the new one starts.
-        finish_s: Seconds that what it has begun may take after that.
-        python: The interpreter of the new engine and the new front ends, "" for that of the ones that run.
+        finish_s: Seconds that it then has to finish requests, streams and sequences.
+        python: The interpreter of the new engine and the new front ends, "" for the current one.
     """
 
     command: ServeCommand | None = None
@@ -82,7 +82,7 @@ class Upgrades:
         sockets: The listening sockets of engines.
 
     Attributes:
-        guard: Runs the processes. It is told of this object's `hand_over` and `reported`.
+        guard: Runs the processes. It calls `hand_over` and `reported` of this object.
     """
 
     guard: Supervisor
@@ -104,11 +104,11 @@ class Upgrades:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """Upgrade with the same arguments; the log tells how it goes."""
+        """Upgrade with the same arguments; the log has the result."""
         self._start(Wanted(), lambda _: None)
 
     async def answer(self, asked: Message) -> AsyncIterator[Message]:
-        """Answer a command: yield its steps, and at the end how it went. It goes on even if the command has gone."""
+        """Answer a command: yield its steps, then the result. The upgrade continues even if the command is gone."""
         yield {"version": __version__}
         if asked.get("cancel"):
             yield self._cancel()
@@ -141,7 +141,7 @@ class Upgrades:
         self._reports.put_nowait(report)
 
     def close(self) -> None:
-        """Give up what is under way: the server stops."""
+        """Cancel the upgrade: the server stops."""
         for task in self._tasks:
             task.cancel()
 
@@ -149,10 +149,10 @@ class Upgrades:
         """End the upgrade under way, and return the answer."""
         if self.guard.cancel_upgrade():
             self._is_cancelled = True
-            return {"done": "the upgrade is cancelled: the engine before serves on"}
+            return {"done": "the upgrade is cancelled: the previous engine continues to serve"}
         return {
-            "error": "there is no upgrade that could be cancelled",
-            "hint": "none is under way, or its engine has loaded its models, or the one before has ended first",
+            "error": "no upgrade can be cancelled",
+            "hint": "none is in progress, or its engine has loaded its models, or the previous one has already stopped",
         }
 
     def _start(self, wanted: Wanted, tell: Callable[[Message], None]) -> None:
@@ -177,15 +177,15 @@ class Upgrades:
         except asyncio.CancelledError:
             tell({"error": "the server stops", "hint": ""})
             raise
-        except Exception as error:  # a full disk, say: the command would wait for ever
-            _log.exception("upgrade: it cannot go on")
-            tell({"error": f"it cannot go on: {error}", "hint": "the log of the server says more"})
+        except Exception as error:  # a full disk, for example: the command would wait forever
+            _log.exception("upgrade: it cannot continue")
+            tell({"error": f"it cannot continue: {error}", "hint": "the log of the server has the details"})
 
     async def _run(self, wanted: Wanted, step: Callable[[str], None]) -> None:
         """Upgrade.
 
         Raises:
-            ServingError: It is refused, or has failed, with the reason. The engine that ran goes on, or runs again.
+            ServingError: The upgrade is refused or has failed. The previous engine continues, or runs again.
         """
         if not self.guard.may_upgrade:
             raise unavailable(
@@ -207,17 +207,17 @@ class Upgrades:
         try:
             spec = process_spec(self._folder, self._name, ProcessRole.ENGINE, self._sockets, *socket, python=python)
             self.guard.upgrade(spec, stops_first=wanted.stops_first, finish_s=wanted.finish_s)
-            step("a new engine starts" if not wanted.stops_first else "the engine ends, then a new one starts")
+            step("a new engine starts" if not wanted.stops_first else "the engine stops, then a new one starts")
             await self._follow(wanted, step)
             self._command = command
             await self._follow_front_ends(step)
         except ServingError:
-            self._notifier.send(notify.READY, notify.status("serving; the last upgrade has failed, the log says why"))
+            self._notifier.send(notify.READY, notify.status("serving; the last upgrade failed, the log has the reason"))
             raise
         self._notifier.send(notify.READY, notify.status(f"serving; upgraded to release {self._version()}"))
 
     async def _follow(self, wanted: Wanted, step: Callable[[str], None]) -> None:
-        """Tell what happens until the engine before has ended."""
+        """Report the steps until the previous engine has stopped."""
         began_s = time.monotonic()
         while True:
             report = await self._reports.get()
@@ -230,17 +230,17 @@ class Upgrades:
                 case Stage.MOVED if wanted.stops_first:
                     step("new requests wait")
                 case Stage.MOVED:
-                    step(f"new requests go to it{after}; the engine before finishes what it has begun")
+                    step(f"new requests go to it{after}; the previous engine completes its requests")
                 case Stage.ENDED if wanted.stops_first:
                     return
                 case Stage.ENDED:
-                    step(f"the engine before has ended{after}")
+                    step(f"the previous engine has stopped{after}")
                     return
                 case _:
                     raise self._failure(wanted, report)
 
     async def _follow_front_ends(self, step: Callable[[str], None]) -> None:
-        """Tell what happens until the front ends before have ended."""
+        """Report the steps until the previous front ends have stopped."""
         began_s = time.monotonic()
         while True:
             report = await self._reports.get()
@@ -250,15 +250,15 @@ class Upgrades:
             match report.stage:
                 case Stage.RENEWED:
                     name = f"front end {number_of(report.name)}"
-                    step(f"{name} is renewed (pid {report.pid}){after}; the one before finishes what it has begun")
+                    step(f"{name} is renewed (pid {report.pid}){after}; the previous one completes its requests")
                 case Stage.SETTLED:
-                    step(f"the front ends before have ended{after}")
+                    step(f"the previous front ends have stopped{after}")
                     return
                 case Stage.NOT_RENEWED:
                     error = error_of(self._folder, report.name)
                     raise invalid(
                         f"front end {number_of(report.name)} cannot be renewed: {error or report.reason}",
-                        hint="the new engine serves, and the front ends before go on; the log of the server says more",
+                        hint="the new engine serves through the previous front ends; the server's log has the details",
                     )
 
     def _failure(self, wanted: Wanted, report: ReportUpgrade) -> ServingError:
@@ -270,8 +270,8 @@ class Upgrades:
             error, reason = None, "the upgrade was cancelled"
         if error is not None and error.hint:
             reason += f" ({error.hint})"
-        before = "the engine before is started again" if wanted.stops_first else "the engine before serves on"
-        return invalid(f"the new engine cannot start: {reason}", hint=f"{before}; the log of the server says more")
+        before = "the previous engine is restarted" if wanted.stops_first else "the previous engine continues to serve"
+        return invalid(f"the new engine cannot start: {reason}", hint=f"{before}; the server's log has the details")
 
     def _order(self, command: ServeCommand) -> NewEngine:
         options = read_options(self._folder)
@@ -294,7 +294,7 @@ class Upgrades:
             memory_bytes_max = read_options(self._folder).memory_limit_mib * 2**20
             self.guard.respecify(replace(spec, memory_bytes_max=memory_bytes_max))
             self.guard.use_interpreter(self._python)
-            with suppress(FileNotFoundError):  # the engine before has done so
+            with suppress(FileNotFoundError):  # the previous engine has done so
                 (self._folder / _socket_of(self._name)).replace(self._folder / SOCKET_NAME)
 
     def _version(self) -> str:
@@ -315,7 +315,7 @@ def _check_memory(pid: int) -> None:
     needed, free = tree_bytes(pid), available_memory()
     if needed > free:
         raise unavailable(
-            f"two engines do not fit into memory: the one that runs has {needed / 2**20:.0f} MiB with its workers, "
+            f"two engines do not fit into memory: the running engine uses {needed / 2**20:.0f} MiB with its workers, "
             f"{free / 2**20:.0f} MiB are available",
-            hint="--stop-first ends it before the new one starts",
+            hint="--stop-first stops it before the new one starts",
         )

@@ -1,6 +1,6 @@
 """The open calls of a connection by HTTP/2 stream, and how their responses become frames.
 
-It does no I/O: it adds frames to the HTTP/2 connection and asks for a flush; the connection writes them.
+It does no I/O: it adds frames to the HTTP/2 connection and requests a flush; the connection writes them.
 
 Back-pressure on unary calls: they are deferred while their client does not read the responses of earlier ones.
 
@@ -98,7 +98,7 @@ class BackPressure:
         self._endings: set[int] = set()
 
     def applies(self) -> bool:
-        """Return whether a new unary call must be deferred, behind those that already are.
+        """Return whether a new unary call must be deferred, behind calls that already are.
 
         Call this only when more than `unsent_bytes_max` waits on all streams together.
         """
@@ -123,7 +123,7 @@ class BackPressure:
     def _is_above_limit(self) -> bool:
         """Return whether unary calls exceed the limit; call this only when all calls together do.
 
-        Responses of streaming calls do not count: they have limits of their own, and a caller may make another call
+        Responses of streaming calls do not count: they have separate limits, and a caller may make another call
         before it continues to read.
         """
         unsent_bytes = self._http2.unsent_bytes
@@ -394,7 +394,7 @@ class CallTable:
 
 
 def server_fault(what: str) -> RpcError:
-    return RpcError(Status.INTERNAL, f"{what}: the server met a fault of its own; its log says more")
+    return RpcError(Status.INTERNAL, f"{what}: internal fault of the server; its log has the details")
 
 
 def _nothing() -> None:

@@ -55,42 +55,33 @@ class Table(Protocol):
 
     def respond(self, call: "GrpcCall", body: list[Buffer]) -> None:
         """Send a whole response and remove the call."""
-        ...
 
     def reject(self, call: "GrpcCall", error: RpcError) -> None:
         """End the response with an error and remove the call."""
-        ...
 
     def send(self, call: "GrpcCall", body: list[Buffer]) -> None:
         """Send a part of the response."""
-        ...
 
     def complete(self, call: "GrpcCall") -> None:
         """End the response and remove the call."""
-        ...
 
     def fault(self, call: "GrpcCall") -> None:
         """Log the current exception, a bug of the server, and fail the call."""
-        ...
 
     def consume(self, call: "GrpcCall", amount: int) -> None:
         """Let the caller send `amount` more bytes."""
-        ...
 
     def unsent_bytes(self, call: "GrpcCall") -> int:
         """Return how much of the response waits for the caller's window."""
-        ...
 
     def wait_until_sent(self, call: "GrpcCall") -> None:
         """Call the call's `resume` once some of the response has been sent."""
-        ...
 
 
 class GrpcCall:
     """One call from its headers to its status.
 
     Attributes:
-        table: The table that it is in.
         stream_id: The HTTP/2 stream.
         name: Name of the method.
         head: The parsed request headers.
@@ -149,10 +140,9 @@ class GrpcCall:
     def wind_down(self) -> None: ...
 
     def drop(self) -> None:
-        """Cancel what is in flight. Called once, when the call ends without success."""
+        """Cancel the requests in flight. Called once, when the call ends without success."""
 
     def fail(self, error: RpcError) -> None:
-        """End the call with an error."""
         if not self.is_over:
             self._close()
             self.drop()

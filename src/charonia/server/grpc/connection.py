@@ -9,13 +9,13 @@ Clients share the event loop fairly: of a read with many events, a connection ha
 An exception in a callback of the event loop is a bug of the server. The connection then ends its calls with an error
 and closes, so that no client waits for an answer that never comes.
 
-What a connection has read and not handled yet: bytes, and the events of those that are parsed.
+The unhandled input of a connection: bytes, and events of parsed bytes.
 
-Bytes are parsed in pieces, which grow while they have few events: a large tensor is parsed almost at once, a flood of
-small frames is not. Calls that begin and are cancelled within a piece never begin.
+Bytes are parsed in pieces, which grow while they have few events: a large tensor is parsed in a few steps, a flood of
+small frames in many. Calls that begin and are cancelled within a piece never begin.
 
 The time limits of a connection: keepalive and age have timers, all others are checked once in a while (`Timers.check`).
-A check costs requests nothing. It ends what a client has begun and does not finish: a frame, a message, an idle time.
+A check costs requests nothing. It limits the time for a frame, for a message, and without a call.
 """
 
 import asyncio
@@ -54,13 +54,13 @@ from charonia.server.listening import unsent_bytes
 _log = logging.getLogger(__name__)
 
 RETIRE_NOTICE_S = 0.1
-"""Time between asking the client to open no more streams and refusing those that it opens."""
+"""Time between asking the client to open no more streams and refusing new ones."""
 
 TIMER_RESOLUTION_S = 0.01
 """Timers may be early by less than this."""
 
 _OTHERS = frozenset((TrailersReceived, StreamReset, SettingsReceived, PingReceived, PingAcknowledged, ConnectionClosed))
-"""Events besides those of calls; the library handles others: windows, answers to settings and pings."""
+"""Events that do not belong to calls; the library handles others: windows, answers to settings and pings."""
 
 HTTP1_ANSWER = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n"
@@ -68,23 +68,23 @@ HTTP1_ANSWER = (
 )
 
 EVENTS_AT_ONCE = 32
-"""So many events of a connection are handled at once; a call is two or more."""
+"""Events of a connection that are handled in one round; a call is two or more."""
 
 EVENTS_PER_ROUND = 8
-"""Of more, so many are handled in each round of the event loop."""
+"""Of more, this number is handled in each round of the event loop."""
 
 PIECE_BYTES_MIN = 4 * 1024
-"""Bytes that are parsed at once at first, and after a piece with many events."""
+"""First size of a piece of bytes to parse, and the size after a piece with many events."""
 
 PIECE_BYTES_MAX = 1024 * 1024
-"""Bytes that are parsed at once after several pieces with few events."""
+"""Size of a piece of bytes to parse after several pieces with few events."""
 
 AGE_JITTER = 0.1
-"""Random variation of the age limit, so that clients do not all reconnect at once."""
+"""Random variation of the age limit, so that clients do not all reconnect together."""
 
 
 _FRAME = 0
-"""In place of a stream: a frame that is no part of a call yet."""
+"""In place of a stream: a frame that is not part of a call yet."""
 
 
 class Timed(Protocol):
@@ -94,11 +94,9 @@ class Timed(Protocol):
 
     def retire(self, grace_s: float) -> int | None:
         """Ask the client to reconnect, and close once its calls are done, or after `grace_s` (0: no limit)."""
-        ...
 
     def abort(self) -> None:
         """Close now."""
-        ...
 
 
 class Timers:
@@ -169,7 +167,7 @@ class Timers:
         Args:
             now_s: Time of the event loop.
             newest_stream: The newest stream with a request.
-            is_cut: Whether what the client has sent ends within a frame.
+            is_cut: Whether the received bytes end within a frame.
         """
         limits, calls, before = self._limits, self.calls, self._unfinished
         unfinished = calls.unfinished()
@@ -178,7 +176,7 @@ class Timers:
         self._unfinished = {}
         for stream_id, received in unfinished.items():
             since_s, earlier = before.get(stream_id, (now_s, received))
-            if received < earlier:  # of a further message
+            if received < earlier:  # of another message
                 since_s = now_s
             self._unfinished[stream_id] = since_s, received
             limit_s = limits.body_timeout_s + received / limits.body_bytes_per_s_min
@@ -249,7 +247,7 @@ class Intake:
         self.is_cut = False
 
     def add(self, data: bytes) -> None:
-        """Add bytes behind what is there."""
+        """Append bytes."""
         self._unread = self._unread + data if self._unread else data
         self.has_more = True
 
@@ -264,10 +262,10 @@ class Intake:
 
         Args:
             room: Most events.
-            cancelled: Counts a call that was cancelled before it began; returns whether the connection goes on.
+            cancelled: Counts a call that was cancelled before it began; returns whether the connection continues.
 
         Returns:
-            The events, and the number of further ones that may be handled at once: none after a piece with more events
+            The events, and how many more may be handled in this round: none after a piece with more events
             than `room`, even if all of them are of cancelled calls.
 
         Raises:
@@ -299,7 +297,7 @@ class Intake:
         return max((event.stream_id for event in self._events if type(event) is RequestReceived), default=0)
 
     def _begun(self, events: Sequence[Event], cancelled: Callable[[StreamReset], bool]) -> list[Event]:
-        """Return the events without those of calls that begin and are cancelled within them."""
+        """Drop the events of calls that begin and are cancelled within them."""
         begun = {event.stream_id for event in events if type(event) is RequestReceived}
         ended = {event.stream_id for event in events if type(event) is StreamReset} & begun
         found = []
@@ -314,7 +312,7 @@ class Intake:
 
 
 def _ends_within(data: bytes) -> bool:
-    """Return whether frames end within one, or with headers that go on in the next frame."""
+    """Return whether frames end within one, or with headers that continue in the next frame."""
     at, kind = 0, b""
     while at < len(data) <= PIECE_BYTES_MIN:
         kind = data[at + 3 : at + 4]
@@ -333,11 +331,8 @@ class Owner(Protocol):
 
     def opened(self, connection: "GrpcConnection") -> None:
         """A connection has been accepted."""
-        ...
 
-    def closed(self, connection: "GrpcConnection") -> None:
-        """A connection is closed."""
-        ...
+    def closed(self, connection: "GrpcConnection") -> None: ...
 
 
 class _Phase(Enum):
@@ -375,7 +370,7 @@ class GrpcConnection(asyncio.Protocol):
     )
 
     def __init__(self, service: Service, methods: dict[bytes, Method], owner: Owner) -> None:
-        """Make the protocol of a connection.
+        """Create the protocol of a connection.
 
         Args:
             service: State that all calls share.
@@ -459,13 +454,13 @@ class GrpcConnection(asyncio.Protocol):
             self._work(EVENTS_AT_ONCE)
 
     def _take_turn(self) -> None:
-        """Handle more of what was read, in its round of the event loop."""
+        """Handle more of the input, in its round of the event loop."""
         self._is_turn_due = False
         if not (self._is_paused or self._phase is _Phase.CLOSING):
             self._work(EVENTS_PER_ROUND)
 
     def _work(self, room: int) -> None:
-        """Handle up to `room` events of what was read, and write the answers that are ready."""
+        """Handle up to `room` events of the input, and write the answers that are ready."""
         self._is_flush_due = True  # at the end of this
         calls, intake = self._calls, self._intake
         try:
@@ -493,7 +488,7 @@ class GrpcConnection(asyncio.Protocol):
     # Called by timers and the front end.
 
     def check_time(self, now_s: float) -> None:
-        """End calls, or the connection, if the client takes too long to send what it has begun."""
+        """End calls, or the connection, if the client takes too long to complete a frame or message."""
         if self._phase is _Phase.CLOSING:
             return
         if self._is_reading_paused:
@@ -575,7 +570,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _cancelled(self, event: StreamReset) -> bool:
-        """Drop a call that its client has cancelled, and return whether the connection goes on."""
+        """Drop a call that its client has cancelled, and return whether the connection continues."""
         self._calls.drop(event.stream_id)
         if not self._abuse_limits.may_reset(time.monotonic_ns()):
             self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")

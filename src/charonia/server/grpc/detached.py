@@ -43,7 +43,6 @@ class DetachedCall:
 
         Args:
             service: The front end.
-            method: The method.
             metadata: The caller's metadata, with names in lower case.
             send: Takes response messages.
             end: Called at the end.

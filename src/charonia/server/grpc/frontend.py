@@ -37,8 +37,6 @@ class GrpcFrontend:
     """Serves the inference, health and reflection services on one port.
 
     Attributes:
-        engine: The engine.
-        limits: The limits.
         access_log: The access log, None for none.
         services: Services besides the engine.
         tracer: Traces requests, None where tracing is off.
@@ -57,7 +55,7 @@ class GrpcFrontend:
         access_log: AccessLog | None = None,
         services: Services = NO_SERVICES,
     ) -> None:
-        """Make a front end. Must be called on the event loop."""
+        """Create a front end. Must be called on the event loop."""
         self.engine = engine
         self.limits = limits if limits is not None else GrpcLimits()
         self.access_log = access_log

@@ -60,11 +60,11 @@ _GOAWAY_HEAD = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00"
 
 
 class Http2Error(Exception):
-    """The connection cannot go on.
+    """The connection cannot continue.
 
     Attributes:
         last_words: Bytes to send before it is closed.
-        is_abuse: Whether the library takes it for an attack.
+        is_abuse: Whether the library considers it an attack.
     """
 
     def __init__(self, message: str, last_words: bytes, *, is_abuse: bool = False) -> None:
@@ -78,12 +78,12 @@ class Http2Settings:
     """Settings of a connection.
 
     Attributes:
-        concurrent_streams_max: Streams that may be open at once.
+        concurrent_streams_max: Limit of concurrent streams.
         stream_window_bytes: Flow-control window of a stream.
         connection_window_bytes: Flow-control window of all streams together.
         frame_bytes_max: Largest frame.
         header_list_bytes_max: Largest list of headers.
-        resets_burst: Streams that the client may reset at once; the library closes the connection well above that.
+        resets_burst: Streams that the client may reset in a burst; the library closes the connection well above that.
         resets_per_s: Rate at which this allowance is refilled.
     """
 
@@ -177,7 +177,7 @@ class ServerConnection:
             self._connection.send_trailers(stream_id, trailers)
 
     def reset(self, stream_id: int, code: int) -> None:
-        """Close a stream in both directions at once."""
+        """Close a stream in both directions."""
         with suppress(*_GONE):
             self._connection.reset_stream(stream_id, code)
 
@@ -198,7 +198,7 @@ class ServerConnection:
     def announce_shutdown(self) -> None:
         """Tell the client to open no more streams; those in transit are still served.
 
-        A ping follows: `PingAcknowledged` with SHUTDOWN_PING says that the client has read it.
+        A ping follows: `PingAcknowledged` with SHUTDOWN_PING confirms that the client has read it.
         """
         with suppress(*_GONE):
             self._connection.send_shutdown_notice()

@@ -1,7 +1,7 @@
 """The limits of the gRPC front end, and its protection from abuse: floods of pings and of cancelled calls.
 
 A connection that exceeds them is closed. Its address is remembered for a while (`Offenders`): the next connections from
-there wait before they are read, and may cancel fewer calls at once. So a client gains nothing by reconnecting, and
+there wait before they are read, and may cancel fewer calls in a burst. So a client gains nothing by reconnecting, and
 others behind the same address only connect later.
 
 Pure: the time is an argument. Sources: gRPC's keepalive guide for pings ("ping strikes"), CVE-2023-44487 for resets.
@@ -15,10 +15,10 @@ from charonia.server.options import CompressionLevel, GrpcOptions
 MIB = 1024 * 1024
 
 SETTINGS_COST = 4
-"""A change of a client's HTTP/2 settings counts as so many cancelled calls."""
+"""Cancelled calls that a change of a client's HTTP/2 settings counts as."""
 
 OFFENDERS_MAX = 4096
-"""Addresses that are remembered; beyond them, the oldest is forgotten."""
+"""Limit of remembered addresses; beyond it, the oldest is dropped."""
 
 IDLE_PING_INTERVAL_NS = 2 * 3600 * 10**9
 """Shortest interval of pings while no call is open, where pings without calls are not permitted."""
@@ -38,7 +38,7 @@ class GrpcLimits:
     Attributes:
         message_bytes_max: Largest request message, as received and decompressed.
         compression_level: zlib level of responses to callers that accept gzip or deflate; 0 for none.
-        streams_max: Calls that may be open at once on a connection.
+        streams_max: Limit of concurrent calls on a connection.
         header_list_bytes_max: Largest list of request headers.
         stream_window_bytes: Data that one call may send ahead; the larger, the faster large inputs come in.
         connection_window_bytes: The same for all calls of a connection.
@@ -47,9 +47,9 @@ class GrpcLimits:
         stream_unsent_bytes_max: Bytes of a stream's responses that may wait for the caller before its requests wait.
         stream_response_bytes_max: The same above which a request that sends another response fails.
         unary_unsent_bytes_max: Bytes of responses to unary calls that may wait for the windows of a connection before
-            its further unary calls are deferred.
+            its later unary calls are deferred.
         write_buffer_bytes: Bytes in the transport's buffer at which a connection stops reading.
-        resets_burst: Calls that a client may cancel at once on one connection.
+        resets_burst: Calls that a client may cancel in a burst on one connection.
         resets_per_s: Rate at which this allowance is refilled.
         offence_kept_s: Time for which the address of a connection that was closed for abuse is remembered.
         offender_wait_s: Time that a connection from such an address waits before it is read.
@@ -62,11 +62,11 @@ class GrpcLimits:
         keepalive_timeout_s: Time to wait for its answer before the connection is closed.
         keepalive_without_calls: Whether pings are sent and accepted while no call is open.
         pings_without_data_max: Pings sent while nothing else is; 0 for no limit.
-        ping_interval_min_s: Pings of a client that come faster than this while nothing is sent to it are strikes.
+        ping_interval_min_s: Pings of a client at shorter intervals than this while no data is sent to it are strikes.
         ping_strikes_max: Strikes after which the connection is closed; 0 for no limit.
-        connection_age_max_s: Age at which a connection is asked to close; 0 for none.
+        connection_age_max_s: Age at which the server asks the client to close a connection; 0 for none.
         connection_age_grace_s: Time that its calls then have; 0 for no limit.
-        connection_idle_max_s: Time without a call after which a connection is asked to close; 0 for none.
+        connection_idle_max_s: Time without a call after which the server asks the client to close; 0 for none.
     """
 
     message_bytes_max: int = 2**31 - 1
@@ -186,7 +186,7 @@ class AbuseLimits:
     def begin(self, address: str, now_ns: int) -> bool:
         """Note the client's address, "" for none; return whether it is an offender's.
 
-        An offender may cancel fewer calls at once: those of a second.
+        An offender has a smaller burst of cancelled calls: the allowance of a second.
         """
         self._address = address
         is_offender = self._offenders.has(address, now_ns)

@@ -163,7 +163,7 @@ def _services(call: UnaryCall) -> Services:
 
 
 def _answering(answer: Callable[[T, Buffer], bytes], server: Callable[[UnaryCall], T]) -> Run:
-    """Return a runner of calls that are answered at once, by the part of the server that `server` selects."""
+    """Return a runner of calls that are answered immediately, by the part of the server that `server` selects."""
 
     def run(call: UnaryCall, message: Buffer) -> None:
         call.answer(answer(server(call), message))

@@ -5,10 +5,10 @@ acknowledged while the conversation has the maximum of requests in flight, or wh
 the caller: the flow-control window closes, and the caller waits.
 
 ModelStreamInfer carries requests to any models, each with any number of responses. Responses of a model with one
-response per request come in the order of the requests, those of decoupled models as they are produced. An error of a
-request is a response of its own and leaves the stream intact, unless the caller requested gRPC errors: then the first
-error ends the stream with its status. If a caller does not read, its requests fail once `stream_response_bytes_max` of
-responses are waiting, since a model cannot be paused.
+response per request come in the order of the requests, responses of decoupled models when they are produced. An error
+of a request is a separate response and leaves the stream intact, unless the caller requested gRPC errors: then the
+first error ends the stream with its status. If a caller does not read, its requests fail once
+`stream_response_bytes_max` of responses are waiting, since a model cannot be paused.
 
 Source: Triton's gRPC extensions ("ModelStreamInfer", "decoupled models").
 """
@@ -47,15 +47,12 @@ class Conversation(Protocol):
         Raises:
             RpcError: The stream cannot continue.
         """
-        ...
 
     def in_flight(self) -> int:
         """Return the number of unanswered requests."""
-        ...
 
     def drop(self) -> None:
         """Cancel everything in flight."""
-        ...
 
 
 class StreamCall(GrpcCall):
@@ -259,7 +256,7 @@ class InferStream:
                 turn.ticket.cancel()
 
     def deliver(self, turn: _Turn, outcome: Outcome, final: bool) -> None:
-        """Send an outcome, at once or when it is its request's turn."""
+        """Send an outcome, immediately or when it is its request's turn."""
         if turn.is_ordered and self._in_order[0] is not turn:
             turn.waiting.append((outcome, final))
             return
@@ -324,7 +321,7 @@ class InferStream:
         turn.is_given_up = True
         error = unavailable(
             f"the request is aborted: more than {limit} bytes of responses wait for the caller to read them",
-            hint="read the responses of the stream, or send fewer requests at once",
+            hint="read the responses of the stream, or send fewer concurrent requests",
         )
         turn.reply(error, True)
         if ticket is not None:
@@ -349,7 +346,7 @@ class InferStream:
 
 
 class ReflectionStream:
-    """One reflection call: each question gets its answer at once."""
+    """One reflection call: answers each query immediately."""
 
     __slots__ = ("_call",)
 

@@ -1,1 +1,1 @@
-"""The guard of a server of several processes, and what it and its service manager tell each other."""
+"""The guard of a server of several processes, and its messages to and from the service manager."""

@@ -30,8 +30,6 @@ class Child:
     """A process: its state, and its times in ns.
 
     Args:
-        name: Its name.
-        role: What it does.
         slot: Name of the first front end with its sockets; all engines have the same.
         number: Counts the processes of a slot, from 1 on.
     """
@@ -76,7 +74,7 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was told to start and has not ended."""
+        """Whether it was started and has not exited."""
         return self.state in (State.STARTING, State.READY)
 
     @property
@@ -92,7 +90,7 @@ class Child:
         return made
 
     def restart_delay_ns(self) -> int:
-        """Return the back-off before it is started again."""
+        """Return the back-off before its restart."""
         limit = ENGINE_RESTART_DELAY_NS_MAX if self.role is ProcessRole.ENGINE else FRONT_END_RESTART_DELAY_NS_MAX
         return min(RESTART_DELAY_NS << min(self.ends, 32), limit)
 

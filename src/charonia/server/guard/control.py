@@ -1,13 +1,11 @@
-"""How commands of this machine reach a running server: an abstract socket, whose name has the number of its process.
+"""How commands of this machine reach a running server: an abstract socket, named by its process id.
 
-A client sends one line of JSON and gets lines of JSON until the server closes the connection. The system tells who is
-at the other end: users reach their own servers, and root those of everybody.
+A client sends one line of JSON and gets lines of JSON until the server closes the connection. The kernel reports the
+peer's user: users reach their own servers, root reaches all.
 
-How a server that starts beside another one gets copies of its listening sockets, and both accept from them.
-
-The guard gives them to processes of its user, and of root, that connect to an abstract socket, whose name has the
-number of its process. Nobody may shut such a socket down: that would end it for all. A process that accepts nothing
-more closes its copy.
+Over a second such socket, a server that starts beside another one gets copies of its listening sockets, and both accept
+from them. The guard gives them to processes of its user and of root. No process may shut such a socket down: that would
+end it for all. A process that accepts no more connections closes its copy.
 """
 
 import asyncio
@@ -50,7 +48,7 @@ async def serve_control(pid: int, answer: Callable[[Message], AsyncIterator[Mess
             asked = json.loads(await reader.readline())
             async for message in answer(asked):
                 writer.write(json.dumps(message).encode() + b"\n")
-                with contextlib.suppress(OSError):  # a client that leaves does not end what it has begun
+                with contextlib.suppress(OSError):  # a client that leaves does not stop its command
                     await writer.drain()
 
     return await asyncio.start_unix_server(talk, path=f"\0{PREFIX}{pid}", limit=LINE_BYTES_MAX)
@@ -73,7 +71,7 @@ def command(pid: int, asked: Message) -> Iterator[Message]:
         try:
             sock.connect(f"\0{PREFIX}{pid}")
         except OSError as error:
-            raise not_found(f"process {pid} is no server that takes commands") from error
+            raise not_found(f"process {pid} is not a server that accepts commands") from error
         if os.getuid() not in (0, user_of(sock)):
             raise unavailable(f"server {pid} belongs to another user", hint="run the command as that user, or as root")
         sock.sendall(json.dumps(asked).encode() + b"\n")
@@ -113,10 +111,10 @@ EndpointSockets = Mapping[str, Sequence[socket.socket]]
 
 
 def offer_sockets(pid: int, front_ends: Sequence[EndpointSockets]) -> Callable[[], None]:
-    """Give copies of listening sockets to those who ask for them, on the event loop; returns what ends that.
+    """Give copies of listening sockets to processes that connect, on the event loop; returns a function that stops it.
 
     Args:
-        pid: Number of this process.
+        pid: Id of this process.
         front_ends: The sockets of each front end.
 
     Raises:
@@ -130,7 +128,7 @@ def offer_sockets(pid: int, front_ends: Sequence[EndpointSockets]) -> Callable[[
     loop, listener = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def give() -> None:
-        with contextlib.suppress(OSError):  # whoever has asked is gone
+        with contextlib.suppress(OSError):  # the client is gone
             asking, _ = listener.accept()
             with asking:
                 if user_of(asking) in (0, os.getuid()):
@@ -167,8 +165,8 @@ def sockets_beside(pid: int) -> list[dict[str, list[socket.socket]]]:
                 asking.connect(f"\0{SOCKETS_PREFIX}{pid}")
         except OSError as error:
             raise not_found(
-                f"--beside: process {pid} is no server that shares its listening sockets",
-                hint="it has not started yet, has ended, or was started without --replica-port",
+                f"--beside: process {pid} is not a server that shares its listening sockets",
+                hint="it has not started yet, has exited, or was started without --replica-port",
             ) from error
         if os.getuid() not in (0, user_of(asking)):
             raise unavailable(f"--beside: server {pid} belongs to another user")

@@ -1,11 +1,11 @@
-"""What the guard of a server is told, and what it tells to do: events and commands of `restarts.py`. Pure."""
+"""Events and commands of `restarts.py`. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class ProcessRole(Enum):
-    """What a process does."""
+    """The role of a process."""
 
     ENGINE = "engine"
     FRONT_END = "front_end"
@@ -13,7 +13,7 @@ class ProcessRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A process was started as told by `Start`."""
+    """A process was started by `Start`."""
 
     name: str
     pid: int
@@ -49,7 +49,7 @@ class OverMemory:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A process has ended and was reaped. The status is negative for a signal; the reason says it in words."""
+    """A process has exited and was reaped. The status is negative for a signal; the reason is its text."""
 
     name: str
     status: int
@@ -58,12 +58,12 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeAsked:
-    """An engine of this name, which is new, has to take the place of the one that runs.
+    """A new engine has to replace the running one.
 
     Attributes:
-        name: Its name.
-        stops_first: Whether the one that runs ends before the new one starts.
-        finish_ns: Time that the one that runs has to finish after it has handed over.
+        name: Name of the new engine.
+        stops_first: Whether the running engine stops before the new one starts.
+        finish_ns: Time that the running engine has to finish after it has handed over.
     """
 
     name: str
@@ -73,19 +73,19 @@ class UpgradeAsked:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeCancelled:
-    """The upgrade under way is not wanted any more. It goes on if the next engine is ready already."""
+    """The upgrade in progress is cancelled. It continues if the next engine is ready already."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The front ends of an engine send it nothing new."""
+    """The front ends of an engine send it no new requests."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A front end accepts no more connections, because it was told to stop; it finishes what it has, and ends."""
+    """A front end accepts no more connections after a signal to stop; it completes its requests, and exits."""
 
     name: str
 
@@ -166,14 +166,14 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Let a process report where it hangs, and end (SIGABRT)."""
+    """Let a process report where it hangs, and exit (SIGABRT)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a process at once (SIGKILL)."""
+    """Kill a process (SIGKILL)."""
 
     name: str
 
@@ -185,7 +185,7 @@ class ReportReady:
 
 @dataclass(frozen=True, slots=True)
 class ReportReadyAgain:
-    """A process that was started again is ready."""
+    """A restarted process is ready."""
 
     name: str
     pid: int
@@ -193,14 +193,13 @@ class ReportReadyAgain:
 
 @dataclass(frozen=True, slots=True)
 class ReportEnd:
-    """A process has ended.
+    """A process has exited.
 
     Attributes:
-        name: Its name.
-        pid: Its number.
-        reason: That of `Exited`, `HUNG` or `NOT_STARTED`.
+        pid: Its process id.
+        reason: The reason of `Exited`, `HUNG` or `NOT_STARTED`.
         uptime_ns: How long it ran.
-        again_ns: Time until it is started again, None if it is not.
+        again_ns: Time until its restart, None if it is not restarted.
     """
 
     name: str
@@ -216,7 +215,7 @@ class BeginHandOver:
 
     Attributes:
         name: The engine.
-        next_name: The next one, "" where it is started when this one has ended.
+        next_name: The next one, "" where it is started after this one has stopped.
     """
 
     name: str
@@ -227,12 +226,12 @@ class Stage(Enum):
     """How far an upgrade is."""
 
     LOADED = "the new engine is ready, and is the engine from now on"
-    MOVED = "the engine before gets nothing new"
-    ENDED = "the engine before has ended"
-    FAILED = "the new engine has ended before it was ready, or before it had all front ends"
-    RENEWED = "a new front end is ready, and the one before accepts nothing more"
-    NOT_RENEWED = "a new front end has ended before it was ready; the one before goes on"
-    SETTLED = "all front ends of before have ended"
+    MOVED = "the previous engine gets no new requests"
+    ENDED = "the previous engine has stopped"
+    FAILED = "the new engine exited before it was ready, or before it had all front ends"
+    RENEWED = "a new front end is ready, and the previous one accepts no more connections"
+    NOT_RENEWED = "a new front end exited before it was ready; the previous one continues"
+    SETTLED = "all previous front ends have stopped"
 
 
 @dataclass(frozen=True, slots=True)

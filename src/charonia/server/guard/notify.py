@@ -1,7 +1,7 @@
-"""What a service tells the one who started it: the protocol of systemd's sd_notify, and its watchdog.
+"""A service's messages to its parent: the protocol of systemd's sd_notify, and its watchdog.
 
-A message is a datagram of lines `NAME=value` to the Unix socket that NOTIFY_SOCKET names. The guard understands the
-same messages of its processes, so a server says the same to the guard and to systemd.
+A message is a datagram of lines `NAME=value` to the Unix socket that NOTIFY_SOCKET names. The guard accepts the same
+messages from its processes, so a server sends the same to the guard and to systemd.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ READY = "READY=1"
 STOPPING = "STOPPING=1"
 WATCHDOG = "WATCHDOG=1"
 HANDED_OVER = "X_CHARONIA_HANDED_OVER=1"
-"""An engine of a server tells its guard that its front ends send it nothing new."""
+"""An engine's message to its guard: its front ends send it no new requests."""
 
 MESSAGE_BYTES_MAX = 4096
 
@@ -30,7 +30,7 @@ def status(text: str) -> str:
 
 
 def reloading(now_ns: int) -> tuple[str, ...]:
-    """Return the fields that tell systemd that the service is changing itself, until `READY`.
+    """Return the fields that inform systemd of a reload of the service, until `READY`.
 
     Args:
         now_ns: Now, on the machine's monotonic clock.
@@ -62,7 +62,7 @@ def watchdog_s(microseconds: str, pid: str, own_pid: int) -> float:
 
 
 class Notifier:
-    """Sends messages to the one who started this process, if that one asked for them.
+    """Sends messages to the parent of this process, if it has requested them.
 
     Args:
         address: Address of its socket, "" for none.

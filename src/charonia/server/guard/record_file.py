@@ -1,4 +1,4 @@
-"""The files through which the guard tells the processes of a server something."""
+"""The files with messages of the guard to the processes of a server."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ RECORD_VARIABLE = "CHARONIA_PROCESSES"
 
 
 def write_record(path: Path, records: Sequence[ProcessRecord]) -> None:
-    """Replace the record. On a full disk the file stays as it is: that costs metrics, not the server."""
+    """Replace the record. On a full disk the file stays unchanged: that costs metrics, not the server."""
     new = path.with_suffix(".new")
     with contextlib.suppress(OSError):
         new.write_text(to_text(records), encoding="utf-8")
@@ -31,13 +31,13 @@ def read_record() -> tuple[ProcessRecord, ...]:
 
 
 def write_finish(folder: Path, name: str, finish_s: float) -> None:
-    """Write how long a front end that is told to stop has for its connections; 0 where the whole server stops."""
+    """Write how long a stopping front end has for its connections; 0 where the whole server stops."""
     with contextlib.suppress(OSError):
         (folder / f"{name}.finish").write_text(str(finish_s), encoding="utf-8")
 
 
 def read_finish(folder: Path, name: str) -> float | None:
-    """Return what `write_finish` wrote; None for a front end that is told by somebody else."""
+    """Return what `write_finish` wrote; None if another program stops the front end."""
     try:
         return float((folder / f"{name}.finish").read_text(encoding="utf-8"))
     except FileNotFoundError:

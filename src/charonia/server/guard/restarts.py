@@ -1,22 +1,23 @@
-"""When the processes of a server are started, signalled and given up. Pure.
+"""When the processes of a server are started, signalled and abandoned. Pure.
 
 A server is an engine and its front ends. The engine starts first, the front ends when it is ready; the server is ready
-when all are. A process that ends before that ends the server. After that it is started again, with a back-off that
-doubles with each end and falls back to the first after a healthy stretch; the other processes stay. A stop drains the
-front ends first, because the engine has to answer what they have accepted.
+when all are. A process that exits before that stops the server. Later it is restarted, with a back-off that doubles
+with each exit and resets after a healthy stretch; the other processes stay. A stop drains the front ends first, because
+the engine has to answer their requests.
 
-An upgrade starts a second engine. When it is ready, it is the engine, and the one before is told to hand its front ends
-over; it ends by itself when it has answered what it had. A second engine that ends before that changes nothing. Where
-there is no room for two, the engine hands over to none and ends first; one that is started as it was before takes its
-place if the new one fails.
+An upgrade starts a second engine. When it is ready, it becomes the engine, and the previous one hands its front ends
+over, completes its requests and exits. A second engine that exits before that changes nothing. Where there is no room
+for two, the engine hands over to none and stops first; if the new one fails, it is replaced by one with the previous
+arguments.
 
 Then the front ends are renewed (`succession.py`).
 
-The guard has the listening sockets, too, so connections wait in them until the next process accepts. Where none will
-soon, the sockets are told to refuse.
+The guard has the listening sockets, too, so connections wait in them until the next process accepts. If none will
+soon, the guard lets the sockets refuse.
 
-A replica shares its listening sockets with other servers. When its engine ends, its front ends leave them to those, and
-their successors listen when the engine is back. When it stops, its front ends serve until their clients have left.
+A replica shares its listening sockets with other servers. When its engine exits, its front ends leave them to
+the others, and their successors listen when the engine is back. When it stops, its front ends serve until their clients
+have left.
 """
 
 from collections.abc import Iterable
@@ -58,10 +59,10 @@ from charonia.server.guard.succession import FINISH_NS_MIN, FRONT_END_STOP_MARGI
 from charonia.server.metrics.processes import ProcessRecord
 
 ENGINE_START_FAILURES_MAX = 10
-"""Starts of the engine in a row that may fail. There is no such limit for a front end: the others serve."""
+"""Starts of the engine in a row that may fail. Front ends have no limit: the others serve."""
 
 ENGINE_STOP_MARGIN_NS = 15 * NS_PER_S
-"""Time beyond the exit timeout after which an engine that was told to stop is killed: models have 10 s to finalize."""
+"""Time beyond the exit timeout after which the guard kills a stopping engine: models have 10 s to finalize."""
 
 HUNG_KILL_NS = 5 * NS_PER_S
 """Time that a process without heartbeats has to report where it hangs (SIGABRT) before it is killed."""
@@ -191,7 +192,7 @@ class Restarts:
                 commands += self._succession.left(left, now_ns, may_succeed=self.phase is ServerPhase.RUNNING)
                 commands += self._refusal(left)
             case Left(name) if self._is_replica and self._engine.state is not State.READY:
-                commands.append(StopListening(name))  # those that follow listen again
+                commands.append(StopListening(name))  # the next ones listen again
             case StopAsked() if self.phase in (ServerPhase.STARTING, ServerPhase.RUNNING):
                 self._begin_stop(0, now_ns)
             case StopAsked() | Tick() | UpgradeAsked() | UpgradeCancelled() | HandedOver() | Left():
@@ -330,7 +331,7 @@ class Restarts:
             del self._children[child.name]
             self._engine = upgrade.next
             return self._start_next(upgrade, now_ns)
-        # The next one has failed: the one before goes on, or is started again.
+        # The next one has failed: the previous one continues, or is restarted.
         self._upgrade = None
         self._children.pop(child.name, None)
         self._engine = former = upgrade.former

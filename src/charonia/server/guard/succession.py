@@ -1,8 +1,8 @@
 """How front ends succeed one another on the same listening sockets. Pure.
 
-A renewal takes one after the other: the next one is started, and when it is ready, the one before is told to leave.
-That one accepts nothing more, finishes what it has, and ends. A next one that cannot start changes nothing. A front end
-that leaves without being told so by the guard is succeeded at once.
+A renewal replaces one after the other: it starts the successor, and when that is ready, it stops the previous one,
+which accepts no more connections, completes its requests, and exits. A successor that cannot start changes nothing. A
+front end that leaves without an order of the guard gets a successor immediately.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from charonia.server.guard.events import (
 )
 
 FRONT_END_STOP_MARGIN_NS = 5 * NS_PER_S
-"""Time beyond the exit timeout after which a front end that was told to stop is killed."""
+"""Time beyond the exit timeout after which the guard kills a stopping front end."""
 
 FINISH_NS = 300 * NS_PER_S
-"""Default of the time that a process has for what it has begun when another one takes its place."""
+"""Default of the time that a replaced process has to complete its requests."""
 
 FINISH_NS_MIN = 2 * NS_PER_S
-"""Least time for a front end, whatever is asked for: clients have to learn that they must reconnect."""
+"""Shortest time for a front end: clients have to learn that they must reconnect."""
 
 RENEWED = "renewed"
 """Reason for which a front end was started in the place of another one."""
@@ -62,7 +62,7 @@ class Succession:
         return [child for child in self._children.values() if child.role is ProcessRole.FRONT_END]
 
     def renew(self, finish_ns: int) -> None:
-        """Begin a renewal with the next `step`; the front ends before have so much time to finish."""
+        """Begin a renewal with the next `step`; the previous front ends have this time to finish."""
         self._renewal = _Renewal(list(self._slots), max(finish_ns, FINISH_NS_MIN))
 
     def step(self, now_ns: int) -> list[Command]:
@@ -81,7 +81,7 @@ class Succession:
         return [ReportUpgrade(Stage.SETTLED, "", 0)]
 
     def take_over(self, child: Child, now_ns: int) -> list[Command]:
-        """Let the one before leave: its successor is ready for the first time."""
+        """Stop the previous front end: its successor is ready for the first time."""
         child.restarts[RENEWED] = child.restarts.get(RENEWED, 0) + 1
         child.last_exit = RENEWED
         finish_ns = self._renewal.finish_ns if self._renewal is not None else FINISH_NS
@@ -95,15 +95,15 @@ class Succession:
         return commands
 
     def left(self, child: Child, now_ns: int, *, may_succeed: bool) -> list[Command]:
-        """A front end accepts nothing more, and not because the guard has told it so: another one is needed."""
-        if not may_succeed:  # it is killed when the stop says so
+        """A front end accepts no more connections without an order of the guard: it needs a successor."""
+        if not may_succeed:  # the stop kills it in time
             child.is_leaving = True
             return []
         self._leaves(child, FINISH_NS, now_ns)
         return [] if self._is_succeeded(child) else self._succeed(child, now_ns)
 
     def leave_all(self, now_ns: int) -> list[Command]:
-        """Let all leave that accept connections; those that follow listen when there is an engine again."""
+        """Stop all front ends that accept connections; their successors listen when there is an engine again."""
         commands: list[Command] = []
         for child in self.all():
             if child.accepts and child.state is State.READY:
@@ -114,7 +114,7 @@ class Succession:
         return commands
 
     def ended(self, child: Child, pid: int) -> list[Command]:
-        """Forget a front end that has ended beside its successor, or before it could take over.
+        """Remove a front end that has exited beside its successor, or before it could take over.
 
         Returns:
             Nothing if it is neither, and has to be started again.

@@ -1,8 +1,8 @@
-"""Runs the processes of a server as `Restarts` says: starts, watches, signals and reaps them.
+"""Runs the processes of a server as `Restarts` decides: starts, watches, signals and reaps them.
 
-A process tells that it is ready, and that its event loop turns, as a service tells systemd (`notify`), over a socket of
-its own. Its output is that of this process. It ends with this process, however this one ends. As process 1 of a
-container this one also reaps the orphans that the kernel hands to it.
+A process reports that it is ready, and that its event loop turns, as a service reports to systemd (`notify`), over a
+separate socket. It shares the output of this process, and exits with it in any case. As process 1 of a container, this
+process also reaps adopted orphans.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ from charonia.server.guard.restarts import Restarts
 _log = logging.getLogger(__name__)
 
 MEMORY_S = 1.0
-"""Pause between two looks at the memory of engines."""
+"""Interval of checks of the memory of engines."""
 
 ORPHANS_S = 5.0
 """Pause between two looks for orphans that have ended."""
@@ -92,7 +92,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def _proportional(process: psutil.Process) -> int:
-    """Return the proportional set size, or the resident one where the system does not tell."""
+    """Return the proportional set size, or the resident one where the system does not report it."""
     try:
         return int(process.memory_full_info().pss)
     except (psutil.Error, AttributeError):
@@ -105,11 +105,10 @@ class ProcessSpec:
 
     Attributes:
         name: Its name, unique, usable as a file name.
-        role: What it does.
         command: A program and its arguments.
-        environment: Its environment; the guard adds variables of its own.
+        environment: Its environment; the guard adds variables.
         sockets: Sockets that it inherits, to listen on them.
-        shared_sockets: Further ones, on which other servers listen, too.
+        shared_sockets: Inherited sockets on which other servers listen, too.
         memory_bytes_max: Most memory of an engine with its workers and the front ends, 0 for no limit.
     """
 
@@ -130,13 +129,12 @@ class Supervisor:
     """Keeps the processes of a server running. To be made on the event loop of the main thread.
 
     Args:
-        processes: The processes.
         folder: Private folder for sockets and the record.
         exit_timeout_s: Time that requests in flight have when the server stops, in seconds.
         heartbeat_s: Longest time between two heartbeats of a process, in seconds; 0 for no heartbeats.
-        problem: Returns why a process has ended, by its own account; "" where it has given none.
-        hand_over: Called with the names of an engine and the next one, "" for none, before the engine is told by
-            SIGUSR2 to hand its front ends over; see `restarts.HandOver`.
+        problem: Returns why a process has ended, by its own report; "" without a report.
+        hand_over: Called with the names of an engine and the next one, "" for none, before SIGUSR2 makes the
+            engine hand its front ends over; see `restarts.HandOver`.
         upgraded: Called with each stage of an upgrade.
         is_replica: Whether other servers have the same listening sockets.
         reaps_orphans: Whether processes whose parents have ended become children of this one; None to find out.
@@ -204,12 +202,12 @@ class Supervisor:
         return process.pid if process is not None else 0
 
     def upgrade(self, spec: ProcessSpec, *, stops_first: bool, finish_s: float) -> None:
-        """Let a new engine take the place of the one that runs. `may_upgrade` must hold.
+        """Replace the running engine with a new one. `may_upgrade` must hold.
 
         Args:
             spec: The new engine, with a new name.
-            stops_first: Whether the one that runs ends before the new one starts.
-            finish_s: Seconds that the one that runs has to finish after it has handed over.
+            stops_first: Whether the running engine stops before the new one starts.
+            finish_s: Seconds that the running engine has to finish after it has handed over.
         """
         self._specs[spec.name] = spec
         self._listen(spec.name)
@@ -232,7 +230,7 @@ class Supervisor:
         self._specs[spec.name] = spec
 
     def stop(self) -> None:
-        """Stop the server: front ends first, then the engine. `ended` tells when it has stopped."""
+        """Stop the server: front ends first, then the engine. `ended` reports when it has stopped."""
         self._handle(StopAsked())
 
     def close(self) -> None:
@@ -248,7 +246,7 @@ class Supervisor:
             self._forget(name)
 
     def _listen(self, name: str) -> None:
-        """Open the socket on which a process tells its state."""
+        """Open the socket on which a process reports its state."""
         heard = self._sockets[name] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         heard.setblocking(False)
         heard.bind(str(self._folder / name))
@@ -262,7 +260,7 @@ class Supervisor:
         heard.close()
 
     def _read(self, name: str) -> None:
-        """Read what a process has told."""
+        """Read the messages of a process."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 message = self._sockets[name].recv(notify.MESSAGE_BYTES_MAX).decode(errors="replace")
@@ -308,7 +306,7 @@ class Supervisor:
                 _log.error("%s has sent no heartbeat for %g s", name, self._heartbeat_s)
                 self._signal(name, signal.SIGABRT)
             case Kill(name):
-                _log.error("%s does not end: it is killed", name)
+                _log.error("%s does not exit: killing it", name)
                 self._signal(name, signal.SIGKILL)
             case BeginHandOver(name, next_name):
                 self._hand_over(name, next_name)
@@ -320,7 +318,7 @@ class Supervisor:
             case ReportReadyAgain(name, pid):
                 _log.info("%s (pid %d) is ready again", name, pid)
             case ReportEnd(name, pid, reason, uptime_ns, again_ns):
-                again = f"; it is started again in {again_ns / 1e9:.3g} s" if again_ns is not None else ""
+                again = f"; it restarts in {again_ns / 1e9:.3g} s" if again_ns is not None else ""
                 level = logging.INFO if reason == exit_reason(0) else logging.ERROR
                 why = f"{reason}: {problem}" if (problem := self._problem(name)) else reason
                 _log.log(level, "%s (pid %d) ended after %.1f s: %s%s", name, pid, uptime_ns / 1e9, why, again)
@@ -414,8 +412,8 @@ class Supervisor:
 
 
 def stop_listening(sock: socket.socket) -> None:
-    """Let a listening socket refuse connections, and reset those that wait; it may listen again."""
-    # If a socket that does not listen is shut down, the connections that it accepts later are at their end at once.
+    """Let a listening socket refuse connections, and reset the waiting ones; it may listen again."""
+    # After a shutdown of a socket that does not listen, connections that it accepts later end immediately.
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.shutdown(socket.SHUT_RDWR)
 

@@ -66,7 +66,7 @@ def begin(http: HttpFrontend, scope: Mapping[str, Any], body: bytes, send: Send)
         send: Called on the event loop, perhaps before this returns, until a message without `more_body`.
     """
     fields = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
-    # Without chunks, the parts of a streamed response are those of its body.
+    # Without chunks, the parts of a streamed response are its body.
     request = Request(
         scope["method"].encode(),
         _url(scope),

@@ -184,7 +184,7 @@ class VertexAi:
 
     Args:
         handle: Answers requests of the KServe v2 protocol.
-        environment: Where the routes are.
+        environment: Variables with the routes.
         model: The model that predictions run without a redirection.
 
     Raises:
@@ -243,7 +243,7 @@ def infer(
     """Rewrite a request into one that runs a model.
 
     Raises:
-        ServingError: INVALID_ARG for a content type that does not say how long the JSON part is.
+        ServingError: INVALID_ARG for a content type without the length of the JSON part.
     """
     request, binary = exchange.request, _BINARY % cloud
     headers = {name: value for name, value in request.headers.items() if name != JSON_SIZE}
@@ -275,7 +275,7 @@ def json_size(kind: bytes, binary: bytes, size: int) -> int:
 
 
 def as_binary(binary: bytes, then: Callable[[Reshaped], Reshaped], response: Reshaped) -> Reshaped:
-    """Return a response whose content type says how long its JSON part is."""
+    """Return a response whose content type has the length of its JSON part."""
     found = _JSON_SIZE_LINE.search(response.extra)
     if found is not None:
         extra = response.extra.replace(found[0], b"")

@@ -4,11 +4,11 @@ Received bytes go to the parser, and each request that it completes becomes an e
 order of the requests, even if they are ready in another order (pipelining). Back-pressure works both ways: reading
 pauses while too many requests are in flight or while the client does not read its responses.
 
-Clients share the event loop fairly: of several requests that arrive together, a connection takes one at once and each
-further one when it has its turn (`Turns`), and reads no more until it has taken all.
+Clients share the event loop fairly: of several requests that arrive together, a connection handles one immediately
+and each of the others in its turn (`Turns`), and reads no more until it has handled all.
 
 No request needs a task, a future or a timer here: the endpoint's sweep finds slow clients (`check_time`). An exception
-in a callback of the loop is logged and closes the connection, so that its client does not wait for a response in vain.
+in a callback of the loop is logged and closes the connection, so that its client does not wait for a response forever.
 
 Turns of the connections that have more to do than what just arrived.
 
@@ -46,7 +46,7 @@ Callback = Callable[[], None]
 
 
 class Turns:
-    """Calls one of those that wait in each round of the event loop, in the order in which they came."""
+    """Calls one waiting callback in each round of the event loop, first come, first served."""
 
     def __init__(self, call_soon: Callable[[Callback], object]) -> None:
         """Start with none.
@@ -75,14 +75,14 @@ class ConnectionOwner(Protocol):
 
     Attributes:
         limits: The endpoint's limits.
-        read_buffer: Read buffer that all connections share: its content is consumed at once.
+        read_buffer: Read buffer that all connections share: its content is consumed immediately.
         now_s: A coarse clock, in seconds.
         is_closing: Whether the endpoint is shutting down: connections close after their next response.
         is_logged: Whether exchanges record when they were received, and `finished` is called.
         is_traced: Whether exchanges record when they began to arrive.
         keeps_names: Whether requests keep the original spelling of header names.
         singular: Header fields that a request must not give twice with different values.
-        turns: Turns of the connections on which more has arrived than they handle at once.
+        turns: Turns of the connections with more requests than they handle in one round.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
         request_count: Requests received.
     """
@@ -101,19 +101,14 @@ class ConnectionOwner(Protocol):
 
     def opened(self, connection: "HttpConnection") -> bool:
         """Register a connection; return False when there are too many."""
-        ...
 
-    def closed(self, connection: "HttpConnection") -> None:
-        """Forget a connection."""
-        ...
+    def closed(self, connection: "HttpConnection") -> None: ...
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later. Never raises."""
-        ...
 
     def finished(self, exchange: Exchange) -> None:
         """A response is about to be written, or its client has gone."""
-        ...
 
 
 class Phase(Enum):
@@ -131,7 +126,7 @@ _OPEN, _IDLE, _CONTINUE = Phase.OPEN, ParserState.IDLE, Expectation.CONTINUE
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """A client's connection. A client that half-closes is taken for gone and gets no more responses."""
+    """A client's connection. A client that half-closes counts as gone and gets no more responses."""
 
     def __init__(self, host: ConnectionOwner) -> None:
         self.flow = NO_FLOW
@@ -172,7 +167,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, with the same methods
         self.flow = flow_of_peer(transport.get_extra_info("peername"))
         if transport.get_extra_info("sslcontext") is None:
-            # Without a buffer, a response is sent at once, not after the loop has handled everything received.
+            # Without a buffer, a response is sent immediately, not after the loop has handled everything received.
             self._transport.set_write_buffer_limits(0)
         if not self._host.opened(self):
             error = turned_away("the server has too many connections", hint="retry later")
@@ -225,7 +220,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._fail()
 
     def _take_turn(self) -> None:
-        """Take one request of those that wait; the next one has to wait for its turn."""
+        """Handle one waiting request; the next one has to wait for its turn."""
         self._is_turn_due = False
         is_full = self._writing_paused or len(self._exchanges) >= self._limits.pipeline_max
         if self._phase is not _OPEN or is_full:
@@ -256,7 +251,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange = Exchange(self, event)
         if host.is_traced:
             exchange.begun_ns = self._begun_ns
-            self._begun_ns = self._arrived_ns  # the next one came with the same read
+            self._begun_ns = self._arrived_ns  # the next one was in the same read
         if host.is_closing:
             exchange.end_connection()
         if not exchange.keep_alive:
@@ -356,7 +351,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._phase = Phase.LINGERING
             self._since_s = self._host.now_s
             transport.write_eof()
-            self._pace()  # further input is dropped
+            self._pace()  # drops later input
 
     def _pace(self) -> None:
         """Read from the client only while it keeps within its limits and none of its requests waits."""
@@ -379,7 +374,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # The endpoint's calls.
 
     def uses(self) -> int | None:
-        """Return 0, None while a request is here or arriving. With `is_closing`, a further use ends the connection."""
+        """Return 0, None while a request is here or arriving. With `is_closing`, another use ends the connection."""
         is_used = self._exchanges or self._waiting or self._parser.state in RECEIVING
         return None if is_used else 0
 
@@ -412,7 +407,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if transport is None:
             return
         if self._phase is Phase.LINGERING and self._host.is_closing:
-            return  # `drain` gives it up, and says so
+            return  # `drain` abandons it, and reports it
         waited_s = now_s - self._since_s
         if self._writing_paused or self._phase is Phase.LINGERING:
             unsent = unsent_bytes(transport)

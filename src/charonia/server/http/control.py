@@ -40,13 +40,6 @@ class StatusHandlers:
     """Health, metadata, configurations and statistics."""
 
     def __init__(self, engine: Engine, services: Services, tasks: Tasks) -> None:
-        """Make the handlers.
-
-        Args:
-            engine: The engine.
-            services: Services besides the engine.
-            tasks: Runs slow work.
-        """
         self._engine = engine
         self._services = services
         self._tasks = tasks
@@ -143,13 +136,6 @@ class ControlHandlers:
     """The repository, and the settings of tracing and logging. Requests with a body, perhaps compressed, are tasks."""
 
     def __init__(self, engine: Engine, services: Services, tasks: Tasks) -> None:
-        """Make the handlers.
-
-        Args:
-            engine: The engine.
-            services: Services besides the engine.
-            tasks: Runs slow work.
-        """
         self._engine = engine
         self._services = services
         self._tasks = tasks
@@ -238,7 +224,7 @@ class TrafficHandlers:
     """How requests without a version are split among the versions of a model."""
 
     def __init__(self, traffic: TrafficControl | None, tasks: Tasks) -> None:
-        """Make the handlers.
+        """Create the handlers.
 
         Args:
             traffic: The traffic; None where it is not offered.
@@ -281,7 +267,7 @@ class SharedMemoryHandlers:
     """Registration of clients' system and CUDA shared memory."""
 
     def __init__(self, regions: RegionRegistry | None, tasks: Tasks) -> None:
-        """Make the handlers.
+        """Create the handlers.
 
         Args:
             regions: The registered regions; None where shared memory is off.

@@ -1,4 +1,4 @@
-"""A request with its response, and the tasks of requests that are not answered at once."""
+"""A request with its response, and the tasks of requests that are answered later."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ CLIENT_GONE = 499
 """Status in the access log of a request whose client left before the response. Never sent."""
 
 RETRY_AFTER_S = 1
-"""Time after which a client may try again what was refused for lack of capacity or time."""
+"""Time after which a client may retry a request refused for lack of capacity or time."""
 
 _FURTHER_LINES = {
     401: b"WWW-Authenticate: Bearer\r\n",
@@ -63,19 +63,16 @@ class Outlet(Protocol):
 
     def answered(self, exchange: "Exchange") -> None:
         """The exchange has its response."""
-        ...
 
     def progressed(self, exchange: "Exchange") -> None:
         """The exchange has another part of its response."""
-        ...
 
     def unsent_bytes(self) -> int:
         """Return the size of the connection's write buffer."""
-        ...
 
 
 class Reshaped(NamedTuple):
-    """What a response has, before its header is written; the fields are the arguments of `Exchange.respond`."""
+    """A response before its header is written; the fields are the arguments of `Exchange.respond`."""
 
     status: int
     body: list[bytes | memoryview]
@@ -88,18 +85,16 @@ class Stream(Protocol):
 
     def stop(self, error: ServingError, status: int = 0) -> None:
         """End the response with an error, and cancel its inference; `status` as in `Exchange.fail`."""
-        ...
 
 
 class Exchange:
     """A request as received, and its response once it is ready.
 
     Attributes:
-        request: The request.
         connection: The `Connection` header line of the response, b"" for none.
-        headers: Further header lines of whatever response it gets, each with its line end.
+        headers: Additional header lines of every response to it, each with its line end.
         keep_alive: Whether the connection stays open afterwards.
-        load_line: Returns the header line with the server's load; None where the request wants none.
+        load_line: Returns the header line with the server's load; None if the request needs none.
         reshape: Changes the response before it is sent; None for no change.
         response: Parts of the complete response, None until it is ready; of a streamed response, the rest.
         is_open: Whether the client still waits for the response, or the rest of it.
@@ -113,12 +108,12 @@ class Exchange:
         version: Model version, for the access log.
         request_id: The caller's id, for the access log.
         stream: The sender of a streamed response while it is open, None for any other.
-        outcome: What the engine answered, for the access log.
+        outcome: The engine's answer, for the access log.
         usage: Tokens that a language model was given and has made, for the access log; None where it is not known.
         begun_ns: When the request's first byte was read; 0 without tracing.
         received_ns: When the request was complete; 0 without an access log.
         first_ns: When the first event of a stream was there, for the access log; 0 for none.
-        is_kserve: Whether errors have the form of KServe's protocols although the path begins as those of OpenAI's API.
+        is_kserve: Whether errors have the form of KServe's protocols although the path begins like OpenAI's API.
     """
 
     __slots__ = (
@@ -309,7 +304,7 @@ class Tasks:
     """Asynchronous work of handlers: tasks that answer exchanges, and decompression of bodies."""
 
     def __init__(self, body_bytes_max: int) -> None:
-        """Make an empty set of tasks.
+        """Create an empty set of tasks.
 
         Args:
             body_bytes_max: Largest body after decompression.
@@ -352,10 +347,9 @@ class Submitter:
     """Passes the inference requests of exchanges to the engine."""
 
     def __init__(self, engine: Engine, services: Services) -> None:
-        """Make a submitter.
+        """Create a submitter.
 
         Args:
-            engine: The engine.
             services: Services besides the engine.
         """
         self._engine = engine

@@ -35,8 +35,8 @@ SWEEP_S = 1.0
 METRICS_TYPE = b"text/plain; charset=utf-8"
 
 NOTICE_S = 0.1
-"""Time at shutdown in which connections without a request stay open: a request that is on its way is told that it did
-not run, where it would find a closed connection and not know."""
+"""Time at shutdown in which idle connections stay open: the client of a request in transit then learns that it did not
+run; from a closed connection it could not tell."""
 
 
 class HttpEndpoint:
@@ -52,7 +52,7 @@ class HttpEndpoint:
         keeps_names: Whether requests keep the original spelling of header names.
         singular: Header fields that a request must not give twice with different values.
         handle: Answers a request, now or later. Never raises.
-        turns: Of the connections on which more has arrived than they handle at once.
+        turns: Turns of the connections with more requests than they handle in one round.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
         port: Listening port, once started.
         accepted_count: Connections accepted.
@@ -71,10 +71,9 @@ class HttpEndpoint:
         access_log: AccessLog | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Make an endpoint.
+        """Create an endpoint.
 
         Args:
-            routes: The routes.
             limits: Limits of requests and connections.
             hint: Returns the hint in the error for an unknown path.
             versions: Returns the versions of a model that are ready.
@@ -136,7 +135,7 @@ class HttpEndpoint:
         await hand_on(self._connections, HttpConnection.uses, QUIET_S, timeout_s, least_s=timeout_s)
 
     def leave_sockets(self) -> None:
-        """Accept nothing more; another process may. The next response of each connection is its last."""
+        """Stop accepting connections; another process may. The next response of each connection is its last."""
         self.is_closing = True
         while self._servers:
             self._servers.pop().close()
@@ -223,10 +222,9 @@ class HttpFrontend(HttpEndpoint):
         access_log: AccessLog | None = None,
         services: Services = NO_SERVICES,
     ) -> None:
-        """Make a front end.
+        """Create a front end.
 
         Args:
-            engine: The engine.
             limits: Limits of requests and connections.
             access_log: The access log, None for none.
             services: Services besides the engine.
@@ -281,11 +279,11 @@ class MetricsFrontend(HttpEndpoint):
         collect: Callable[[], Awaitable[None]],
         allowed_hosts: Sequence[str] | None = None,
     ) -> None:
-        """Make a front end.
+        """Create a front end.
 
         Args:
             render: Returns the page.
-            collect: Awaited before: brings what is shown up to date.
+            collect: Awaited first: updates the metrics.
             allowed_hosts: As in `Services`.
         """
         tasks = Tasks(HttpLimits().body_bytes_max)

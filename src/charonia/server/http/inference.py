@@ -1,14 +1,14 @@
 """The routes that run models: infer, generate and generate_stream.
 
 Each decodes a request, passes it to the engine and encodes the outcome: as one response, or as server-sent events. An
-event is `data: <JSON>`, a response or an error, sent as soon as it is ready; the body ends after the last one. The
+event is `data: <JSON>`, a response or an error, sent when it is ready; the body ends after the last event. The
 first event determines the status. An error before the model runs is a plain JSON document, as on other routes.
 
 If a client reads events too slowly, its request is aborted once `stream_unsent_bytes_max` are waiting, since a model
 cannot be paused. If a client leaves, its request is cancelled.
 
-With `Prefer: server-timing`, a response says in the header field Server-Timing how it was run; a stream, how its first
-response was.
+With `Prefer: server-timing`, a response has its timing in the header field Server-Timing; a stream, the timing of its
+first response.
 
 Source: KServe v2 protocol; Triton's generate extension; WHATWG HTML, "Server-sent events"; W3C Server Timing; RFC 7240.
 """
@@ -42,7 +42,7 @@ BINARY_TYPE = b"application/octet-stream"
 EVENT_STREAM = b"text/event-stream"
 _EVENT_TYPE = EVENT_STREAM + b"; charset=utf-8"
 SERVER_TIMING = b"server-timing"
-"""The preference of a client that wants to know how its request was run."""
+"""The preference of a client that requests the timing of its request."""
 
 FOREIGN_TYPES = ("multipart/", "application/x-www-form-urlencoded", "image/", "audio/", "video/", "text/html")
 """Beginnings of content types that are never a request."""
@@ -63,7 +63,7 @@ Encode = Callable[[InferResponse], bytes]
 """Returns the JSON text of a response, or raises a ServingError."""
 
 End = Callable[[], ServingError | None]
-"""Returns what is missing at the end of a stream, None for nothing."""
+"""Returns an error if a stream ended incomplete, None otherwise."""
 
 
 def _nothing_missing() -> None:
@@ -74,14 +74,6 @@ class InferenceHandlers:
     """The inference routes of models."""
 
     def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
-        """Make the handlers.
-
-        Args:
-            engine: The engine.
-            limits: Limits of requests and connections.
-            services: Services besides the engine.
-            tasks: Runs slow work.
-        """
         self._engine = engine
         self._limits = limits
         self._submit = Submitter(engine, services).submit
@@ -138,7 +130,7 @@ class InferenceHandlers:
             return first
         kind = exchange.request.headers.get(b"content-type", b"").partition(b";")[0].strip().decode("latin-1")
         message = error.message
-        # curl and others call what they send a form, whatever it is.
+        # curl and others label every body as a form.
         if kind.startswith(FOREIGN_TYPES) and not bytes(body[:_START_BYTES]).lstrip().startswith((b"{", b"[")):
             message = f"expected the inputs as JSON, got a body of type '{kind}'"
         hint = ""
@@ -324,7 +316,7 @@ async def _respond_compressed(
 
 
 def _server_timing(exchange: Exchange, response: InferResponse) -> bytes:
-    """Return the header line that says how a response was run, b"" unless the client has asked for it."""
+    """Return the header line with the timing of a response, b"" unless the client requests it."""
     prefer, run = exchange.request.headers.get(b"prefer"), response.execution
     if prefer is None or run is None or SERVER_TIMING not in prefer.lower():
         return b""

@@ -1,4 +1,4 @@
-"""The routes of KServe's v1 protocol. They share `/v1/models` with OpenAI's API: answers have what both ask for."""
+"""The routes of KServe's v1 protocol. They share `/v1/models` with OpenAI's API: answers have the members of both."""
 
 import logging
 import time
@@ -32,14 +32,6 @@ class KserveV1Handlers:
     """The routes."""
 
     def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
-        """Make the handlers.
-
-        Args:
-            engine: The engine.
-            limits: Limits of requests and connections.
-            services: Services besides the engine.
-            tasks: Runs slow work.
-        """
         self._engine = engine
         self._body_bytes_max = limits.body_bytes_max
         self._demand = services.demand

@@ -1,4 +1,4 @@
-"""The limits of HTTP requests and connections, and of what is parsed at once. Pure."""
+"""The limits of HTTP requests, connections and parsing. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import numpy as np
 from charonia.wire.tensors import Lend
 
 WHOLE_BYTES = 2048
-"""Bytes up to this number are parsed at once, whatever they contain."""
+"""Reads up to this number of bytes are parsed whole."""
 
 HEADER_PIECE_BYTES = 4096
-"""Longer ones are parsed up to the end of a header, which is looked for in so many bytes."""
+"""Longer ones are parsed up to the end of a header, which is searched in this number of bytes."""
 
 CHUNKED_PIECE_BYTES = 4 * 1024
-"""Part of a chunked body that is parsed at once; its end is not known before. More, if the chunks are large."""
+"""Part of a chunked body that is parsed in one step; its end is not known before. More, if the chunks are large."""
 
 CHUNKS_AT_ONCE = 256
 """Chunks after which parsing stops until `resume`."""
@@ -79,8 +79,8 @@ def body_buffer(
     Args:
         headers: Header fields by lower-case name.
         length: Size of the whole body in bytes.
-        parts: What has been received.
-        lend: Lends the memory of bodies that hold tensors as they are: behind JSON, and not compressed.
+        parts: The received parts.
+        lend: Lends the memory of bodies with raw tensors: behind JSON, and not compressed.
     """
     json_size = headers.get(JSON_SIZE, b"")
     size = length + ALIGNMENT_BYTES

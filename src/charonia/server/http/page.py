@@ -1,7 +1,7 @@
 """The page at `/`, and the OpenAPI document that it reads.
 
 The page itself is the same on every server. Without a valid key, where keys are in use, it comes with status 401, and
-asks for one; what it shows then comes from routes that need the key.
+prompts for it; the routes of its content require it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Content security policy: nothing but the page's own files, and no script or style in markup."""
+"""Content security policy: the page's own files only, without scripts and styles in markup."""
 
 _HEADERS = (
     b"Content-Security-Policy: %b\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
@@ -49,7 +49,7 @@ _HOST = re.compile(rb"[A-Za-z0-9.\-_\[\]:]{1,255}")
 
 
 def _read(handler: Handler) -> dict[bytes, Handler]:
-    """Return the handlers of a document, which may be asked for its header alone."""
+    """Return the handlers of a document, for GET and HEAD."""
     return {b"GET": handler, b"HEAD": handler}
 
 
@@ -57,14 +57,6 @@ class PageHandlers:
     """The page and its data."""
 
     def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
-        """Make the handlers.
-
-        Args:
-            engine: The engine.
-            limits: Limits of requests and connections.
-            services: Services besides the engine.
-            tasks: Runs slow work.
-        """
         self._engine = engine
         self._bytes_max = limits.body_bytes_max
         self._gate = services.http_gate

@@ -15,7 +15,7 @@ a transition that is not listed is a bug of this module, never an error of the c
 Every state but ENDED may change to CUT_OFF: after bytes that cannot be a request, or when a limit is exceeded.
 
 A read may hold thousands of small requests. So `receive` stops behind the first one, and keeps the rest in `backlog`
-for `resume`; only what is not longer than `WHOLE_BYTES` is parsed at once.
+for `resume`; only a read of at most `WHOLE_BYTES` is parsed whole.
 
 Two optimisations make inference fast. A large body with a known length is received directly into its own buffer
 (`vacant`), so that the kernel makes the only copy of a tensor; where the engine is another process, into memory that it
@@ -55,7 +55,7 @@ _NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connecti
 
 
 class ParserState(Enum):
-    """What the client is doing. The values appear in `repr`."""
+    """The phase of a request. The values appear in `repr`."""
 
     __hash__ = object.__hash__  # Enum's own is a function in Python
 
@@ -97,11 +97,9 @@ class Request:
     """Event: a request is complete, or refused.
 
     Attributes:
-        method: Request method.
         url: Request target as sent.
         headers: Header fields by lower-case name; the last one of a name counts. Shared by requests: not to be changed.
         names: Original spelling of field names, by lower-case name; None where the parser does not keep it.
-        body: Request body.
         keep_alive: Whether more requests may follow.
         knows_chunks: Whether the client supports chunked encoding, which HTTP/1.0 does not.
         refusal: Error to answer with instead of calling a handler: the body was dropped, or the request is invalid.
@@ -162,7 +160,6 @@ class HeaderCache:
         """Cache the header of a parsed request.
 
         Args:
-            request: The request.
             body_size: The announced size of its body, 0 for none.
         """
         arrived, self._arrived = self._arrived, None
@@ -183,7 +180,7 @@ class RequestParser:
     """The requests of one connection.
 
     Attributes:
-        state: What the client is doing.
+        state: The phase of the current request.
         received: Bytes of the body in progress that have arrived.
         vacant: Buffer for the rest of a large body: the caller may fill it and call `filled`; None without such a body.
         backlog: Bytes that have arrived and are not parsed yet.
@@ -197,7 +194,7 @@ class RequestParser:
         singular: Set[bytes] = frozenset({JSON_SIZE}),
         lend: Lend | None = None,
     ) -> None:
-        """Make a parser.
+        """Create a parser.
 
         Args:
             limits: Limits of requests.
@@ -284,7 +281,7 @@ class RequestParser:
         return events
 
     def _piece_bytes(self, data: memoryview) -> int:
-        """Return how many bytes to parse next, of more than `WHOLE_BYTES`: those of a header, or of a body."""
+        """Return how many bytes to parse next, of more than `WHOLE_BYTES`: up to the end of a header, or of a body."""
         if self.state is _IDLE or self.state is _HEADER:
             head = bytes(data[:HEADER_PIECE_BYTES])
             return (head.find(_END_OF_HEADER) + len(_END_OF_HEADER)) if _END_OF_HEADER in head else len(head)
@@ -299,7 +296,7 @@ class RequestParser:
         return events
 
     def _fill(self, size: int) -> None:
-        if self.vacant is None:  # the connection ended meanwhile
+        if self.vacant is None:  # the connection has ended
             return
         self.received += size
         self.vacant = self.vacant[size:]
@@ -317,7 +314,7 @@ class RequestParser:
         return refused
 
     def end(self) -> None:
-        """Accept no more requests; what is in progress or behind it is dropped."""
+        """Accept no more requests; drop the request in progress and the bytes behind it."""
         if self.state in RECEIVING or (self.state is _IDLE and self.backlog):
             self._move(_CUT_OFF)
         elif self.state is _IDLE:

@@ -68,7 +68,6 @@ class Match(NamedTuple):
     Attributes:
         handlers: The route's handler of each method.
         operation: The operation to authorize; None without a gate.
-        target: The target.
         change: The operation of other methods than GET, where it is another one.
     """
 
@@ -79,7 +78,7 @@ class Match(NamedTuple):
 
 
 def none_ready(model: str) -> Sequence[str]:
-    """Return no versions: where there are no models."""
+    """Default for routers without models."""
     return ()
 
 
@@ -91,7 +90,7 @@ class Router:
     """Answers exchanges by a table of routes.
 
     Attributes:
-        load: Reports of the server's load, for requests that ask for one.
+        load: Reports of the server's load, for requests with that header.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Router:
         browsers: BrowserRules | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Make a router.
+        """Create a router.
 
         Args:
             routes: The table.
@@ -296,7 +295,7 @@ _HINTS = tuple(
         (r"/(?:ping|health|healthz|livez|live)", "GET /v2/health/live, GET /v2/health/ready"),
         (r"/(?:ready|readyz|readiness)", "GET /v2/health/ready"),
         (r"/(?:docs|redoc|swagger|openapi\.ya?ml)", "GET / is a page on the models, GET /openapi.json their document"),
-        (r"/metrics", "metrics have a port of their own: --metrics-port"),
+        (r"/metrics", "metrics have a separate port: --metrics-port"),
         (r"/v2/models?/([^/]+)/.*", _OWN),
     )
 )
@@ -308,4 +307,4 @@ def route_hint(path: str) -> str:
         match = pattern.fullmatch(path.rstrip("/"))
         if match is not None:
             return hint.format(*(match.groups() or ("MODEL",)))
-    return "GET /v2 describes the server; metrics have a port of their own"
+    return "GET /v2 describes the server; metrics have a separate port"

@@ -28,7 +28,7 @@ class HostPolicy:
     """The cores that instances run on.
 
     Attributes:
-        cores: Numbers of the cores, ascending; empty for those of the NUMA node, or all.
+        cores: Numbers of the cores, ascending; empty for all of the NUMA node, or of the machine.
         node: Number of the NUMA node, None for any.
     """
 
@@ -90,8 +90,6 @@ def check_cores(name: str, policy: HostPolicy, usable: frozenset[int], nodes: Ma
     """Check that the cores of a policy exist.
 
     Args:
-        name: Its name.
-        policy: The policy.
         usable: Cores that this process may use.
         nodes: Cores by memory node.
 
@@ -106,14 +104,14 @@ def check_cores(name: str, policy: HostPolicy, usable: frozenset[int], nodes: Ma
         )
     if policy.node is not None and policy.node not in nodes:
         raise invalid(
-            f"--host-policy={name},numa-node={policy.node}: there is no such memory node",
+            f"--host-policy={name},numa-node={policy.node}: this memory node does not exist",
             hint=f"there are {', '.join(map(str, sorted(nodes))) or 'none that can be seen'}",
         )
 
 
 @contextlib.contextmanager
 def bound_to(cores: Sequence[int]) -> Iterator[None]:
-    """Bind the calling thread to these cores for a while; threads and processes that it starts meanwhile inherit that.
+    """Bind the calling thread to these cores for a while; threads and processes that it starts inherit that.
 
     Args:
         cores: Numbers of the cores; empty for any, which changes nothing.
@@ -145,7 +143,7 @@ def usable_cores(process: Path = Path("/proc/self"), groups: Path = Path("/sys/f
 
 
 def cores_beside(cores: int, front_ends: int) -> int:
-    """Return the cores that models may use beside front ends in processes of their own.
+    """Return the cores that models may use beside front ends in separate processes.
 
     A front end keeps up to one core busy, so each takes one from the models, of whose cores at least half stay theirs.
     """
@@ -194,13 +192,13 @@ def _quota(folder: Path) -> float | None:
 
 
 def bind_thread(cores: Sequence[int]) -> None:
-    """Bind the calling thread, and those that it starts from now on, to these cores."""
+    """Bind the calling thread, and threads that it starts from now on, to these cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
 
 def memory_nodes(folder: Path = Path("/sys/devices/system/node")) -> dict[int, tuple[int, ...]]:
-    """Return the cores of each memory node (NUMA) of the machine; empty where the system does not tell.
+    """Return the cores of each memory node (NUMA) of the machine; empty where the system does not report it.
 
     Args:
         folder: The kernel's description of the nodes.

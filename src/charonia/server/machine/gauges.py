@@ -65,7 +65,7 @@ class CpuTimes:
 
     @classmethod
     def read(cls, workers_s: float) -> "CpuTimes":
-        """Return the times as they are now, given those of the workers."""
+        """Return the current times, given the workers' times."""
         times = psutil.cpu_times()
         idle_s = float(times.idle + getattr(times, "iowait", 0.0))
         # Guests are part of `user`.
@@ -73,13 +73,13 @@ class CpuTimes:
         return cls(idle_s, all_s - idle_s, time.process_time() + workers_s)
 
     def since(self, before: "CpuTimes", seconds: float) -> tuple[float, float]:
-        """Return the cores that were idle, and those that others than this server took, since an earlier reading."""
+        """Return the idle cores, and the cores used by other programs, since an earlier reading."""
         if seconds <= 0:
             return 0.0, 0.0
         return max(0.0, self.idle_s - before.idle_s) / seconds, self.used_since(before, seconds)[1]
 
     def used_since(self, before: "CpuTimes", seconds: float) -> tuple[float, float]:
-        """Return the cores that this server used, and those that others did, since an earlier reading."""
+        """Return the cores used by this server, and by other programs, since an earlier reading."""
         own_s = max(0.0, self.own_s - before.own_s)  # less if a worker has ended
         others_s = max(0.0, self.busy_s - before.busy_s - own_s)
         return own_s / seconds, others_s / seconds

@@ -49,7 +49,6 @@ class NvmlDevice:
         index: Number that the driver gives it.
         uuid: Its identity.
         name: Its model.
-        memory_bytes: Its memory.
         capability: CUDA compute capability, such as "9.0"; "" where the driver does not report it.
     """
 
@@ -68,7 +67,7 @@ class Nvml:
         environment: Environment variables.
 
     Raises:
-        OSError: There is no driver, or it does not answer.
+        OSError: The driver is missing, or does not answer.
     """
 
     def __init__(self, api: Any, environment: Mapping[str, str] = os.environ) -> None:

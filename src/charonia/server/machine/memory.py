@@ -1,10 +1,8 @@
 """The memory of this process: its limit, its use, and the settings of glibc's allocator.
 
-When to give back to the operating system the memory that a burst has left free.
-
-Freed memory is kept for the next requests (`memory.keep_freed_memory`), because getting it anew costs them time. After
-a burst it would be kept for ever, so it is given back when the load has been low for some seconds: in steps, so that a
-burst that follows soon finds most of it.
+Freed memory is kept for the next requests (`keep_freed_memory`), because new memory costs them time. After a burst it
+is returned to the operating system when the load has been low for some seconds: in steps, so that a burst that follows
+soon finds most of it.
 """
 
 import asyncio
@@ -26,7 +24,7 @@ RESERVE_BYTES = 32 << 20
 """Freed memory that is kept when a burst is over, for the first requests of the next one."""
 
 NEW_OBJECTS_MAX = 20_000
-"""New Python objects after which garbage is collected at once: more than all requests in flight have, as a rule."""
+"""New Python objects after which garbage is collected immediately: more than all requests in flight have, as a rule."""
 
 HEAP_ALLOCATION_MAX = 32 << 20
 """Allocations of this size and more are mapped and unmapped one by one. It is glibc's maximum."""
@@ -43,7 +41,7 @@ QUIET_S = 5
 """Seconds of low load before each step."""
 
 STEPS = 4
-"""Number of equal parts in which memory is given back."""
+"""Number of equal parts in which memory is returned."""
 
 BUSY_CPU_S = 0.1
 """CPU time that makes a second count as load."""
@@ -53,7 +51,7 @@ LOW_SHARE = 0.05
 
 
 class IdleMemory:
-    """Tells when memory is to be given back, and how much of it."""
+    """Decides when to return memory to the system, and how much."""
 
     def __init__(self) -> None:
         self._total_s = 0.0
@@ -65,7 +63,7 @@ class IdleMemory:
         """Take in the CPU time of the process so far; to be called every second.
 
         Returns:
-            The share of the free memory to keep if some is to be given back now, 0 in the last step; None otherwise.
+            The share of the free memory to keep if the rest should be returned now, 0 in the last step; None otherwise.
         """
         used_s, self._total_s = cpu_s - self._total_s, cpu_s
         self._busiest_s = max(self._busiest_s, used_s)
@@ -86,9 +84,9 @@ class IdleMemory:
 def keep_freed_memory(environment: Mapping[str, str]) -> None:
     """Keep the memory that a batch frees for the next batch. To be called before threads are started.
 
-    A framework without an allocator of its own, such as PyTorch on a CPU, allocates and frees some 100 MB per batch. By
+    A framework without an allocator, such as PyTorch on a CPU, allocates and frees some 100 MB per batch. By
     default glibc returns them to the system, which clears each page again for the next batch: 15 % of the time of a
-    ResNet-50 in BF16. The arenas of further threads always return free memory, so all threads share one arena.
+    ResNet-50 in BF16. The arenas of other threads always return free memory, so all threads share one arena.
 
     Args:
         environment: Environment variables of the process. Settings of glibc in it take precedence.
@@ -144,7 +142,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def _free_end_of_heap() -> int:
-    """Return the bytes at the end of the heap that could be returned; 0 where the C library does not tell."""
+    """Return the bytes at the end of the heap that could be returned; 0 where the C library does not report it."""
     info = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if info is None:
         return 0
@@ -194,7 +192,7 @@ def _groups_of(process: Path, groups: Path) -> list[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None if there is no such file, or it says "max"."""
+    """Return the number in a file; None if the file does not exist, or says "max"."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -202,7 +200,7 @@ def _number(path: Path) -> int | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Return the bytes of files in the memory of a control group, which the system gives up when memory is short."""
+    """Return the bytes of files in the memory of a control group, which the system reclaims when memory is short."""
     try:
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -217,6 +215,6 @@ def tree_bytes(pid: int | None = None) -> int:
     for each in (process, *process.children(recursive=True)):
         try:
             total += int(each.memory_info().rss)
-        except psutil.Error:  # it has ended meanwhile
+        except psutil.Error:  # it has exited
             continue
     return total

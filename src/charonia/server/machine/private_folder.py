@@ -61,7 +61,7 @@ class PrivateFolder:
 def remove_abandoned() -> None:
     """Remove the folders of processes that have ended without removing them. Blocks on the disk."""
     for path in sorted(Path(tempfile.gettempdir()).glob(PREFIX + "*")):
-        with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+        with contextlib.suppress(OSError):  # of another user, or just removed
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

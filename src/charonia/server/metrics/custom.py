@@ -158,7 +158,7 @@ class MetricHolder:
         """Return the value of a counter or a gauge.
 
         Raises:
-            ServingError: NOT_FOUND: there is no such metric; the log says why.
+            ServingError: NOT_FOUND: the metric does not exist; the log says why.
         """
         if number not in self._metrics:
             raise not_found("the metric is not there: the server has refused it")

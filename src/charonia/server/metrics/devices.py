@@ -17,10 +17,8 @@ class GpuGauges:
     Attributes:
         uuid: Its identity.
         utilization: Share of the last interval in which it computed, 0 to 1.
-        memory_total_bytes: Its memory.
         memory_used_bytes: Memory in use, by all processes.
         power_watts: Power draw.
-        power_limit_watts: Power limit.
         energy_joules: Energy used since the server started.
     """
 
@@ -38,7 +36,6 @@ class MemoryAccount:
     """Account of memory that is kept in blocks.
 
     Attributes:
-        limit_bytes: Its limit.
         used_bytes: Bytes in use.
         idle_bytes: Bytes that are kept for the next batch.
     """

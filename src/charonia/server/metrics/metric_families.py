@@ -46,20 +46,20 @@ class Histogram:
         return sum(self.counts)
 
     def take(self) -> "HistogramCounts":
-        """Return what was counted, and begin again at 0."""
+        """Return the counts, and reset them to 0."""
         taken = HistogramCounts(tuple(self.counts), self.total)
         self.counts, self.total = [0] * len(self.counts), 0
         return taken
 
     def merge(self, more: "HistogramCounts") -> None:
-        """Count what a histogram with the same bounds has counted, too."""
+        """Add the counts of a histogram with the same bounds."""
         self.counts = [before + counted for before, counted in zip(self.counts, more.counts, strict=True)]
         self.total += more.total
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramCounts:
-    """What a histogram has counted: see its attributes."""
+    """The counts of a histogram: see its attributes."""
 
     counts: tuple[int, ...]
     total: int
@@ -78,7 +78,6 @@ class Family:
     """A metric with its values.
 
     Attributes:
-        name: Its name.
         kind: "gauge" or "counter".
         help: One sentence without a full stop.
         samples: Its values.

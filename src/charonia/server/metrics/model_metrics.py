@@ -64,7 +64,7 @@ class FailureReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Increase:
-    """What was counted since the last one, for a version whose requests have one response each and no cache.
+    """The counts since the last increase, for a version whose requests have one response each and no cache.
 
     Attributes:
         statistics: The counters of the statistics extension.
@@ -173,7 +173,7 @@ class ModelMetrics:
             self._summaries = Summaries()
 
     def take(self) -> Increase | None:
-        """Return what was counted since the last call, and begin again at 0; None for nothing."""
+        """Return the counts since the last call, and reset them to 0; None if there are none."""
         self._add_up()
         statistics = self._statistics
         if not statistics.execution_count and not statistics.fail.count:
@@ -191,7 +191,7 @@ class ModelMetrics:
         return taken
 
     def merge(self, more: Increase) -> None:
-        """Count what the same version has counted in another process, too."""
+        """Add the counts of the same version in another process."""
         self._add_up()
         self._statistics.merge(more.statistics)
         for failure, count in more.failures.items():
@@ -217,7 +217,6 @@ class ModelMetrics:
         """Count a successful request that was answered after the end of its batch. Until then it counts as computing.
 
         Args:
-            arrival_ns: Its arrival.
             inferences: Its batch elements.
             start_ns: Start of its batch.
             marks_ns: Times at which the batch's inputs were in place, and at which it was computed.
@@ -258,7 +257,7 @@ class ModelMetrics:
             self._summaries.cached(CACHE_MISS, end_ns, duration_ns)
 
     def count_tokens(self, usage: TokenUsage) -> None:
-        """Count the tokens of a request that its model does not tell."""
+        """Count the tokens of a request whose model does not report them."""
         if self.tokens is None:
             self.tokens = TokenMetrics()
         self.tokens.used(usage)

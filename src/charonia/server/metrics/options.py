@@ -31,7 +31,6 @@ def tag_problems(config: ModelConfig) -> Iterator[Problem]:
 
 
 def bucket_problems(config: ModelConfig) -> Iterator[Problem]:
-    """Yield invalid buckets."""
     for index, control in enumerate(config.model_metrics.metric_control if config.model_metrics else ()):
         path = f"model_metrics.metric_control[{index}]"
         buckets = control.histogram_options.buckets if control.histogram_options is not None else ()

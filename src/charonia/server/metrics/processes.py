@@ -1,7 +1,7 @@
-"""What the guard knows of the processes of its server: as text for other processes, and as metrics. Pure.
+"""The guard's record of the processes of its server: as text for other processes, and as metrics. Pure.
 
-The guard writes the record to a file, and the engine reads it when its metrics page is asked for. Times are those of
-the machine's monotonic clock, which all processes share.
+The guard writes the record to a file, and the engine reads it for each scrape of its metrics. Times are of the
+machine's monotonic clock, which all processes share.
 """
 
 import json
@@ -27,7 +27,7 @@ class ProcessRecord:
         name: Its name: "engine", "front_end_1", …
         pid: Its number, 0 while it does not run.
         started_ns: When it was started, 0 while it does not run.
-        restarts: How often it was started again, by the reason of the end before.
+        restarts: Number of restarts, by the reason of the previous exit.
         last_exit: The reason of its last end, "" if it has never ended.
     """
 
@@ -57,7 +57,7 @@ def families(records: Sequence[ProcessRecord], now_ns: int, usage: Usage) -> lis
     used = [({"process": record.name}, usage(record.pid)) for record in records if record.pid]
     return [
         family(
-            RESTARTS, "counter", "Processes of the server that were started again, by the reason of the end before",
+            RESTARTS, "counter", "Restarts of processes of the server, by the reason of the previous exit",
             *(
                 (count, {"process": record.name, "reason": reason})
                 for record in records

@@ -1,6 +1,6 @@
 """The Prometheus text format, and the metrics of a server in it. Pure.
 
-Names and labels that start with `nv_` are Triton's; those that start with `charonia_` are ours and follow Prometheus'
+Names and labels that start with `nv_` are Triton's; names that start with `charonia_` are ours and follow Prometheus'
 own conventions (seconds, `_total`). Format source: Prometheus exposition formats, text version 0.0.4.
 """
 
@@ -59,9 +59,9 @@ class InstanceCount:
     """The instances of a model version.
 
     Attributes:
-        count: Those that there are.
-        least: The fewest.
-        most: The most.
+        count: Their present number.
+        least: The configured minimum.
+        most: The configured maximum.
         changes: Changes of their number so far, by reason.
     """
 
@@ -207,7 +207,7 @@ def render(
 
     Args:
         models: The model versions.
-        machine: The machine, where asked for.
+        machine: The machine, if requested.
         custom: The metrics that models define themselves.
         families: The metrics of other parts of the server.
         view: The forms of latencies; None for all except summaries.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from charonia.core.latency import LatencyHistogram, merged
 
 SLOT_NS = 12_000_000_000
-"""Length of a slot; all values of a slot are forgotten together."""
+"""Length of a slot; all values of a slot are dropped together."""
 
 SLOTS = 5
 """Slots of the window, including the one in progress."""

@@ -1,8 +1,8 @@
 """The tokens of language models: how many, and how fast they come. Pure.
 
-A response of a stream counts as a token here: engines send one response a token, or a few at once under load. What a
-request used is what the model tells: response parameters of engines, else the outputs `num_input_tokens` and
-`num_output_tokens`. Times are those of requests with more than one response; what is not streamed has none.
+A response of a stream counts as a token here: engines send one response a token, or a few together under load. The
+model reports the usage of a request: response parameters of engines, else the outputs `num_input_tokens` and
+`num_output_tokens`. Only requests with more than one response have times.
 
 Source: OpenTelemetry, "Semantic conventions for generative AI metrics", for the names with `gen_ai_` and their
 buckets.
@@ -84,7 +84,7 @@ class TokenStream:
     """The responses to one request.
 
     Args:
-        metrics: Where they are counted.
+        metrics: The metrics that count them.
         arrival_ns: When the request arrived.
     """
 
@@ -124,7 +124,7 @@ class TokenStream:
         self._last_ns = now_ns
 
     def end(self) -> None:
-        """Count what the request used: it is over."""
+        """Count the usage of the completed request."""
         usage = self._usage
         if usage is None and self._prompt >= 0:
             usage = TokenUsage(self._prompt, self._completion)

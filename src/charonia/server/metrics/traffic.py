@@ -1,4 +1,4 @@
-"""What the endpoints of each process of a server have taken in, as metrics. Pure."""
+"""The traffic of the endpoints of each process of a server, as metrics. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ REQUESTS = "charonia_requests_received_total"
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What an endpoint has taken in since its process was started.
+    """The traffic of an endpoint since its process was started.
 
     Attributes:
         process: Name of the process: "front_end_1", …; "server" for a server of one process.
         protocol: "http" or "grpc".
         open: Connections that are open now.
         accepted: Connections accepted.
-        requests: Requests received: those of HTTP, calls of gRPC, and each message of a stream.
+        requests: Requests received: HTTP requests, gRPC calls, and each message of a stream.
     """
 
     process: str
@@ -34,7 +34,7 @@ def traffic_metric_names() -> tuple[str, ...]:
 
 
 def traffic_families(traffic: Iterable[Traffic]) -> list[Family]:
-    """Return the metrics of endpoints. While one process takes the place of another, their sums have its name."""
+    """Return the metrics of endpoints. While one process replaces another, their sums have its name."""
     sums: dict[tuple[str, str], Traffic] = {}
     for each in traffic:
         at = each.process, each.protocol

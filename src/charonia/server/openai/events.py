@@ -1,6 +1,6 @@
-"""Streams of server-sent events, of which those of one turn of the event loop are written together.
+"""Streams of server-sent events; the events of one turn of the event loop are written together.
 
-An event is `data: <JSON>` or, where the model says so, an event with a name; the last is `data: [DONE]`. An error
+An event is `data: <JSON>` or, where the model names it, an event with a name; the last is `data: [DONE]`. An error
 before the first event is a plain response with the status of the error; a later one is an event, and the last.
 
 A client that reads too slowly is aborted once `stream_unsent_bytes_max` are waiting, since a model cannot be paused.
@@ -21,13 +21,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 class EventTurns:
-    """Writes what the streams of an endpoint have collected, at the end of the turn of the event loop."""
+    """Writes the events collected by the streams of an endpoint, at the end of the turn of the event loop."""
 
     def __init__(self) -> None:
         self._due: list[EventStream] = []
 
     def add(self, stream: "EventStream") -> None:
-        """Write what a stream has collected at the end of this turn."""
+        """Write the collected events of a stream at the end of this turn."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._write)
         self._due.append(stream)
@@ -39,16 +39,12 @@ class EventTurns:
 
 
 class EventStream:
-    """The events of one exchange.
-
-    Attributes:
-        exchange: The exchange.
-    """
+    """The events of one exchange."""
 
     __slots__ = ("_events", "_is_over", "_turns", "_unsent_bytes_max", "exchange")
 
     def __init__(self, exchange: Exchange, turns: EventTurns, unsent_bytes_max: int) -> None:
-        """Make a stream without events.
+        """Create a stream without events.
 
         Args:
             exchange: The exchange, whose stream this is from now on.
@@ -99,7 +95,7 @@ class EventStream:
             ticket.cancel()
 
     def write(self) -> None:
-        """Write what was collected."""
+        """Write the collected events."""
         exchange = self.exchange
         events, self._events = self._events, []
         if not exchange.is_open:

@@ -61,8 +61,7 @@ def model_request(config: ModelConfig, asked: TextRequest, prompt: str, index: i
 
     Args:
         config: Configuration of the model.
-        asked: What the client asked for.
-        prompt: The prompt.
+        asked: The client's request.
         index: Which of the answers to it.
         bytes_max: Largest tensor in bytes.
 
@@ -83,11 +82,10 @@ class Generation:
     """The answers to one request.
 
     Args:
-        exchange: The exchange.
-        asked: What the client asked for.
+        asked: The client's request.
         text: Template and tokenizer of the model.
-        stream: Where the answers are sent as they come; None to send them as one document.
-        counted: Called with the tokens of each answer that the model did not tell.
+        stream: Sends the answers while they are generated; None to send them as one document.
+        counted: Called with the tokens of each answer that the model did not report.
     """
 
     def __init__(
@@ -118,12 +116,11 @@ class Generation:
         """Ask the model.
 
         Args:
-            prompts: The prompts.
             request_of: Returns the inference request of a prompt, and of the number of the answer to it.
-            infer: Passes a request on, whose outcomes are those of an answer.
+            infer: Submits the request of an answer.
 
         Raises:
-            ServingError: A request cannot be made; nothing was asked.
+            ServingError: A request cannot be made; none was submitted.
         """
         count = self.asked.count
         each = [(prompt, index) for prompt in prompts for index in range(count)]
@@ -166,7 +163,7 @@ class Generation:
         self.stream.end()
 
     def _usage(self) -> TokenUsage | None:
-        """Return the tokens: those that the model told, else counted by the tokenizer."""
+        """Return the tokens, as reported by the model, else counted by the tokenizer."""
         prompt = completion = 0
         for number, answer in enumerate(self._answers):
             given = answer.prompt_tokens if answer.prompt_tokens is not None else self.text.count(answer.prompt)
@@ -185,11 +182,10 @@ class TextChoice:
     """One answer.
 
     Attributes:
-        prompt: Its prompt.
         ticket: The inference request, None before it is known.
-        is_over: Whether there will be nothing more.
+        is_over: Whether it is complete.
         finish_reason: Why it ended.
-        prompt_tokens: Tokens of the prompt, as the model told them; None if it did not.
+        prompt_tokens: Tokens of the prompt, as reported by the model; None if not reported.
         completion_tokens: Tokens of the answer, likewise.
     """
 
@@ -289,7 +285,7 @@ class TextChoice:
         generation.ended()
 
     def _note(self, response: InferResponse) -> None:
-        """Keep what a response says besides its text."""
+        """Keep the other data of a response besides its text."""
         for tensor in response.outputs:
             if tensor.name == _FINISH_REASON:
                 self.finish_reason = _reason(tensor) or self.finish_reason
@@ -305,7 +301,7 @@ class TextChoice:
 
 
 def _reason(tensor: Tensor) -> str:
-    """Return why a model says that its answer ended, "" where it goes on."""
+    """Return the model's reason for the end of its answer, "" where it continues."""
     elements: list[bytes] = tensor.array.ravel().tolist()
     reason = elements[0].decode(errors="replace") if elements else ""
     return "" if reason in ("None", "null") else reason

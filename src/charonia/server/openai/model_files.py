@@ -1,10 +1,8 @@
-"""What the adapter reads in the folder of a model: its chat template, and its tokenizer.
+"""Reads the chat template and the tokenizer in the folder of a model, for the adapter.
 
-Chat templates: from a conversation to the prompt of a model.
-
-The template is the model parameter `chat_template`, else the file `chat_template.jinja`, else the one in
-`tokenizer_config.json`, each in the folder of the version or of the model. Without one, the prompt has a line
-`ROLE: TEXT` for each message, an empty line after each, and ends with `assistant:`.
+A chat template turns a conversation into the prompt of a model. It is the model parameter `chat_template`, else the
+file `chat_template.jinja`, else the one in `tokenizer_config.json`, each in the folder of the version or of the model.
+Without one, the prompt has a line `ROLE: TEXT` for each message, an empty line after each, and ends with `assistant:`.
 
 Templates run in Jinja's sandbox, with what transformers gives them: `messages`, `add_generation_prompt`, `bos_token`,
 `eos_token`, `raise_exception`, `strftime_now` and loop controls.
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TOKENS_MAX = 512
-"""Tokens of a text that count for a sentence encoder, where neither its configuration nor its tokenizer says."""
+"""Tokens of a text that count for a sentence encoder, where neither its configuration nor its tokenizer limits them."""
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -78,7 +76,7 @@ def read_template(config: ModelConfig, folders: Sequence[Path]) -> Render:
     given = config.parameters.get(CHAT_TEMPLATE, "")
     text = _file(folders, given) if given.endswith(".jinja") else given
     if given and not text:
-        raise invalid(f"model '{config.name}': chat_template: there is no file '{given}' in its folder")
+        raise invalid(f"model '{config.name}': chat_template: its folder does not have the file '{given}'")
     text = text or _file(folders, TEMPLATE_FILE) or _named(settings.get("chat_template"))
     return _compiled(config.name, text, settings) if text else plain_prompt
 
@@ -143,7 +141,7 @@ def _compiled(model: str, text: str, settings: Mapping[str, Any]) -> Render:
             return template.render(names, messages=messages)
         except ServingError:
             raise
-        except Exception as error:  # a template computes with what the client sent
+        except Exception as error:  # a template computes with data of the client
             raise invalid(f"messages: the chat template of model '{model}' does not take them: {error}") from error
 
     return render
@@ -158,7 +156,7 @@ def _token(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """How text becomes what a model takes.
+    """Converts text to the inputs of a model.
 
     Attributes:
         config: Configuration of the model.
@@ -190,7 +188,7 @@ class ModelTexts:
         self._known: dict[str, ModelText] = {}
 
     async def of(self, config: ModelConfig) -> ModelText:
-        """Return what is in the folder of the model with this configuration.
+        """Return the template and tokenizer of the model with this configuration.
 
         Raises:
             ServingError: A file cannot be used.
@@ -211,7 +209,7 @@ def _read(config: ModelConfig, folders: Sequence[Path]) -> ModelText:
 
 
 def _tokenizer(config: ModelConfig, folders: Sequence[Path]) -> "Tokenizer | None":
-    """Return the tokenizer, which cuts off what the model does not take, and pads nothing."""
+    """Return the tokenizer, which truncates to the model's limit, and does not pad."""
     path = find_file(folders, TOKENIZER_FILE)
     if path is None:
         return None

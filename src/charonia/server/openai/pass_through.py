@@ -1,4 +1,4 @@
-"""Requests to engine models, which speak OpenAI's API themselves: body and chunks pass as they are."""
+"""Requests to engine models, which speak OpenAI's API themselves: body and chunks pass unchanged."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ ROUTE_PARAMETER = "openai"
 """Request parameter with the route that was called."""
 
 LORA_PARAMETER = "lora_name"
-"""Request parameter with the LoRA adapter that is to be used."""
+"""Request parameter with the LoRA adapter to use."""
 
 _NOT_ONE = internal("the model sent no answer, or more than one")
 
@@ -31,7 +31,6 @@ def engine_request(config: ModelConfig, route: str, adapter: str, body: bytes | 
         config: Its configuration.
         route: The route that was called.
         adapter: LoRA adapter, "" for none.
-        body: The body of the request.
     """
     elements = np.empty((1, 1) if config.max_batch_size > 0 else (1,), object)
     elements[...] = bytes(body)
@@ -50,7 +49,7 @@ class StreamedAnswer:
     def __init__(self, stream: EventStream, route: str) -> None:
         self.exchange = stream.exchange
         self._stream = stream
-        self._last = (b"",) if route == RESPONSES else ()  # those end with an event of their own
+        self._last = (b"",) if route == RESPONSES else ()  # /v1/responses streams end with their own event
 
     def reply(self, outcome: Outcome, final: bool) -> None:
         """Take an outcome."""
@@ -105,7 +104,7 @@ class WholeAnswer:
 
 
 def note_answer(exchange: Exchange, response: InferResponse) -> None:
-    """Keep for the access log what a response says of its request."""
+    """Keep the data of a response for the access log."""
     exchange.outcome = response
     exchange.usage = usage_of(response.parameters) or exchange.usage
 

@@ -1,7 +1,7 @@
 """The routes of OpenAI's API, on the port of the other HTTP routes.
 
-A request names its model in its body. An engine model (`openai_routes`) gets the body as it is and answers in the form
-of the API; every other model that can answer is asked through an adapter.
+A request names its model in its body. An engine model (`openai_routes`) gets the body unchanged and answers in the form
+of the API; an adapter calls every other model that can answer.
 """
 
 import asyncio
@@ -46,14 +46,6 @@ class OpenaiHandlers:
     """The routes."""
 
     def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
-        """Make the handlers.
-
-        Args:
-            engine: The engine.
-            limits: Limits of requests and connections.
-            services: Services besides the engine.
-            tasks: Runs slow work.
-        """
         self._engine = engine
         self._demand = services.demand
         self._count_tokens = services.count_tokens
@@ -158,7 +150,7 @@ class OpenaiHandlers:
             self._tasks.start(exchange, self._generate(exchange, config, document, is_chat=route == CHAT))
 
     async def _generate(self, exchange: Exchange, config: ModelConfig, document: Object, *, is_chat: bool) -> None:
-        """Ask a language model that is no engine."""
+        """Ask a language model that is not an engine."""
         asked = decode_text_request(config, document, is_chat=is_chat)
         text = await self._texts.of(config)
         prompts = prompts_of(asked, text)
@@ -190,7 +182,7 @@ class OpenaiHandlers:
         exchange.respond(200, [body])
 
     def _count(self, name: str, usage: TokenUsage) -> None:
-        """Count tokens that the model did not tell."""
+        """Count tokens that the model did not report."""
         if self._count_tokens is not None:
             task = asyncio.ensure_future(self._count_tokens(name, usage))
             self._counting.add(task)
@@ -208,7 +200,7 @@ class OpenaiHandlers:
         """Return the configuration of a model, by a client's name for it, and the LoRA adapter, "" for none.
 
         Raises:
-            ServingError: There is no such model, or it is not ready.
+            ServingError: The model does not exist, or is not ready.
         """
         try:
             return self._engine.model_config(name), ""
@@ -221,7 +213,7 @@ class OpenaiHandlers:
                         return config, adapter
             if error.code is not Code.NOT_FOUND:
                 raise
-            raise not_found(f"model: there is no model '{name:.200}'", hint="GET /v1/models lists them") from error
+            raise not_found(f"model: '{name:.200}' does not exist", hint="GET /v1/models lists them") from error
 
 
 def _foreign(exchange: Exchange, target: RouteTarget) -> None:

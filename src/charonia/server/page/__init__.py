@@ -1,1 +1,1 @@
-"""What people and programs read about the models: a page to look at and try them, and an OpenAPI document."""
+"""The models for people and programs: a page to inspect and try them, and an OpenAPI document."""

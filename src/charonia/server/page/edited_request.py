@@ -16,15 +16,14 @@ def edited_request(
 
     Args:
         config: The model's complete configuration.
-        body: The body.
         json_size: Bytes of JSON at its start.
-        version: Version of the model, "" for the newest.
-        url: Where the server answers.
-        has_key: Whether it asks for a key.
+        version: Version of the model, "" for the latest.
+        url: URL of the server.
+        has_key: Whether it requires a key.
         tensor_bytes_max: Largest size of a tensor in bytes.
 
     Raises:
-        ServingError: INVALID_ARG with what is wrong in the body.
+        ServingError: INVALID_ARG for an invalid body.
     """
     document = parse_object(body[:json_size])
     entries, files = document.get("inputs"), dict[str, str]()
@@ -45,6 +44,6 @@ def edited_request(
 
 
 def _file_of(entry: object) -> object:
-    """Return the name of the file that an input comes from, None for any other."""
+    """Return the name of an input's file, None for other inputs."""
     parameters = entry.get("parameters") if isinstance(entry, dict) else None
     return parameters.get(FILE) if isinstance(parameters, dict) else None

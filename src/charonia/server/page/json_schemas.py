@@ -1,6 +1,6 @@
 """JSON schemas of tensors, and of the bodies that carry them. Pure.
 
-A tensor's elements are a schema of their own by datatype, which bodies of `infer` refer to. The server reads flat and
+A tensor's elements have a separate schema by datatype, which bodies of `infer` refer to. The server reads flat and
 nested arrays of `infer` alike, so their number is not part of a schema.
 """
 
@@ -84,7 +84,7 @@ def infer_request(config: ModelConfig) -> Json:
         },
     }
     properties = {
-        "id": {"type": ["string", "null"], "description": "Comes back with the response"},
+        "id": {"type": ["string", "null"], "description": "Returned with the response"},
         "inputs": array,
         "outputs": outputs,
         "parameters": {"$ref": COMPONENTS + "RequestParameters"},
@@ -261,7 +261,7 @@ _SHARED: Json = {
     "Error": {
         "type": "object",
         "required": ["error"],
-        "properties": {"error": {"type": "string", "description": "What is wrong, and what to do"}},
+        "properties": {"error": {"type": "string", "description": "The problem, and what to do"}},
     },
     "Tensor": {
         "type": "object",
@@ -276,7 +276,7 @@ _SHARED: Json = {
     },
     "RequestParameters": {
         "type": "object",
-        "description": "Those that the server knows; others go to the model",
+        "description": "Parameters of the server; the model receives the others",
         "properties": {
             "sequence_id": {"type": ["integer", "string"]},
             "sequence_start": {"type": "boolean"},
@@ -300,7 +300,7 @@ _SHARED: Json = {
         "type": "object",
         "properties": {
             "binary_data": {"type": "boolean", "description": "Whether this output's bytes follow the JSON"},
-            "classification": {**_UNSIGNED, "description": "Return so many top classes instead of the tensor"},
+            "classification": {**_UNSIGNED, "description": "Return this number of top classes instead of the tensor"},
             "shared_memory_region": {"type": "string"},
             "shared_memory_offset": _UNSIGNED,
             "shared_memory_byte_size": _UNSIGNED,

@@ -1,8 +1,8 @@
 """The OpenAPI document of the loaded models. Pure.
 
 Each model has its own paths for inference, with the names and datatypes of its tensors and an example that its server
-accepts; all else is described once. What the page shows of a model, and OpenAPI has no place for, is in `x-models`;
-the same request in several languages is in `x-codeSamples`, where other viewers of such documents look for it.
+accepts; all else is described once. `x-models` has the content of the page that does not fit OpenAPI;
+`x-codeSamples`, which other viewers read too, has the same request in several languages.
 
 Source: OpenAPI Specification 3.1.
 """
@@ -144,10 +144,9 @@ def openapi_document(
     """Return the document.
 
     Args:
-        server: The server.
         models: Its models that are ready.
-        url: Where the server answers, for code samples: `http://HOST:PORT`.
-        has_keys: Whether the server asks for API keys.
+        url: URL of the server, for code samples: `http://HOST:PORT`.
+        has_keys: Whether the server requires API keys.
         may_control: Whether the reader may load and unload models.
         has_openai: Whether OpenAI's API is served.
     """
@@ -274,7 +273,7 @@ def _infer(config: ModelConfig, request: ExampleRequest, is_short: bool) -> Json
     }
     answers: Json = {
         JSON_TYPE: {"schema": json_schemas.infer_response(config)},
-        BINARY_TYPE: {"schema": {"type": "string", "format": "binary", "description": "If outputs are asked for so"}},
+        BINARY_TYPE: {"schema": {"type": "string", "format": "binary", "description": "If requested as binary"}},
     }
     if config.is_decoupled:
         answers = {EVENT_STREAM: {"schema": {"type": "string", "description": "An event `data: JSON` a response"}}}
@@ -289,7 +288,7 @@ def _infer(config: ModelConfig, request: ExampleRequest, is_short: bool) -> Json
         {
             "name": "Prefer",
             "in": "header",
-            "description": "`server-timing` asks for the header Server-Timing: queue and computing time, batch size",
+            "description": "`server-timing` requests the header Server-Timing: queue and computing time, batch size",
             "schema": {"type": "string"},
         },
     ]
@@ -345,7 +344,7 @@ def _post(summary: str, properties: Json, *, of_model: bool, tag: str = "Reposit
 
 
 _TAGS = (
-    {"name": "Models", "description": "What is known of a model"},
+    {"name": "Models", "description": "State and metadata of a model"},
     {"name": TAG, "description": "For OpenAI's clients, with the models that answer it"},
     {"name": "Server", "description": "The server itself"},
     {"name": "Repository", "description": "Models with their states; loading and unloading"},
@@ -385,7 +384,7 @@ _TRAFFIC: Json = {
 _SERVER_PATHS["/v2/models/{model}/traffic"] = {
     **_get("Models", "How requests without a version are split", of_model=True),
     **_post("Change how they are split", _TRAFFIC, of_model=True, tag="Models"),
-    "delete": _get("Models", "Split them as the configuration says", of_model=True)["get"],
+    "delete": _get("Models", "Split them as configured", of_model=True)["get"],
 }
 
 _SECURITY: Json = {

@@ -4,7 +4,7 @@ An input with `allow_ragged_batch` reaches the model as one array of one dimensi
 order. A `batch_input`, computed from the shapes in the batch, tells the model which elements belong to which request.
 An output with a `batch_output` is such an array, too, and is split by the shapes of an input.
 
-Shapes here are those of requests, with the batch dimension. Source: Triton's "ragged batching".
+Shapes here are shapes of requests, with the batch dimension. Source: Triton's "ragged batching".
 """
 
 from collections.abc import Collection, Sequence
@@ -33,7 +33,7 @@ class ComputedInput:
 
     Attributes:
         names: Inputs of the model that receive it.
-        kind: What is computed.
+        kind: The computed quantity.
         datatype: INT32 or FP32.
         source: The input whose shapes are used.
     """
@@ -138,7 +138,7 @@ def compute_input(kind: BatchInputKind, shapes: Sequence[Shape], datatype: DataT
     """Return a computed input.
 
     Args:
-        kind: What is computed.
+        kind: The computed quantity.
         shapes: Shape of the source in each request, at least one; all of the same rank.
         datatype: Datatype of the result.
     """

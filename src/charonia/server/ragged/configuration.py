@@ -53,8 +53,7 @@ class _Reader:
     """Parses the parameter.
 
     Attributes:
-        plan: The plan, as far as it is valid.
-        problems: Its problems.
+        plan: The valid part of the plan.
     """
 
     def __init__(self, config: ModelConfig) -> None:

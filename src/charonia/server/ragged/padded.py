@@ -18,16 +18,14 @@ class QueuedInput(Protocol):
     """A queued request, as the strategy sees it."""
 
     @property
-    def request(self) -> InferRequest:
-        """The request."""
-        ...
+    def request(self) -> InferRequest: ...
 
 
 class PaddingStrategy:
     """Keeps a long request out of a batch of short ones. See `server.scheduling.strategy.Strategy`.
 
     Attributes:
-        plan: What is padded.
+        plan: The padded inputs and outputs.
         bytes_max: Most bytes of a padded input.
         entry_of: Returns the queued request with an id of the scheduler; set when the runner is made.
     """
@@ -59,7 +57,7 @@ class PaddedGathering:
         return JoinDecision.JOINS if max(sizes, default=0) <= self._strategy.bytes_max else JoinDecision.STAYS_OUT
 
     def end(self) -> None:
-        """Do nothing: each batch has an object of its own."""
+        """Do nothing: each batch has a separate object."""
 
 
 class PaddedInstance:

@@ -24,12 +24,7 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """An input that is computed from the lengths of another.
-
-    Attributes:
-        name: Its name.
-        datatype: Its datatype.
-    """
+    """An input that is computed from the lengths of another."""
 
     name: str
     datatype: DataType

@@ -1,4 +1,4 @@
-"""The rate limiter's shell: which instances compete for resources, and how they are told that they may run."""
+"""The rate limiter's shell: makes instances compete for resources, and wakes their schedulers."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence

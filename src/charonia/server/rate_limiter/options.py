@@ -12,7 +12,7 @@ class RateLimitMode(Enum):
     """An instance runs when it is idle; `rate_limiter` sections have no effect."""
 
     EXECUTION_COUNT = "execution_count"
-    """An instance runs when it has its resources; among waiting instances, the one that ran least is next."""
+    """An instance runs when it has its resources; among waiting instances, the least executed is next."""
 
 
 @dataclass(frozen=True, slots=True)

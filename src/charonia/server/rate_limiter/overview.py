@@ -11,9 +11,7 @@ class PoolState:
     """A resource of one device, or of the server.
 
     Attributes:
-        name: Its name.
         device: The device, None for a resource of the whole server.
-        capacity: Its capacity.
         in_use: The units in use.
         is_explicit: Whether the capacity was set on the command line; otherwise it is the most that an instance needs.
     """
@@ -30,7 +28,6 @@ class InstanceState:
     """An instance that the rate limiter controls.
 
     Attributes:
-        model: Its model.
         version: The version, as text.
         instance: Its name.
         state: "idle", "waiting" or "running".

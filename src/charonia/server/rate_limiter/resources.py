@@ -4,7 +4,7 @@ A pool is a resource of one device, or of the whole server. An instance holds th
 the moment it may run until it is done. Its turn is its number of executions times its priority, so under contention an
 instance of priority p runs 1/p as often as one of priority 1. The waiting instance with the lowest turn comes first.
 
-1. A pool is never held beyond its capacity. An instance gets all that it needs at once, or nothing.
+1. A pool is never held beyond its capacity. An instance acquires all its units together, or none.
 2. The pools that a waiting instance needs are reserved for it; instances behind it that need only others overtake it.
 3. An instance that was idle gets no credit for that: it starts at the lowest turn of its rivals.
 4. An instance that was overtaken `PASSED_FACTOR` times as often as its share explains comes first: none starves.
@@ -56,13 +56,11 @@ class Member:
     """An instance that competes for resources.
 
     Attributes:
-        model: Its model.
         version: The version, as text.
         instance: Its name.
         needs: The units that it holds while it runs; each pool at most once.
         priority: Weight of its executions, at least 1.
-        granted: Called when another member's change lets it run; must not call the arbiter at once.
-        state: Its state.
+        granted: Called when another member's change lets it run; must not call the arbiter directly.
         turn: Executions times priority, plus the turn at which it joined.
         executions: Number of executions.
         passed: Grants to its rivals while it has been waiting.
@@ -141,7 +139,7 @@ class Arbiter:
         self._grant()
 
     def leave(self, members: Iterable[Member]) -> None:
-        """Remove instances; what they hold is released."""
+        """Remove instances, and release their resources."""
         for member in members:
             self.stop(member)
             self._members.pop(member, None)
@@ -149,9 +147,9 @@ class Arbiter:
         self._grant()
 
     def request(self, member: Member) -> bool:
-        """An instance wants to run; return whether it may at once.
+        """Request to run an instance; return whether it may run immediately.
 
-        One that has just run releases its resources first and competes for them again.
+        An instance that has just run releases its resources first and competes for them again.
         """
         if self._release(member) is MemberState.IDLE:
             starts = [rival.start for rival in self._rivals[member] if rival.state is not MemberState.IDLE]
@@ -162,7 +160,7 @@ class Arbiter:
         return member.state is MemberState.RUNNING
 
     def stop(self, member: Member, *, unused: bool = False) -> None:
-        """An instance is done, or no longer wants to run.
+        """An instance is done, or withdraws its request to run.
 
         Args:
             member: The instance, in any state.
@@ -176,7 +174,7 @@ class Arbiter:
             self._grant()
 
     def waited_for(self, members: Collection[Member]) -> dict[ResourcePool, set[Member]]:
-        """Return the pools for which these instances wait, and the holders of each, or else those that come first."""
+        """Return the pools for which these instances wait, and the holders of each, or else the members ahead."""
         found: dict[ResourcePool, set[Member]] = {}
         ahead: list[Member] = []
         for member in sorted(self._waiting, key=self._rank):

@@ -1,9 +1,9 @@
 """A scheduler whose slots need resources: it wraps another scheduler and offers it only slots that may run. Pure.
 
-A slot asks for its resources when requests wait, and is offered once it holds them; so all requests wait in the inner
+A slot requests its resources when requests wait, and is offered when it holds them; so all requests wait in the inner
 scheduler, with its batches, priorities, timeouts and limits. A slot that holds its resources and has nothing to run
 releases them. At most one slot is offered and unused: the inner scheduler then waits for more requests, not for slots.
-Where requests are bound to slots, as those of sequences are, each slot is offered on its own.
+Where requests are bound to slots, as in sequences, each slot is offered separately.
 """
 
 from collections.abc import Callable, Mapping
@@ -121,7 +121,7 @@ class LimitedScheduler:
                 self._offer(slot, now_ns, commands)
 
     def _finish(self, slot: int) -> None:
-        """Release the resources of a slot; if more requests wait, it competes for them again at once."""
+        """Release the resources of a slot; if more requests wait, it immediately competes for them again."""
         member = self._members[slot]
         if self._wants is not None:
             is_needed = self._wants(slot)

@@ -1,1 +1,1 @@
-"""Responses that are kept: their keys, and where they are kept."""
+"""Response caches: keys, and storage in memory or Redis."""

@@ -31,7 +31,7 @@ class CacheKey(NamedTuple):
 
 
 class CachedResponse:
-    """A response without its request's id, in read-only memory of its own.
+    """A response without its request's id, in separate read-only memory.
 
     Attributes:
         model_name: The model that ran.
@@ -73,16 +73,13 @@ class ResponseCache(Protocol):
     is_shared: bool
 
     def get(self, key: CacheKey, found: Callable[[CachedResponse | None], None]) -> None:
-        """Look up a response; `found` is called in every case, at once or later."""
-        ...
+        """Look up a response; `found` is called in every case, immediately or later."""
 
     def put(self, key: CacheKey, response: CachedResponse, done: Callable[[], None]) -> None:
-        """Store a response if possible; `done` is called in every case, at once or later."""
-        ...
+        """Store a response if possible; `done` is called in every case, immediately or later."""
 
     def forget(self, namespace: bytes) -> None:
-        """Drop the entries of a namespace: no model version uses it any more."""
-        ...
+        """Drop the entries of an unused namespace."""
 
     async def namespace(self, model: str, version: str, content: bytes) -> bytes:
         """Return the cache namespace of a model version that is being loaded.
@@ -92,11 +89,8 @@ class ResponseCache(Protocol):
             version: Its version, as text.
             content: Digest of its configuration and files; only where the cache is shared.
         """
-        ...
 
-    def families(self) -> list[Family]:
-        """Return its metrics."""
-        ...
+    def families(self) -> list[Family]: ...
 
     async def aclose(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The digest of a request: equal only for requests that a model cannot tell apart. Pure.
+"""The digest of a request: equal only for requests that a model cannot distinguish. Pure.
 
 It covers everything that a model may see and that may change its answer: the names, datatypes, shapes and bytes of the
 inputs in the order they were sent, the requested outputs, and the parameters where a model gets them. Each part is
@@ -27,7 +27,7 @@ def request_digest(request: InferRequest, *, with_parameters: bool) -> bytes:
     """Return the digest of a request.
 
     Args:
-        request: The request; its arrays must not change meanwhile.
+        request: The request; its arrays must not change during the call.
         with_parameters: Whether the model gets the parameters of a request.
     """
     digest = sha256()
@@ -57,7 +57,7 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def is_private(array: Array) -> bool:
-    """Whether an array is a view of immutable bytes: those of a received message, not of shared memory."""
+    """Whether an array is a view of immutable bytes: of a received message, not of shared memory."""
     base: object = array
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base

@@ -87,14 +87,13 @@ class LocalCache:
         self._has_warned = False
 
     def get(self, key: CacheKey, found: Callable[[CachedResponse | None], None]) -> None:
-        """Look up a response, at once."""
         start = time.monotonic_ns()
         response = self._entries.get(key)
         self._counters.looked_up(response is not None, time.monotonic_ns() - start)
         found(response)
 
     def put(self, key: CacheKey, response: CachedResponse, done: Callable[[], None]) -> None:
-        """Store a response, at once, unless it is larger than the cache."""
+        """Store a response, unless it is larger than the cache."""
         start = time.monotonic_ns()
         if not self._entries.put(key, response, response.byte_size) and not self._has_warned:
             self._has_warned = True

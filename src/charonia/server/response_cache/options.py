@@ -101,7 +101,7 @@ def cache_options(name: str, settings: Mapping[str, str], environment: Mapping[s
     elif name == REDIS:
         options = CacheOptions(redis=_redis(settings, environment, problems))
     else:
-        raise invalid(f"--cache-config={name}: there is no such cache, expected local or redis")
+        raise invalid(f"--cache-config={name}: expected the cache local or redis")
     if problems:
         raise invalid("\n".join(problems))
     return options
@@ -143,7 +143,7 @@ class _Settings:
         self._values = values
         self._prefix = f"--cache-config={cache},"
         self._problems = problems
-        expected = f"there is no such setting, expected one of {', '.join(known)}"
+        expected = f"unknown setting, expected one of {', '.join(known)}"
         problems.extend(f"{self._prefix}{name}: {expected}" for name in values if name not in known)
 
     def text(self, name: str) -> str:

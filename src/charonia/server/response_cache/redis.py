@@ -1,7 +1,7 @@
 """A response cache in a Redis server, which several servers may share.
 
 Requests do not wait for a Redis that does not respond: a circuit breaker opens after `FAILURES_MAX` failures in a row,
-and a task tries to reconnect with exponential back-off. Meanwhile every look-up is a miss.
+and a task tries to reconnect with exponential back-off. Until then every look-up is a miss.
 
 Namespaces: the first load of a model's content in any server stores a random epoch in Redis, which later loads and
 other servers share. A reload stores a new one, so no server that loads the model from then on finds earlier responses.
@@ -54,7 +54,7 @@ VALUE_BYTES_MAX = 64 * 2**20
 """Largest response that is stored."""
 
 LOOKUPS_MAX = 1024
-"""Most look-ups and insertions under way at once; further ones are skipped."""
+"""Limit of concurrent look-ups and insertions; others are skipped."""
 
 EPOCH_BYTES = 16
 EPOCH_SECS = 30 * 86_400
@@ -292,7 +292,7 @@ class RedisCache:
         try:
             async with asyncio.timeout(self._options.wait_timeout / _MS_PER_S):
                 await self._free.acquire()
-        except TimeoutError:  # too many at once says nothing about Redis
+        except TimeoutError:  # too many look-ups say nothing about Redis
             self._skipped += 1
             return None
         try:

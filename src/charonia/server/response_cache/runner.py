@@ -5,7 +5,7 @@ Invariants:
 1. Every request gets exactly one final reply, from `_deliver`.
 2. A cached response was computed for a request with the same key, by this load of the model, from immutable inputs, and
    it was copied before it left the runner. Errors are never cached.
-3. Identical requests in flight are coalesced (`single_flight`), except those of a model that occupies an instance:
+3. Identical requests in flight are coalesced (`single_flight`), except requests of a model that occupies an instance:
    waiting for another request could deadlock.
 4. A response that was not computed for a request counts as a hit, not as an execution.
 """
@@ -69,7 +69,6 @@ class CachedRunner:
 
     Args:
         inner: The runner that computes responses.
-        cache: The cache.
         namespace: Cache namespace of this load.
     """
 

@@ -1,7 +1,7 @@
 """Single flight: of identical requests in flight one runs, and the others get its response. Pure.
 
 A flight is a request that is being looked up or computed, with the requests identical to it. Its first call is the
-leader: the one that runs. If the leader is cancelled or fails, the next call becomes the leader; after `FAILURES_MAX`
+leader, which runs. If the leader is cancelled or fails, the next call becomes the leader; after `FAILURES_MAX`
 failures the remaining calls run individually.
 """
 
@@ -13,7 +13,7 @@ FAILURES_MAX = 2
 """Failed calls of a flight after which the remaining ones run individually."""
 
 FOLLOWERS_MAX = 16_384
-"""Most calls of a flight; further ones run individually."""
+"""Most calls of a flight; later calls run individually."""
 
 _C = TypeVar("_C")
 
@@ -24,8 +24,8 @@ class Flight(Generic[_C]):
     Attributes:
         key: Their key.
         priority: Their priority.
-        calls: Those without a response yet, in order of arrival.
-        leader: The one that runs, None while none does.
+        calls: Calls without a response yet, in order of arrival.
+        leader: The running call, None while none runs.
         response: The response, while the cache stores it.
         lookup_ns: Duration of the look-up.
         failures: How many of its calls failed.

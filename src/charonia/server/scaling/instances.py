@@ -1,7 +1,7 @@
-"""The instances of one model version whose number follows the load: carries out what the rule decides.
+"""The instances of one model version whose number follows the load: carries out the decisions of the rule.
 
-An added instance gets requests when it is made and warmed up. One that is closed had nothing to do: it gives its slots
-back first, so no request waits for it, and is closed in the background.
+An added instance gets requests when it is created and warmed up. Only an idle instance is closed: it first returns its
+slots, so no request waits for it, and closes in the background.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from charonia.server.scaling.rule import (
 _log = logging.getLogger(__name__)
 
 MakeInstance = Callable[[int, int], Awaitable[Executor]]
-"""Makes the instance with this number and so many threads, and warms it up. Raises ServingError."""
+"""Creates the instance with this number and number of threads, and warms it up. Raises ServingError."""
 
 
 class ScaledInstances:
@@ -72,7 +72,7 @@ class ScaledInstances:
         """Add an instance or close one, if it is time to; return whether one is being added from now on.
 
         Args:
-            room: Returns what the machine has left; called only while requests wait.
+            room: Returns the free capacity of the machine; called only while requests wait.
         """
         if self._is_over:
             return False
@@ -88,7 +88,7 @@ class ScaledInstances:
         return change is Change.ADD
 
     async def aclose(self) -> None:
-        """Change nothing more, and give up an instance that is being made. The others belong to the runner."""
+        """Stop, and abandon an instance that is being created. The others belong to the runner."""
         self._is_over = True
         if self._starting is not None:
             self._starting.cancel()
@@ -118,7 +118,7 @@ class ScaledInstances:
 
     def _close(self) -> None:
         executor = self._runner.give_up_instance()
-        if executor is None:  # a request has come meanwhile: the rule will say so again
+        if executor is None:  # a request has just arrived: the rule decides again later
             return
         self.rule.handle(Closed(), now_ns())
         _log.info("'%s' version %s: %s", self._runner.config.name, self._runner.version, self.rule.story(now_ns()))
@@ -166,7 +166,7 @@ class InstanceScaler:
             try:
                 self.look()
             except Exception:  # a fault of ours must not end scaling
-                _log.exception("looking at the instances of models failed")
+                _log.exception("the check of the instances of models failed")
 
     def look(self) -> None:
         """Look at all models now."""

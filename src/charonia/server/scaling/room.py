@@ -21,10 +21,10 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """A memory that instances take from.
+    """A memory that instances use.
 
     Attributes:
-        name: What it is, in words.
+        name: Its name in messages.
         free: Free bytes.
         kept: Bytes of it that stay free.
         gpu: Number of the GPU, None for memory of the machine.
@@ -38,12 +38,11 @@ class FreeMemory:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the machine has left.
+    """The free capacity of the machine.
 
     Attributes:
         cores: Cores that the server may use.
-        idle_cores: Those of them that nothing uses.
-        memories: The memories.
+        idle_cores: The idle ones among them.
     """
 
     cores: int
@@ -73,7 +72,7 @@ class Demand:
 def demand_of(
     usages: Sequence[MemoryUsage], workers: Sequence[WorkerState], gpu: int | None, resources: tuple[str, ...] = ()
 ) -> Demand:
-    """Return the demand of one more instance, judged by the largest of those that there are.
+    """Return the demand of one more instance, estimated from the largest existing one.
 
     Args:
         usages: FreeMemory that the model has reported; what instances share is there already.
@@ -88,7 +87,7 @@ def demand_of(
 
 
 def obstacle(room: Room, demand: Demand) -> str:
-    """Return why there is no room for one more instance, "" where there is."""
+    """Return the obstacle to one more instance, "" for none."""
     if demand.on_event_loop:
         return "the model computes on the event loop, which all instances share"
     if demand.resources:
@@ -115,7 +114,6 @@ def idle_cores(budget: int, machine: int, own: float, others: float) -> float:
 
     Args:
         budget: Cores that the server may use.
-        machine: Cores of the machine.
         own: Cores that the server and its workers use.
         others: Cores that everything else uses. Those outside of the budget come first.
     """

@@ -1,6 +1,6 @@
 """Decides when a model gets one more instance, and when it has one too many. Pure.
 
-It is told every `SAMPLE_NS` what the instances do, and answers with at most one change at a time:
+Every `SAMPLE_NS` it gets a sample of the instances, and answers with at most one change at a time:
 
 1. One is added when, in every sample of the last `GROW_AFTER_NS`, a request waited and no instance was free; but not
    while the machine has no room for it (see `room`), nor while another one is starting.
@@ -8,7 +8,7 @@ It is told every `SAMPLE_NS` what the instances do, and answers with at most one
    `SHRINK_AFTER_NS`, and at least `START_FACTOR` times as long as an instance takes to start: one that is expensive
    stays for longer.
 3. Where one is added within `idle_for_ns` after one was closed, that was too early: the time doubles, up to
-   `SHRINK_AFTER_NS_MAX`. It is what it was before as soon as load has been steady for `STEADY_FACTOR` times as long.
+   `SHRINK_AFTER_NS_MAX`. It returns to its first value when load was steady for `STEADY_FACTOR` times as long.
 4. After one that fails to start, the next is tried after `BACK_OFF_NS`, which doubles with each failure that follows.
 """
 
@@ -42,11 +42,11 @@ BACK_OFF_NS_MAX = 300 * _NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class InstanceSample:
-    """What the instances of a model do.
+    """The load of the instances of a model.
 
     Attributes:
-        count: Instances that there are.
-        free: Those of them that have nothing to do.
+        count: Number of instances.
+        free: Number of idle instances.
         waited_ns: Time that the oldest waiting request has waited, 0 where none waits.
         obstacle: Why the machine has no room for another instance, "" where it has.
     """
@@ -59,7 +59,7 @@ class InstanceSample:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The instance that was to be added is there; `took_ns` after it was asked for."""
+    """The added instance is ready, `took_ns` after the decision."""
 
     took_ns: int
 
@@ -73,11 +73,11 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The instance that was to be closed gets no more batches."""
+    """The closing instance gets no more batches."""
 
 
 class Change(Enum):
-    """What is to be done."""
+    """A decision."""
 
     ADD = "add"
     CLOSE = "close"
@@ -95,11 +95,9 @@ class InstanceRule:
     """The rule for one model version.
 
     Args:
-        bounds: The bounds.
         count: Instances that there are, 0 for the fewest.
 
     Attributes:
-        bounds: The bounds.
         idle_for_ns: Time for which an instance has nothing to do before one is closed.
         changes: Changes so far, by reason.
     """
@@ -123,11 +121,11 @@ class InstanceRule:
         self._last: tuple[str, int] | None = None  # the last change in words, and when
 
     def wake_at(self) -> int | None:
-        """Return when to send the next sample, None for at once."""
+        """Return when to send the next sample, None for immediately."""
         return None if self._sampled_ns is None else self._sampled_ns + SAMPLE_NS
 
     def handle(self, event: InstanceSample | Started | StartFailed | Closed, now_ns: int) -> Change | None:
-        """Take in one event at this monotonic time and return what is to be done, None for nothing."""
+        """Take in one event at this monotonic time and return the decision, None for no change."""
         match event:
             case InstanceSample():
                 return self._sample(event, now_ns)
@@ -223,7 +221,7 @@ class InstanceRule:
         self._begin_again()
 
     def _begin_again(self) -> None:
-        """What was seen before an attempt to add an instance says nothing about what follows it."""
+        """Discard earlier observations: they say nothing about the time after an attempt to add an instance."""
         self._starting_since_ns = self._waiting_since_ns = self._spare_since_ns = None
 
 

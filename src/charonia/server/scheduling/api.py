@@ -53,7 +53,6 @@ class SlotIdle(NamedTuple):
     """A slot can take a batch. See `server.scheduling.slots`.
 
     Attributes:
-        slot: The slot.
         instance: Its instance, which may have several slots.
     """
 
@@ -62,9 +61,9 @@ class SlotIdle(NamedTuple):
 
 
 class SlotGone(NamedTuple):
-    """A slot cannot take batches any more (its instance has less capacity, its process died, the model is unloaded).
+    """A slot no longer accepts batches (its instance has less capacity, its process died, the model is unloaded).
 
-    What it was running, if anything, has already left the scheduler and is the caller's to answer.
+    Its running batch, if any, has already left the scheduler; the caller answers its requests.
     """
 
     slot: int
@@ -79,7 +78,7 @@ class Stop(NamedTuple):
 
 
 class Reschedule(NamedTuple):
-    """A running request is to run once more when its slot is idle again. For schedulers of sequences.
+    """A running request has to run again when its slot is idle. For schedulers of sequences.
 
     Attributes:
         id: The request.
@@ -101,15 +100,11 @@ class SetStateKey(NamedTuple):
 
 
 class StopNewSequences(NamedTuple):
-    """No new sequences: a later request that starts one is dropped with `STOPPING`; live sequences may go on."""
+    """No new sequences: a later request that starts one is dropped with `STOPPING`; live sequences may continue."""
 
 
 class StateLost(NamedTuple):
-    """The instance of a slot has lost what it remembered of its sequences: they cannot go on.
-
-    Attributes:
-        slot: The slot.
-    """
+    """The instance of a slot has lost the state of its sequences: they cannot continue."""
 
     slot: int
 
@@ -169,7 +164,7 @@ class QueueLimits:
     """Policy of one priority level's queue.
 
     Attributes:
-        size_max: Most requests that wait; a request that starts at once never counts. 0 for no limit.
+        size_max: Most requests that wait; a request that starts immediately never counts. 0 for no limit.
         timeout_ns: Default queue timeout in ns, 0 for none.
         timeout_override: Whether a request may set a shorter timeout (or one at all, if there is no default).
         delay_expired: Move an expired request behind all others instead of dropping it.
@@ -196,7 +191,7 @@ class BatchPolicy:
         limits: Queue policy of levels that have none in `level_limits`.
         level_limits: Queue policy by level.
         adapt_delay: Skip the delay when recent batches show that no other request is expected (see `ClosedLoop`).
-        wanted_size: The largest preferred size: a batch of at least so many elements waits for no more.
+        wanted_size: The largest preferred size: a batch of at least this number of elements does not wait for more.
     """
 
     size_max: int = 1
@@ -220,27 +215,22 @@ class Scheduler(Protocol):
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
-        ...
 
     def wake_at(self) -> int | None:
         """Return the monotonic time in ns at which to send a `Tick`, or None."""
-        ...
 
     @property
     def queued(self) -> int:
         """Number of requests that wait."""
-        ...
 
     def check_invariants(self) -> None:
         """Raise an AssertionError where the state contradicts itself. For tests, after every event."""
-        ...
 
 
 def state_line(scheduler: Scheduler, slots: object, now_ns: int) -> str:
     """Return the state of a scheduler in one line, for its `repr`.
 
     Args:
-        scheduler: The scheduler.
         slots: Its slots; shown by `str`.
         now_ns: When it had its last event.
     """

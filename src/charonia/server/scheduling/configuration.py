@@ -219,7 +219,7 @@ def _initial_problems(model: str, state: SequenceState, initial: InitialState, p
     if initial.data_type not in (None, state.data_type):
         yield Problem(f"{path}.data_type", f"{subject} must have the data type of the state for {model}")
     dims = initial.dims or tuple(max(1, dim) for dim in state.dims)
-    # Its dims are those that the state starts with, so none of them is variable.
+    # Its dims are the dims of the initial state, so none of them is variable.
     yield from dim_problems(dims, f"{path}.dims", subject, wildcard=False)
     if len(dims) != len(state.dims) or any(d not in (-1, size) for d, size in zip(state.dims, dims, strict=True)):
         yield Problem(

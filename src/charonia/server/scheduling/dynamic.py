@@ -6,7 +6,7 @@ Whenever a slot is idle and requests wait, a batch is formed as follows:
    fits into `size_max`. A request is never split, and none is skipped: no request is overtaken by a later one of the
    same level, and no shape can starve another. The price is that alternating shapes make small batches.
 2. If a preferred size was reached exactly on the way, the largest such is sent: `PREFERRED`.
-3. Otherwise a batch that no request can bring to a preferred size any more does not wait: one that has passed the
+3. Otherwise a batch that can no longer reach a preferred size does not wait: one that has passed the
    largest of them, or that the next request would take past it. It is sent up to there, `FULL`. Once its delay is over,
    and without a delay, it is sent whole, up to `size_max`.
 4. Otherwise a batch that cannot grow is sent: `FULL` if it has `size_max` elements or the next request does not fit,
@@ -17,10 +17,10 @@ Whenever a slot is idle and requests wait, a batch is formed as follows:
    shorten the delay, never extend it.
 
 A request of more than `size_max` elements runs alone: a model without dynamic batching has a `size_max` of 1, and a
-request may be a batch of its own. While all slots are busy no batch is formed, so the next one can use every request
-that arrived meanwhile. Of several idle slots the one that became idle last is chosen: its code, weights and allocator
-are most likely to be in the caches. A request whose queue timeout does not exceed the delay can time out
-while it waits for others, even when a slot is idle: the timeout is a promise, the delay only a permission.
+request may be a whole batch. While all slots are busy no batch is formed, so the next one can use every request that
+has arrived by then. Of several idle slots it chooses the latest idle one: its code, weights and allocator are most
+likely to be in the caches. A request whose queue timeout does not exceed the delay can time out while it waits for
+others, even when a slot is idle: the timeout is a promise, the delay only a permission.
 
 With a batching strategy of the model (see `strategy`), a request also needs the strategy's consent to join; one that it
 keeps out closes the batch, `STRATEGY`, like one of another shape. A request on which the strategy fails is dropped.
@@ -40,9 +40,9 @@ queued, no other request will join by waiting. The rules:
 4. Until `RECENT_PERIODS` periods have passed there is no estimate, and more clients are expected.
 
 For a single client all peaks are 1, so it waits `RECENT_PERIODS` times and never again. When a request arrives while
-another one is queued or running, the peak becomes 2 at once, and a single request waits again. A wrong estimate costs
-little: if too high, a request waits for the configured delay, as it would without the rule; if too low, a batch is
-smaller while requests hardly overlap. The rules use neither rates nor a clock, so an event log replays exactly.
+another one is queued or running, the peak becomes 2 immediately, and a single request waits again. A wrong estimate
+costs little: if too high, a request waits for the configured delay, as it would without the rule; if too low, a batch
+is smaller while requests hardly overlap. The rules use neither rates nor a clock, so an event log replays exactly.
 """
 
 from collections import deque
@@ -107,7 +107,7 @@ class ClosedLoop:
         self._inside -= count
 
     def sent(self, slot: int, count: int) -> None:
-        """A batch of so many requests was sent to a slot: a period ends and the next one begins."""
+        """A batch with this number of requests was sent to a slot: a period ends and the next one begins."""
         self._running[slot] = count
         self._recent.append(self._peak)
         self._peak = self._inside
@@ -277,7 +277,7 @@ class DynamicBatcher:
             assert self._loop.inside == len(self._queue.entries) + self._loop.running
 
     def _forget(self, count: int) -> None:
-        """Requests were dropped or cancelled, so many of them, or moved back: discard the batch."""
+        """This number of requests was dropped or cancelled, or requests moved back: discard the batch."""
         self._discard_batch()
         if self._loop is not None:
             self._loop.left_queue(count)
@@ -359,7 +359,7 @@ class DynamicBatcher:
         return batch
 
     def _reason_alone(self, batch_size: int, now_ns: int) -> CloseReason | None:
-        """Return why a request that arrives at an empty queue is sent at once, or None."""
+        """Return why a request that arrives at an empty queue is sent immediately, or None."""
         if batch_size in self._policy.preferred_sizes:
             return CloseReason.PREFERRED
         if batch_size >= self._policy.size_max:

@@ -1,10 +1,10 @@
 """Decides from measured times whether executions of a blocking instance run in place, on the event loop. Pure.
 
 In place, an execution saves the cost of handing it to a thread and back, and holds up the loop while it lasts. The rule
-keeps an account: a long execution adds its time to what the model *owes*, and a short one makes up for
-`IN_PLACE_NS_MAX` of that. A model begins to run in place when it owes nothing, and goes back to the thread when it owes
-more than `OWED_NS_TOLERATED`; in between it stays where it is. So a single outlier changes nothing, and a model that
-has become slow leaves soon.
+keeps an account: a long execution adds its time to the *debt* of the model, and a short one pays back `IN_PLACE_NS_MAX`
+of it. A model begins to run in place when it owes nothing, and returns to the thread when it owes more than
+`OWED_NS_TOLERATED`; in between nothing changes. So a single outlier changes nothing, and a model
+that has become slow leaves soon.
 
 1. In the thread, the CPU time counts: an execution waits there for the GIL whenever the loop holds it. One execution
    must be short in wall-clock time, too: a model that waits, for a GPU for example, has little CPU time.
@@ -17,12 +17,9 @@ has become slow leaves soon.
    `TRIED_NS_MAX` in the thread is tried in place, and stays if it takes less there than handing over costs. After each
    trial it takes twice as many executions until the next one.
 
-Decides from executions in a thread whether a request is short, even if a batch is not.
-
-A front end in a process of its own may run a model in place if its requests are short: passing one to
-the engine costs about as much as handing it to a thread. In the engine, requests of all front ends meet in batches,
-which may be long. So this keeps an account like that of `in_place.py`, with the same limits, of each request's share of
-a batch.
+A front end in a separate process may run a model in place if its requests are short: passing one to the engine costs
+about as much as handing it to a thread. In the engine, requests of all front ends meet in batches, which may be long.
+So `ShortRequests` keeps the same kind of account, with the same limits, of each request's share of a batch.
 """
 
 IN_PLACE_NS_MAX = 100_000
@@ -59,7 +56,7 @@ TRIED_NS_MAX = 4 * IN_PLACE_NS_MAX
 """Longest execution in the thread of a model that is tried in place."""
 
 HANDING_OVER = 3
-"""CPU time of handing an execution over and back, as a multiple of what the thread spends on it."""
+"""CPU time of handing an execution over and back, as a multiple of the thread's share of it."""
 
 TRIAL = 8
 """Executions in place of a trial."""
@@ -82,9 +79,9 @@ class InPlaceRule:
 
     Attributes:
         in_place: Whether the next execution runs in place.
-        is_watched: Whether the CPU time of executions in place is to be measured, and whether they waited.
-        is_tried: Whether the executions in place are those of a trial.
-        counts_requests: Whether what it is told of a batch in place is the share of each of its requests.
+        is_watched: Whether to measure the CPU time of executions in place, and whether they waited.
+        is_tried: Whether the executions in place belong to a trial.
+        counts_requests: Whether the reported times of a batch in place are the share of each of its requests.
     """
 
     __slots__ = (
@@ -106,11 +103,11 @@ class InPlaceRule:
         self._balance_ns = 0  # and their CPU time less their waiting time
         self._pause = self._until_trial = PAUSE_MIN  # executions from one trial to the next, and until the next one
         self._tried = 0  # executions of the trial
-        self._misses = 0  # those of them that were too long
+        self._misses = 0  # executions of the trial that were too long
         self._passed_on_ns = 0  # CPU time that the thread spends on getting and reporting an execution, on average
 
     def begin(self) -> None:
-        """Run in place from now on, by what a request takes: another process has measured that it is short."""
+        """Run in place from now on, judged by the time of a request: another process has measured that it is short."""
         self.counts_requests = True
         if not self._is_bound:
             self._enter()
@@ -198,7 +195,7 @@ class InPlaceRule:
             self._owed_ns = 0
 
     def _waits_no_longer(self, duration_ns: int, cpu_ns: int) -> bool:
-        """Judge a model that waits by so many executions in a row."""
+        """Executions in a row by which to judge a model that waits."""
         self._judged += 1
         self._balance_ns += cpu_ns if duration_ns < WAIT_NS_MIN else 2 * cpu_ns - duration_ns
         if self._judged < WAITS_FORGOTTEN:

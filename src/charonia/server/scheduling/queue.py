@@ -21,14 +21,14 @@ flow (`core/request.py`) has a lane: first come, first served.
 Overload: when clients leave before their requests run, newcomers that would share their fate are refused.
 
 A queue that only grows helps no one: if clients wait for a second and the queue is longer than that, every request that
-runs is one whose client is about to leave. Clients rarely say how long they wait, but they show it: they leave. So:
+runs is one whose client is about to leave. Clients rarely state how long they wait, but they show it: they leave. So:
 
 1. Nothing is refused before requests were *lost*: cancelled while they waited, although there was time to run them.
    Patient clients lose nothing, however many requests they send.
 2. Time is divided into slices. A slice is bad if a request was lost in it for every `SERVED_PER_LOST` that ran, and
    more were lost than ran after a longer wait. After `BAD_SLICES` more bad slices than good ones, the queue *sheds*.
-   So a single client that leaves, even one with a thousand requests at once, changes nothing.
-3. The patience of clients is the moving average of the times after which requests were lost. What remains of it after
+   So a single client that leaves, even one with a thousand concurrent requests, changes nothing.
+3. The patience of clients is the moving average of the times after which requests were lost. The rest of it after
    the time that a batch runs can be spent in the queue.
 4. While the queue sheds, a request is refused on arrival if it would wait longer than an eighth of that time, or than
    for the next batch, or than `QUEUED_MIN` others take; in any case if it would wait longer than 5/8 of that time. One
@@ -52,13 +52,13 @@ STALE_MAX = 64
 """Stale items of a heap that are tolerated beyond the number of waiting requests, or of lanes."""
 
 MANY = 8
-"""A flow with so many waiting requests, and fewer that were lost, has patient clients."""
+"""A flow with this number of waiting requests, and fewer lost ones, has patient clients."""
 
 OTHERS = Flow("others")
-"""The flow of the lane that further flows share."""
+"""The flow of the lane that all other flows share."""
 
 FLOWS_MAX = 256
-"""Flows of a level that are told apart."""
+"""Flows of a level with separate lanes."""
 
 PATIENCE_MIN_NS = 20_000_000
 """A request that is cancelled earlier was not lost to overload: its client may have asked elsewhere, too."""
@@ -108,9 +108,8 @@ class Pace:
         """A batch starts.
 
         Args:
-            slot: Its slot.
             count: Its requests.
-            left: Requests that still wait; -1 if those of the batch have not waited: perhaps a slot was idle.
+            left: Requests that still wait; -1 if the batch's requests have not waited: perhaps a slot was idle.
             now_ns: The time.
         """
         if left >= 0 and self._last_ns:
@@ -132,10 +131,10 @@ class Pace:
 
 
 class Overload:
-    """What the queue of a priority level has learned from clients that left.
+    """Observations of clients that left the queue of a priority level.
 
     Attributes:
-        patience_ns: How long clients wait, averaged over those that left.
+        patience_ns: How long clients wait, averaged over the ones that left.
         losses: Lost requests by flow.
     """
 
@@ -148,7 +147,7 @@ class Overload:
         self.patience_ns = 0
         self.losses: Counter[Flow] = Counter()
         self._is_shedding = False
-        self._bad = 0  # slices, less those that were good
+        self._bad = 0  # bad slices minus good slices
         self._lost = self._served = self._late = 0  # in this slice
         self._slice_ends_ns = 0
         self._reason_ns = 0  # when a request was lost or refused
@@ -161,7 +160,7 @@ class Overload:
         return self._is_shedding and has_time(self.patience_ns, pace)
 
     def lost(self, flow: Flow, waited_ns: int, now_ns: int) -> None:
-        """A request was cancelled after it has waited so long."""
+        """A request was cancelled after this waiting time."""
         self._judge(now_ns)
         if flow in self.losses or len(self.losses) < FLOWS_MAX:
             self.losses[flow] += 1
@@ -170,7 +169,7 @@ class Overload:
         self._reason_ns = now_ns
 
     def served(self, waited_ns: int, now_ns: int) -> None:
-        """A request starts that has waited so long."""
+        """A request starts after this waiting time."""
         self._judge(now_ns)
         self._served += 1
         self._late += 4 * waited_ns > 5 * self.patience_ns
@@ -180,7 +179,7 @@ class Overload:
         self._reason_ns = now_ns
 
     def is_too_long(self, pace: Pace, wait_ns: float, patience_ns: int) -> bool:
-        """Return whether to refuse a request that will wait so long.
+        """Return whether to refuse a request with this expected waiting time.
 
         Args:
             pace: The pace of the model.
@@ -214,7 +213,7 @@ def waits_ns(request: Submit, now_ns: int) -> int:
 
 
 def has_time(patience_ns: int, pace: Pace) -> bool:
-    """Return whether a client that waits so long is served if the queue is short, and not only now and then."""
+    """Return whether a client with this patience is served if the queue is short, and not only occasionally."""
     return patience_ns >= PATIENCE_MIN_NS and 2 * patience_ns >= 3 * pace.service_ns
 
 
@@ -222,9 +221,7 @@ class Lane:
     """The waiting requests of a flow.
 
     Attributes:
-        flow: The flow.
         requests: The requests, by id, in order of arrival.
-        rank: The rank that it is in.
         tag: When it is served, in units of work of the rank.
         number: Distinguishes lanes with equal tags.
     """
@@ -307,7 +304,7 @@ class Rank:
         return next(iter(heap[0][2].requests.values()))
 
     def lane(self, flow: Flow, batch_size: int) -> Lane:
-        """Return the lane of a flow, to which a request of this size is to be added now."""
+        """Return the lane of a flow, for a request of this size that is added next."""
         lane = self.lanes.get(flow)
         if lane is not None:
             return lane
@@ -367,9 +364,9 @@ class RequestQueue:
     Attributes:
         entries: The waiting requests, by id.
         limit_min: No level is full unless more requests than this wait.
-        deadlines: Heap of (deadline, id), some of them stale. While it is empty, as it is for most models, there is
+        deadlines: Heap of (deadline, id), some of them stale. While it is empty, as for most models, there is
             nothing to `expire` and no `next_deadline_ns`.
-        overloads: What was learned from clients that left, by level. While it is empty, there is nothing to shed.
+        overloads: Observations of clients that left, by level. While it is empty, there is nothing to shed.
         pace: The pace of the model, measured while there are `overloads`.
     """
 
@@ -394,7 +391,7 @@ class RequestQueue:
         self._batch_max = batch_max
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """Iterate in order of service; the queue must not change meanwhile."""
+        """Iterate in order of service; the queue must not change during the iteration."""
         for number in self._order:
             yield from self._ranks[number]
 
@@ -473,7 +470,7 @@ class RequestQueue:
         return True
 
     def hopeless(self, now_ns: int) -> int | None:
-        """Return the next request in order of service if it is to be dropped because of overload."""
+        """Return the next request in order of service if overload requires to drop it."""
         entry = self.first()
         overload = self._shedding(entry.level, now_ns)
         if overload is None or not overload.is_hopeless(self.pace, now_ns - entry.arrived_ns):
@@ -588,7 +585,7 @@ def _is_current(item: tuple[float, int, Lane]) -> bool:
 
 
 def _is_spared(lane: Lane, overload: Overload, now_ns: int) -> bool:
-    """Return whether the clients of a flow wait longer than those that left."""
+    """Return whether the clients of a flow wait longer than clients that left."""
     if len(lane.requests) >= MANY and overload.losses[lane.flow] < MANY:
         return True
     return now_ns - next(iter(lane.requests.values())).arrived_ns >= 2 * overload.patience_ns
@@ -598,7 +595,6 @@ def queue_timeout_ns(policy: BatchPolicy, priority: int, asked_us: int) -> int:
     """Return how long a request may wait before it is dropped, in ns; 0 for no limit.
 
     Args:
-        policy: The queue policy.
         priority: Requested priority level, 0 for the default.
         asked_us: Requested timeout, 0 for none.
     """

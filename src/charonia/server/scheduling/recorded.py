@@ -43,7 +43,6 @@ class RecordedStep(NamedTuple):
 
     Attributes:
         at_ns: Time of the event.
-        event: The event.
         commands: The scheduler's answer.
     """
 

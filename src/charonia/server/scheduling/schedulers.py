@@ -1,4 +1,4 @@
-"""Makes the scheduler for a model configuration, and the one that takes the place of a scheduler that failed. Pure."""
+"""Creates the scheduler for a model configuration, and the replacement of a failed scheduler. Pure."""
 
 from charonia.config.kinds import TimeoutAction
 from charonia.config.model import ModelConfig, QueuePolicy
@@ -52,7 +52,7 @@ def _limits(policy: QueuePolicy) -> QueueLimits:
 
 
 def adapts_delay(config: ModelConfig) -> bool:
-    """Whether a lone request may skip the queue delay, as the parameter `ADAPT_QUEUE_DELAY` says."""
+    """Whether a lone request may skip the queue delay (parameter `ADAPT_QUEUE_DELAY`)."""
     return config.parameters.get(ADAPT_DELAY, "true").strip().lower() not in ("false", "0", "no", "off")
 
 

@@ -1,8 +1,8 @@
-"""Slots: how many batches the instances of a model may have at once, and where the next batch goes. Pure.
+"""Slots: how many concurrent batches the instances of a model may have, and where the next batch goes. Pure.
 
-The *capacity* of an instance is the number of batches that it may have at once: the running one and those in its own
-queue. A *slot* is the scheduler's unit of capacity: room for one batch on one instance. Of n instances, slot s belongs
-to instance s % n: the first n slots are the first of each instance, the next n the second, and so on.
+The *capacity* of an instance is the limit of its concurrent batches: the running one and the batches in its own queue.
+A *slot* is the scheduler's unit of capacity: room for one batch on one instance. Of n instances, slot s belongs to
+instance s % n: the first n slots are the first of each instance, the next n the second, and so on.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from typing import NamedTuple
 from charonia.server.scheduling.api import SlotGone, SlotIdle
 
 CAPACITY_MAX = 16
-"""Most batches that the instances of a model in other processes have at once, in total."""
+"""Most concurrent batches of all instances of a model in other processes."""
 
 CAPACITY_MAX_BATCHED = 2
 """Most batches of an instance if the scheduler forms batches: the longer requests wait there, the larger the batch."""
 
 SUPPLY_NS_MAX = 1_000_000
-"""Largest average duration, in total, of the batches that an instance in another process has at once."""
+"""Largest average total duration of the concurrent batches of an instance in another process."""
 
 
 def capacity_limit(instances: int, *, batches: bool) -> int:
-    """Return the highest capacity of each of so many instances; `batches` if the scheduler forms batches."""
+    """Return the highest capacity of each of this number of instances; `batches` if the scheduler forms batches."""
     return CAPACITY_MAX_BATCHED if batches else max(2, CAPACITY_MAX // instances)
 
 
@@ -31,9 +31,6 @@ class CapacityRule:
 
     A batch in the instance's own queue cannot move to another instance that becomes free earlier, so the capacity is
     more than 1 only if an execution takes less time than sending the batch to a free instance.
-
-    Attributes:
-        capacity: The capacity.
     """
 
     __slots__ = ("_limit", "_mean_ns", "capacity")
@@ -44,7 +41,7 @@ class CapacityRule:
         self._mean_ns = SUPPLY_NS_MAX
 
     def limit(self, capacity: int) -> None:
-        """Limit the capacity, regardless of what is measured."""
+        """Limit the capacity, regardless of measurements."""
         self._limit = min(capacity, self._limit)
         self.capacity = min(self.capacity, self._limit)
 
@@ -58,7 +55,7 @@ class CapacityRule:
 
 
 class SlotState(Enum):
-    """What a slot is doing."""
+    """The state of a slot."""
 
     PARKED = "parked"  # beyond its instance's capacity
     FREE = "free"  # can be offered to the scheduler
@@ -71,7 +68,7 @@ class SlotChange(NamedTuple):
 
     Attributes:
         free: Slots to offer, now or soon.
-        gone: Events to send to the scheduler at once.
+        gone: Events to send to the scheduler immediately.
     """
 
     free: tuple[int, ...] = ()
@@ -85,10 +82,10 @@ class Slots:
 
     1. A slot runs at most one batch, and only after it was offered.
     2. A slot within its instance's capacity is not parked; one beyond it is parked unless it runs.
-    3. The scheduler is told of each slot that it loses.
+    3. The scheduler gets an event for each slot that it loses.
 
     Args:
-        limits: The highest capacity of each instance, also of those that are yet to come.
+        limits: The highest capacity of each instance, also of instances yet to be added.
         absent: How many of them, the last ones, are yet to come (`add`).
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Custom batching: what the dynamic batcher asks a model's own strategy in addition to its own rules. Pure.
+"""Custom batching: the dynamic batcher's queries to a model's own strategy, in addition to its own rules. Pure.
 
 While the batcher forms a batch, it asks the strategy (`Gathering`) for each request in turn whether the request joins.
 The first request always joins, since a batch cannot be empty. If the queue changes before the batch is sent, the
@@ -23,11 +23,9 @@ class Gathering(Protocol):
 
     def take(self, id: int) -> JoinDecision:
         """Decide whether a request joins; FAILED leads to its `Drop`."""
-        ...
 
     def end(self) -> None:
         """The batch is sent or discarded. Called once."""
-        ...
 
 
 Strategy = Callable[[], Gathering]

@@ -59,7 +59,7 @@ def sequence_policy(config: ModelConfig, state_key: Hashable = None) -> Sequence
 
 
 Target = tuple[str, str]
-"""Model name and version as text, "" for the one that the version policy chooses."""
+"""Model name and version as text, "" for the version policy's choice."""
 
 
 class Shared(Protocol):
@@ -70,7 +70,6 @@ class Shared(Protocol):
 
     def recorded(self, scheduler: Scheduler) -> Scheduler:
         """Return the scheduler, with a log and checks if the server has switched them on."""
-        ...
 
 
 def make_sequence_runner(

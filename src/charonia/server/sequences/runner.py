@@ -57,7 +57,7 @@ SURVIVES_RESTART = "SEQUENCES_SURVIVE_RESTART"
 
 
 def survives_restart(config: ModelConfig) -> bool:
-    """Return whether the model itself keeps what it remembers of sequences outside of its process.
+    """Return whether the model itself keeps the state of sequences outside of its process.
 
     Raises:
         ServingError: INVALID_ARG: its parameter is neither yes nor no.
@@ -180,9 +180,7 @@ class SequenceRunner(ModelRunner):
         self._tensors = tensors
         self._admission = SequenceAdmission(config, sequencer.holds)
         self._states: dict[int, States] = {}  # by number of the sequence
-        self._repeated: dict[
-            int, SequenceRequest
-        ] = {}  # by number: what a later execution is given, if always the same
+        self._repeated: dict[int, SequenceRequest] = {}  # by number: the constant arguments of later executions
         self._batch_kind = BatchKind(_sequence_kind(self._batch_kind.current))
         batching = config.sequence_batching
         self._is_iterative = batching is not None and batching.iterative_sequence
@@ -251,7 +249,7 @@ class SequenceRunner(ModelRunner):
     async def drain(self) -> None:
         """Stop taking requests; if another runner has replaced this one, its live sequences end first.
 
-        Those of a runner that this one has replaced end at once, unless it is one of another version that may stay.
+        Sequences of a runner that this one has replaced end immediately, unless it runs another version that may stay.
         """
         self._end_predecessors(others=not self._is_followed)
         if self._is_followed and self._phased_out is None:
@@ -271,11 +269,11 @@ class SequenceRunner(ModelRunner):
         """Do nothing: replies are in the order in which requests began to run."""
 
     def _lost(self, slot: int) -> None:
-        """The process of an instance has ended, and with it what the model remembered of its sequences."""
+        """The process of an instance has exited, and the state of its sequences is lost."""
         self._handle(StateLost(slot), now_ns())
 
     def _end_predecessors(self, *, others: bool) -> None:
-        """Let runners that this one has replaced end: those of its version, and of others if so wanted."""
+        """Let runners that this one has replaced end: of its version, and with `others` of other versions."""
         for runner in self._predecessors:
             if others or runner.version == self.version:
                 runner._end_phase_out(others=others)

@@ -11,11 +11,11 @@
    the backlog when the old one is over: the two never run at the same time, and the new one overtakes no other.
 5. A request that is cancelled while it waits would leave a gap, so its sequence ends with the running request: all its
    waiting requests are dropped, `CANCELLED`, and the slot is free. One that is cancelled while it runs leaves no gap.
-6. A rescheduled request goes back to the head of its sequence, and runs after those that were ready before.
+6. A rescheduled request returns to the head of its sequence, and runs after sequences that were ready before.
 7. Under overload (`scheduling/overload.py`), a request that would start a sequence is refused, `OVERLOADED`, if it
    would wait longer for a slot than clients do. Later requests of a sequence never are.
-8. When an instance loses its state, the sequences that have run there are over: those of their requests that wait, or
-   the next one to come, are dropped, `STATE_LOST`.
+8. When an instance loses its state, the sequences that have run there are over: their waiting requests, or else the
+   next one, are dropped, `STATE_LOST`.
 
 Batches of the direct strategy (`keeps_rows`) have a row for each slot up to the highest with a request; rows without a
 request have the id `EMPTY_ROW`. Batches of the oldest strategy have the requests that were ready first. In both,
@@ -61,7 +61,6 @@ class Sequencer:
     """The scheduler of a sequence model.
 
     Args:
-        policy: Its policy.
         instances: Number of instances; their slots in events are 0 to `instances` - 1.
     """
 
@@ -170,9 +169,9 @@ class Sequencer:
         for sequence, request in self._running.values():
             assert sequence.running is request, f"request {request.id} does not run"
         ran = [request.id for instance in self._table.instances for _, request in instance.running]
-        assert sorted(ran) == sorted(self._running), "what runs is not what the instances run"
+        assert sorted(ran) == sorted(self._running), "the running requests are not the instances' requests"
 
-    # What arrives
+    # Events
 
     def _submit(self, event: Submit, now_ns: int, commands: list[Command]) -> None:
         member = event.shape_key
@@ -211,7 +210,7 @@ class Sequencer:
             self._refuse_last(sequence, now_ns, commands)
 
     def _refuse_last(self, sequence: Sequence, now_ns: int, commands: list[Command]) -> None:
-        """Drop the newest request of a sequence: the queue is full."""
+        """Drop the latest request of a sequence: the queue is full."""
         request = sequence.queue.pop()
         del self._waiting[request.id]
         commands.append(Drop(request.id, DropReason.QUEUE_FULL))

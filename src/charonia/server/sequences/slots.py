@@ -25,10 +25,9 @@ class QueuedRequest:
     """One request of a sequence.
 
     Attributes:
-        id: Its id.
         member: Its place in the sequence.
         ready_ns: When it became ready to run; before that, when it arrived.
-        is_rescheduled: Whether it is to run once more.
+        is_rescheduled: Whether it has to run again.
     """
 
     __slots__ = ("id", "is_rescheduled", "member", "ready_ns")
@@ -44,7 +43,6 @@ class Sequence:
     """A live sequence.
 
     Attributes:
-        number: Its number.
         key: Its correlation id.
         queue: Its waiting requests, in order.
         running: Its running request, None if there is none.
@@ -151,7 +149,7 @@ class Instance:
 
 
 class SequenceTable:
-    """The live sequences: those with a slot, and those that wait for one.
+    """The live sequences, with a slot or waiting for one.
 
     Args:
         policy: The scheduler's policy.
@@ -178,7 +176,7 @@ class SequenceTable:
         self._timeouts: list[tuple[int, int, Sequence]] = []  # heap of (time, number, sequence), with stale ones
         self._ended: list[SequenceEnd] = []
         self._ended_counts: Counter[EndReason] = Counter()
-        self._overload: Overload | None = None  # what was learned from clients that left the backlog
+        self._overload: Overload | None = None  # observations of clients that left the backlog
         self._pace = Pace(1)  # of the backlog, while there is an overload
 
     @property
@@ -241,7 +239,7 @@ class SequenceTable:
         self.idle[sequence] = None
 
     def end_if_over(self, sequence: Sequence, now_ns: int) -> None:
-        """Remove a sequence without requests; its slot goes to the next in the backlog."""
+        """Remove a sequence without requests; the next one in the backlog gets its slot."""
         if sequence.queue or sequence.running is not None:
             return
         reason = sequence.end or EndReason.STOPPED
@@ -359,7 +357,7 @@ class SequenceTable:
             after.predecessor = before
             if before is None:
                 if sequence.instance is not None:
-                    self.backlog[after] = None  # behind those that wait for the slot that is freed now
+                    self.backlog[after] = None  # behind sequences that already wait for the freed slot
                     after.since_ns = now_ns
                 else:
                     self._line_up(after, now_ns)
@@ -372,7 +370,6 @@ def next_batch(
 
     Args:
         instance: An instance with ready sequences; its `due_ns` is set if the batch may wait.
-        policy: The policy.
         now_ns: The time.
         waits: Whether batches wait for more requests at all.
     """

@@ -106,7 +106,7 @@ class SequenceTensors:
         return request
 
     def take(self, outputs: Outputs, states: States) -> None:
-        """Store the states that a model returned, and remove those that are not outputs of the configuration."""
+        """Store the states that a model returned, and remove states that are not outputs of the configuration."""
         rest = []
         for tensor in outputs.tensors:
             state = self._kept.get(tensor.name)

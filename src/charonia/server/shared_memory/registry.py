@@ -149,7 +149,6 @@ class CudaMemory:
 
         Args:
             name: Name of the region.
-            raw_handle: The handle.
             device_id: The GPU.
             byte_size: Size of the part, which begins at the start of the memory.
 
@@ -206,11 +205,9 @@ class Memory(Protocol):
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         """Return bytes of it, read-only."""
-        ...
 
     def write(self, offset: int, data: memoryview) -> None:
         """Copy bytes into it."""
-        ...
 
 
 class _Elsewhere:
@@ -254,7 +251,7 @@ class RegionRegistry:
         open_system: Callable[[SystemRegion], Memory] = SystemMemory,
         open_cuda: Callable[[CudaRegion], Memory] = lambda r: CudaMemory(*r),
     ) -> None:
-        """Make an empty registry.
+        """Create an empty registry.
 
         Args:
             bytes_max: Limit of the bytes of all regions together.
@@ -284,11 +281,11 @@ class RegionRegistry:
         self._regions = {region.name: _Registered(region, _Elsewhere()) for region in regions}
 
     async def unregister_system(self, name: str = "") -> None:
-        """Forget one region of system shared memory, or all; an unknown one is no error."""
+        """Unregister one region of system shared memory, or all; an unknown one is not an error."""
         self._unregister(SystemRegion, name)
 
     async def unregister_cuda(self, name: str = "") -> None:
-        """Forget one region of a GPU's memory, or all; an unknown one is no error."""
+        """Unregister one region of a GPU's memory, or all; an unknown one is not an error."""
         self._unregister(CudaRegion, name)
 
     def system(self, name: str = "") -> list[SystemRegion]:

@@ -48,19 +48,15 @@ class Sink(Protocol):
             tree: The trace.
             is_complete: Whether it is the last one of the setting's count.
         """
-        ...
 
     def retire(self, sampling: Sampling) -> None:
-        """Finish a setting that is no longer in use; traces that have begun under it may follow."""
-        ...
+        """Finish an unused setting; traces that have begun under it may follow."""
 
     def flush(self) -> None:
-        """Write the collected traces that wait for no more."""
-        ...
+        """Write the complete collected traces."""
 
     def close(self) -> None:
         """Write the remaining traces."""
-        ...
 
 
 class TraceWriter:
@@ -99,7 +95,7 @@ class TraceWriter:
             self._drop()
 
     def retire(self, sampling: Sampling) -> None:
-        """Queue the end of a setting that is no longer in use."""
+        """Queue the end of an unused setting."""
         try:
             self._queue.put_nowait((sampling, None, False, 0))
         except queue.Full:
@@ -107,7 +103,7 @@ class TraceWriter:
             _log.warning("traces wait to be written: the file of the former settings is complete only at shutdown")
 
     def close(self) -> None:
-        """Write the queued traces and end; gives up after `CLOSE_S_MAX`. It blocks: call it in a thread."""
+        """Write the queued traces and end, for at most `CLOSE_S_MAX`. It blocks: call it in a thread."""
         try:
             self._queue.put(None, timeout=CLOSE_S_MAX)
         except queue.Full:
@@ -130,7 +126,7 @@ class TraceWriter:
         flush_at_s = time.monotonic() + FLUSH_S
         while True:
             left_s = flush_at_s - time.monotonic()
-            if left_s <= 0:  # also while further traces arrive
+            if left_s <= 0:  # also while more traces arrive
                 self._guarded(self._sink.flush)
                 flush_at_s = time.monotonic() + FLUSH_S
                 continue
@@ -172,7 +168,7 @@ BUFFER_BYTES_MAX = 8 * 1024 * 1024
 """Traces of one setting that are held in memory; beyond this, they are written early."""
 
 FILE_BYTES_MAX = 1024 * 1024 * 1024
-"""Size from which nothing more is added to `FILE`."""
+"""Limit of the size of `FILE`."""
 
 
 def entries(tree: TraceTree) -> bytes:

@@ -27,7 +27,7 @@ class OtelOptions:
     Attributes:
         url: The collector's endpoint for OTLP over HTTP.
         resource: Attributes of the server, name and value.
-        queue_size: Limit of spans that wait to be sent; further ones are dropped. None for 2048.
+        queue_size: Limit of spans that wait to be sent; later ones are dropped. None for 2048.
         delay_ms: Time between two exports in ms. None for 5000.
         batch_size: Limit of spans in one export. None for 512.
     """
@@ -59,7 +59,7 @@ class TraceOptions:
 
     Attributes:
         mode: The destination of traces.
-        level: What is recorded of a request; OFF to trace none.
+        level: Recorded events of a request; OFF to trace none.
         rate: One of this number of requests is traced.
         count: Total number of traces, -1 for no limit.
         file: Path of the trace file, "" for none: then nothing can be traced in mode TRITON.

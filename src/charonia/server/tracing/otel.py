@@ -95,7 +95,7 @@ class OtelExport:
         """Do nothing: spans leave by themselves."""
 
     def close(self) -> None:
-        """Send the remaining spans; gives up after `FLUSH_S_MAX`."""
+        """Send the remaining spans, for at most `FLUSH_S_MAX`."""
         # At shutdown the SDK would log once more that the collector cannot be reached.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         # In a thread, because a collector that is silent holds the export until its own time limit.

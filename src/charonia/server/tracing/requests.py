@@ -20,7 +20,6 @@ class Sampler(Protocol):
             model: Model name.
             remote: The trace of the sender, None where there is none.
         """
-        ...
 
 
 class Tracing(Protocol):
@@ -29,16 +28,13 @@ class Tracing(Protocol):
     @property
     def can_trace(self) -> bool:
         """Whether requests may ever be traced: traces have a destination."""
-        ...
 
     @property
     def sampler(self) -> Sampler | None:
         """The sampler, None while it would pick no request."""
-        ...
 
     async def settings(self, model: str = "") -> dict[str, list[str]]:
-        """Return the settings of a model, or with "" those of the server, by name in the protocol."""
-        ...
+        """Return the settings of a model, "" for the server's, by name in the protocol."""
 
     async def change(self, model: str, change: Change) -> None:
         """Change the settings of a model, or with "" of the server.
@@ -46,7 +42,6 @@ class Tracing(Protocol):
         Raises:
             ServingError: INVALID_ARG for settings that enable tracing without a rate or a destination.
         """
-        ...
 
 
 class EventNames(NamedTuple):

@@ -1,8 +1,8 @@
-"""The course of a canary plan, as a state machine: what happened goes in, commands come out. Pure.
+"""The course of a canary plan, as a state machine: events in, commands out. Pure.
 
-A step lasts its time, and until there are enough samples. In each step the canary is rolled back at once when a test of
-`judgement.py` fails; so it is while an operator has it paused. The step of 100 % is the end: then there is nothing left
-to compare with.
+A step lasts its time, and until there are enough samples. In each step, also while paused by an operator, the canary is
+rolled back immediately when a test of `judgement.py` fails. The step of 100 % is the end: then there is nothing left to
+compare with.
 """
 
 from collections.abc import Set
@@ -24,13 +24,13 @@ _WHOLE = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What came in since the last look.
+    """The traffic since the last check.
 
     Attributes:
         canary: Requests of the canary.
         stable: Requests of the stable version.
         compared: Copies whose answers were compared.
-        different: Those of them that were different.
+        different: Copies with different answers.
     """
 
     canary: RequestWindow = field(default_factory=RequestWindow)
@@ -48,14 +48,14 @@ class ReadyVersions:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A version was loaded again from other files: what is known of it says nothing about what answers now."""
+    """A version was reloaded from other files: earlier observations of it no longer apply."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEnded:
-    """The engine before this one has crashed, or was killed: maybe by what the canary did."""
+    """The previous engine has crashed, or was killed: the canary may be the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class SetShare:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Tell what has happened."""
+    """Log an event."""
 
     text: str
 
@@ -93,8 +93,6 @@ class Canary:
         ends: Engines that have ended during the plan.
 
     Attributes:
-        plan: The plan.
-        state: Where it is.
         step: The present step.
         ends: Engines that have ended during the plan.
         reason: Why it is in this state.
@@ -154,7 +152,7 @@ class Canary:
         return self._go_on(now_ns)
 
     def missing(self) -> str:
-        """Return what the present step waits for besides its time, "" for nothing."""
+        """Return the missing condition of the present step besides its time, "" for none."""
         wanted, plan = self.plan.samples_min, self.plan
         counts = [
             (self._step_canary, f"requests of version {plan.version}"),
@@ -171,7 +169,7 @@ class Canary:
         return ", ".join(few)
 
     def waits_for(self, now_ns: int) -> str:
-        """Return what the present step waits for, "" if it is over."""
+        """Return the missing condition of the present step, "" if it is over."""
         if self.state is CanaryState.PAUSED:
             return "an operator, who resumes, promotes or aborts it"
         if self.state is not CanaryState.RUNNING:
@@ -260,7 +258,7 @@ class Canary:
 
     def _follow(self, versions: Set[int]) -> list[CanaryCommand]:
         plan = self.plan
-        if not versions:  # nobody gets a wrong answer: the plan goes on when the model is back
+        if not versions:  # no client gets a wrong answer: the plan continues when the model is back
             return []
         if plan.version not in versions:
             text = f"rolled back at {self.percent:g} %: version {plan.version} is not ready any more"

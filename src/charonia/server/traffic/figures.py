@@ -1,4 +1,4 @@
-"""What is counted for each version of a model with traffic. Pure."""
+"""Counters of each version of a model with traffic. Pure."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ WINDOW_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class RequestWindow:
-    """What came in since the last look.
+    """The traffic since the last check.
 
     Attributes:
         requests: Requests that were answered.
-        errors: Those of them with an error.
-        latencies_ns: Times of requests without an error: from arrival to the last response, or until clients gave up.
+        errors: Failed requests.
+        latencies_ns: Times of requests without an error: from arrival to the last response, or until clients left.
     """
 
     requests: int = 0
@@ -31,16 +31,16 @@ class RequestWindow:
 
 
 class VersionFigures:
-    """What a version did with the requests that traffic sent to it.
+    """Counters of the requests that traffic sent to a version.
 
-    A request that its client has given up is no error. Of its latency it is known that it would have been longer: a
-    canary that hangs is found by that.
+    A request that its client abandoned is not an error, but its latency is known to be longer than that time: this
+    detects a canary that hangs.
 
     Attributes:
         requests: Requests that were sent to it.
         errors: Requests that were answered with an error.
         in_flight: Requests that are not answered.
-        is_watched: Whether a canary plan looks at windows.
+        is_watched: Whether a canary plan evaluates windows.
     """
 
     __slots__ = ("_answered", "_errors", "_latest", "_window", "errors", "in_flight", "is_watched", "requests")
@@ -84,7 +84,7 @@ class VersionFigures:
         return percentiles_us(self._latest)
 
     def take(self) -> RequestWindow:
-        """Return what came in since the last call."""
+        """Return the traffic since the last call."""
         window = RequestWindow(self._answered, self._errors, np.array(self._window, np.int64))
         self._answered = self._errors = 0
         self._window = []

@@ -7,10 +7,10 @@ number of looks: a canary that is as good fails each with at most the probabilit
   good follow Fisher's distribution, whatever the rate is. A bet on more of them, at fair odds, is an e-process: it
   multiplies its stake by x with probability 1/x at most, ever. Where requests are few, windows are joined until both
   versions can be expected to have some. That must not depend on which version got them: windows that end when both
-  have some are no fair bets.
+  have some are not fair bets.
 - Differences: the same with the binomial distribution at the highest rate that is permitted.
-- As long as a canary is good, bets lose. A part of the stake is kept back and bet anew when what was bet before is
-  nearly lost, so a canary that turns bad after a day is found as one that is bad from the beginning, only later by
+- As long as a canary is good, bets lose. A part of the stake is kept back and bet anew when the previous bet is nearly
+  lost, so a canary that turns bad after a day is found as one that is bad from the beginning, only later by
   some errors.
 - Latency: a bound of each p99 from the ranks of the sample, which needs no assumption on how latencies are distributed.
   The looks share the probability, 1/2, 1/6, 1/12 and so on of it.
@@ -29,7 +29,7 @@ from charonia.core.latency import LatencyHistogram
 from charonia.server.traffic.figures import RequestWindow
 
 ODDS = (1.5, 2.0, 4.0, 16.0, 256.0)
-"""The bets: on odds of an error, or a difference, that are so many times higher. A canary that is worse by another
+"""The bets: on odds of an error, or a difference, that are this many times higher. A canary that is worse by another
 factor is found, too, only later."""
 
 EXPECTED_MIN = 4
@@ -54,7 +54,7 @@ class _Stake:
 
     @property
     def worth(self) -> float:
-        """What it has become, with what is kept back: by mere chance, x or more with probability 1/x at most."""
+        """Its present value, with the part kept back: by mere chance, x or more with probability 1/x at most."""
         return _mean(self._bets) + 1 / (self._parts + 1)
 
     def multiply(self, logarithms: Sequence[float]) -> None:
@@ -67,7 +67,7 @@ class _Stake:
 
 
 class ErrorTest:
-    """Whether requests of the canary fail more often than those of the stable version."""
+    """Whether requests of the canary fail more often than requests of the stable version."""
 
     def __init__(self) -> None:
         self._stake = _Stake()
@@ -76,7 +76,7 @@ class ErrorTest:
 
     @property
     def evidence(self) -> float:
-        """What a stake of 1 has become: by mere chance, x or more with probability 1/x at most."""
+        """The present value of a stake of 1: by mere chance, x or more with probability 1/x at most."""
         return self._stake.worth
 
     def begin(self, share: float) -> None:
@@ -119,7 +119,7 @@ class RateTest:
 
     @property
     def evidence(self) -> float:
-        """What a stake of 1 has become, as in `ErrorTest`."""
+        """The present value of a stake of 1, as in `ErrorTest`."""
         return inf if self._is_over else self._stake.worth
 
     def add(self, count: int, different: int) -> None:
@@ -134,7 +134,7 @@ class RateTest:
 
 
 class LatencyTest:
-    """Whether the p99 latency of the canary is more than so many times that of the stable version.
+    """Whether the p99 latency of the canary exceeds this multiple of the stable version's.
 
     Args:
         ratio_max: How many times longer it may be.
@@ -182,7 +182,7 @@ class LatencyTest:
 def rank_below(count: int, chance: float) -> int | None:
     """Return the highest rank, from 0, whose value lies above the p99 with at most this probability; None for none."""
     at_least = np.cumsum(_tail_chances(count)[::-1])[::-1]
-    enough = int(np.argmax(at_least <= chance))  # values above the p99, so many or more
+    enough = int(np.argmax(at_least <= chance))  # values above the p99, this number or more
     return count - enough if 0 < enough <= count else None
 
 

@@ -1,4 +1,4 @@
-"""The traffic of all models: changes by request, canary plans over time, what an engine that follows has to know."""
+"""The traffic of all models: changes by request, canary plans over time, the state for the next engine."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class TrafficService:
 
     Attributes:
         sticky: The models whose clients are kept on a version by a header.
-        keep: Called with the key of a model and what to keep of its traffic, "" for nothing, after every change.
+        keep: Called after every change with the key of a model and the persistent state of its traffic, "" for none.
         demand: Loads the model of a change; None where models are not loaded on demand.
     """
 
@@ -62,10 +62,10 @@ class TrafficService:
     # For the life cycle.
 
     def follow(self, key: str, runners: Mapping[int, Runner], loading: Collection[int] = ()) -> Runner | None:
-        """Take in the versions of a model that are ready; return what takes requests without a version, if anything.
+        """Set the ready versions of a model; return the runner of requests without a version, if there is one.
 
-        Where a model comes back, that is nothing until no version with a weight is being loaded: the one that is ready
-        first may be a canary that should get 1 %, or a version that should get nothing.
+        Where a model returns, there is none while a version with a weight is being loaded: the first ready version may
+        be a canary that should get 1 %, or a version that should get no requests.
 
         Args:
             key: Key of the model.
@@ -154,10 +154,10 @@ class TrafficService:
     def families(self) -> list[Family]:
         return traffic_families(self._models.values())
 
-    # For the engine that follows.
+    # For the next engine.
 
     def restore(self, key: str, text: str) -> None:
-        """Go on with what an engine before had kept; a step of a canary plan begins again."""
+        """Continue from the kept state of a previous engine; a step of a canary plan begins again."""
         traffic = self._models.setdefault(key, ModelTraffic(key))
         kept = json.loads(text) if text else {"settings": None, "canary": None, "history": []}
         traffic.requested = read_settings(kept["settings"]) if kept["settings"] is not None else None
@@ -174,14 +174,14 @@ class TrafficService:
         self._arm()
 
     def engine_ended(self) -> None:
-        """The engine before this one has not handed over: it has crashed, or was killed."""
+        """The previous engine has not handed over: it has crashed, or was killed."""
         for traffic in list(self._models.values()):
             if self._handle(traffic, EngineEnded()):
                 self._reroute(traffic.model)
         self._arm()
 
     def close(self) -> None:
-        """Look at canary plans no more."""
+        """Stop checking canary plans."""
         if self._timer is not None:
             self._timer.close()
             self._timer = None
@@ -315,7 +315,7 @@ class TrafficService:
             try:
                 if self._handle(traffic, seen):
                     self._reroute(traffic.model)
-            except Exception:  # a bug: clients must not suffer from a canary that nobody watches
+            except Exception:  # a bug: clients must not suffer from an unwatched canary
                 _log.exception("the canary plan of '%s' failed", traffic.model)
                 self._handle(traffic, Act(CanaryAction.ABORT))
                 self._reroute(traffic.model)

@@ -29,11 +29,11 @@ COPIES_BYTES_MAX = 256 * 2**20
 """Bytes of their inputs, and of the answers that they are compared with."""
 
 COMPARED_AT_ONCE_BYTES = 64 * 1024
-"""Answers up to this size are compared at once; larger ones in a thread."""
+"""Answers up to this size are compared immediately; larger ones in a thread."""
 
 
 def differs(given: Sequence[Tensor], copied: Sequence[Tensor], shadow: Shadow) -> bool:
-    """Return whether the outputs of a copy differ from those that were given.
+    """Return whether the outputs of a copy differ from the original outputs.
 
     Outputs are compared by name, with datatype and shape. Floating-point numbers may differ by the tolerances; NaN
     equals NaN. Everything else must be equal.
@@ -108,7 +108,7 @@ class Shadowing:
 
 
 class _Copy:
-    """A copy that is under way, as the reply of the request that it copies, and of its own."""
+    """A copy in progress: the reply of both the original request and its copy."""
 
     __slots__ = ("_given", "_loop", "_owner", "_reply", "_request", "_sent_ns", "_shadow", "_size", "_version")
 
@@ -178,7 +178,7 @@ class _Copy:
 
 
 def _size_of(tensors: Iterable[Tensor]) -> int | None:
-    """Return the bytes of tensors, None if one lies in GPU memory."""
+    """Return the bytes of tensors, None if one is in GPU memory."""
     size = 0
     for tensor in tensors:
         if isinstance(tensor, DeviceTensor):

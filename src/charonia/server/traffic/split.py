@@ -1,6 +1,6 @@
 """The runner of requests that name no version of a model with traffic: it chooses the version of each.
 
-It takes the place of a version's runner where requests without a version go, so a model without traffic has no part of
+It replaces a version's runner for requests without a version, so a model without traffic has no part of
 it on its way.
 """
 
@@ -29,7 +29,7 @@ class SplitRunner:
         shadowing: Sends copies to shadow versions.
 
     Attributes:
-        main: The runner of the version that has most of the requests: what is asked of the model is asked of it.
+        main: The runner of the version with most of the requests: it answers queries about the model.
     """
 
     def __init__(self, traffic: ModelTraffic[Runner], shadowing: Shadowing) -> None:
@@ -78,7 +78,7 @@ class SplitRunner:
         """Do nothing: the versions are closed."""
 
     def abandon(self, error: ServingError) -> None:
-        """Do nothing: the versions answer what they have."""
+        """Do nothing: the versions answer their requests."""
 
     def _version_for(self, request: InferRequest) -> int:
         """Return the version of a request: that of its open sequence, of its client, or the next one."""
@@ -122,7 +122,7 @@ def unsplit(runner: Runner) -> Runner:
 
 
 def hand_over_sequences(before: Mapping[Target, object], after: Mapping[Target, object]) -> None:
-    """Let open sequences of versions that requests without a version reach no more go on where they are."""
+    """Keep open sequences on their versions, even on versions that requests without a version no longer reach."""
     for target, runner in after.items():
         previous = before.get(target)
         if previous is runner or not (isinstance(runner, SplitRunner) or isinstance(previous, SplitRunner)):

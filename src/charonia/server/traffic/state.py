@@ -1,11 +1,9 @@
-"""What is known of the traffic of one model. Pure.
+"""The state of the traffic of one model. Pure.
 
-Which version a request goes to.
-
-The versions lie on the line from 0 to 1, each with a segment as long as its share, in the order of their numbers: the
-newest has the upper end. A request has a point. A client that is kept on its version has always the same one, so when a
-version grows at the cost of its neighbour, clients move to it and none moves back. Other requests have points that are
-spread evenly.
+The version of a request: the versions divide the line from 0 to 1, each with a segment as long as its share, in the
+order of their numbers: the latest has the upper end. A request has a point. A sticky client always has the same point,
+so when a version grows at the cost of its neighbour, clients move to it and none moves back. Other requests have evenly
+spread points.
 """
 
 from collections import deque
@@ -24,7 +22,7 @@ HISTORY_MAX = 100
 R = TypeVar("R")
 
 _GOLDEN = 0.6180339887498949
-"""Multiples of this number, without their whole part, are spread more evenly than those of any other."""
+"""Multiples of this number, without their whole part, are spread more evenly than multiples of any other."""
 
 _HASH_BYTES = 8
 
@@ -105,7 +103,7 @@ class ModelTraffic(Generic[R]):
         requested: Settings of a request, None without any.
         configured: Settings of its configuration, None without any.
         canary: The latest canary plan of a request.
-        history: What has happened, the latest last.
+        history: The events, the latest last.
         runners: Runners of the versions that are ready, by number.
         is_routed: Whether requests without a version are answered.
         versions: Figures by version.
@@ -134,7 +132,7 @@ class ModelTraffic(Generic[R]):
 
     @property
     def is_split(self) -> bool:
-        """Whether requests without a version are not simply those of the version policy's choice."""
+        """Whether requests without a version may go to others than the version policy's choice."""
         return self.settings != NO_TRAFFIC
 
     def weights(self) -> list[tuple[int, float]]:
@@ -146,7 +144,7 @@ class ModelTraffic(Generic[R]):
         return found or ({max(self.runners): 1.0} if self.runners else {})
 
     def main(self) -> int | None:
-        """Return the version that has most of the requests, of several the newest; None if none is ready."""
+        """Return the version with most of the requests, of several the latest; None if none is ready."""
         shares = self.shares()
         return max(shares, key=lambda version: (shares[version], version), default=None)
 

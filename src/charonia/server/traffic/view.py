@@ -86,7 +86,7 @@ def traffic_families(models: Iterable[ModelTraffic[R]]) -> list[Family]:
             *((each.figures(version).requests, labels) for each, version, labels in rows),
         ),
         family(
-            ERRORS, "counter", "Those of them that were answered with an error",
+            ERRORS, "counter", "Requests that were answered with an error",
             *((each.figures(version).errors, labels) for each, version, labels in rows),
         ),
         family(
@@ -103,7 +103,7 @@ def _labels(traffic: ModelTraffic[R], version: int) -> dict[str, str]:
 
 
 def _shown(traffic: ModelTraffic[R]) -> list[int]:
-    """Return the versions to show: those that are ready, have a weight, or have had requests."""
+    """Return the versions to show: ready ones, and all with a weight or requests."""
     settings = traffic.settings
     return sorted({*traffic.runners, *settings.weights, *settings.shadow, *traffic.versions, *traffic.shadows})
 

@@ -1,1 +1,1 @@
-"""The load generator: sends requests to a server, measures, and says how far the numbers can be trusted."""
+"""The load generator: sends requests to a server, measures, and judges how far to trust the numbers."""

@@ -31,18 +31,15 @@ class InputSource(Protocol):
 
     def step_count(self, stream: int) -> int:
         """Return how many steps a stream has, at least one."""
-        ...
 
     def request(self, stream: int, step: int) -> InferRequest:
         """Return the request of a step, complete except for its id and its place in a sequence.
 
         It has the model's name and version, inputs with the batch dimension, requested outputs and parameters.
         """
-        ...
 
     def expected(self, stream: int, step: int) -> Mapping[str, Tensor] | None:
         """Return the expected outputs of a step by name, None without validation data."""
-        ...
 
 
 class Distribution(Enum):
@@ -161,7 +158,7 @@ class ServiceObjective:
     Attributes:
         text: As the user wrote it.
         limit: Longest time in nanoseconds, or lowest rate.
-        figure: What it limits: `latency`, or another field of `LanguageFigures` for a language model.
+        figure: The limited figure: `latency`, or another field of `LanguageFigures` for a language model.
     """
 
     text: str
@@ -259,7 +256,6 @@ class LevelBegun:
     """A level starts.
 
     Attributes:
-        level: The level.
         number: Its number in the run, from 1.
         count: Levels of the run, 0 if it depends on the results.
         run: The run so far, without this level.
@@ -276,7 +272,6 @@ class LevelTick:
     """Progress of a level, a few times a second. Rates and latencies are of the time since the last tick.
 
     Attributes:
-        level: The level.
         elapsed_s: Time since the level started.
         left_s: Upper limit of the time left, None if unknown.
         rate: Inferences per second.
@@ -305,7 +300,6 @@ class WindowDone:
     """A window ended.
 
     Attributes:
-        level: The level.
         number: Its number, from 1.
         window: The measurement.
         deviation_ns: Sample standard deviation of its response times.
@@ -322,7 +316,6 @@ class LevelDone:
     """A level was measured.
 
     Attributes:
-        result: Its result.
         run: The run so far, including this level.
     """
 

@@ -64,14 +64,13 @@ def rate_interval(times_ns: NDArray[np.int64], begin_ns: int, end_ns: int, confi
     Args:
         times_ns: Times of the events.
         begin_ns: Start of the observed time.
-        end_ns: End of it.
         confidence: Confidence level.
     """
     if end_ns <= begin_ns:
         return no_interval(0.0)
     seconds = (end_ns - begin_ns) / 1e9
     rate = times_ns.size / seconds
-    # As many slices of several events each as possible; correlated counts are grouped further.
+    # As many slices of several events each as possible; correlated counts are grouped again.
     slices = min(512, times_ns.size // 4)
     if slices < BATCHES_MIN:
         return no_interval(rate)

@@ -1,4 +1,4 @@
-"""Collects what the workers report about a level."""
+"""Collects the workers' reports about a level."""
 
 import time
 

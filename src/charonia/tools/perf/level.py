@@ -65,7 +65,7 @@ class RunningLoad:
     """A load in progress.
 
     Args:
-        context: What the levels share.
+        context: The context that all levels share.
         level: The load.
         request_count: Requests to send; 0 for no limit.
 
@@ -224,8 +224,7 @@ class _Windows:
     """Measures windows of a time or a count until the last three agree.
 
     Args:
-        context: What the levels share.
-        load: The load.
+        context: The context that all levels share.
     """
 
     def __init__(self, context: Context, load: RunningLoad) -> None:

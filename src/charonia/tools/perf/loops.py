@@ -120,18 +120,14 @@ Slot = SequenceSlot | Iterator[Part]
 class Loop(Protocol):
     """One process's share of a load."""
 
-    def start(self) -> None:
-        """Start sending."""
-        ...
+    def start(self) -> None: ...
 
     def stop(self) -> None:
         """Stop sending, except for the ends of open sequences."""
-        ...
 
     @property
     def is_finished(self) -> bool:
         """Whether all requests have been sent and have ended."""
-        ...
 
 
 def _ignore(kind: str) -> None:

@@ -107,7 +107,6 @@ class Observer:
 
         Args:
             begin_ns: Start of the interval.
-            end_ns: End of it.
             ended: Returns how many of our requests ended in an interval.
             in_flight: Our requests in flight.
         """

@@ -1,6 +1,6 @@
 """The options of `charonia perf`, the rules between them, and the run that they describe.
 
-Values and defaults are those of perf_analyzer. Most options are a field of the load generator's settings
+Values and defaults are as in perf_analyzer. Most options are a field of the load generator's settings
 (`tools.perf.api`). `PerfOptions` rejects contradictions before any request is sent, with a line for each problem.
 Rules that depend on the model (batch size, shapes, decoupled) are checked once the model is known.
 """
@@ -51,7 +51,7 @@ class WireProtocol(Enum):
 
 
 class CallStyle(Enum):
-    """Whether calls are synchronous. It only changes what the settings print: load is always asynchronous."""
+    """Whether calls are synchronous. It only changes the printed settings: load is always asynchronous."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -146,8 +146,8 @@ class ReportOptions:
         verbosity: 0, 1 for a line per window, 2 for more.
         quiet: Whether stdout gets only the final table.
         progress: Whether to show progress if stderr is a terminal.
-        call_style: The call style of perf_analyzer; None for the one that the model needs.
-        fail_if: What makes the run a failure.
+        call_style: The call style of perf_analyzer; None for the model's.
+        fail_if: Conditions that make the run a failure.
     """
 
     csv: Path | None = None
@@ -237,7 +237,6 @@ def run_settings(
     """Return the settings of a run.
 
     Args:
-        options: The options.
         config: The model's configuration as JSON, {} if the server does not provide it.
         named: The effective options as text by name, for the record of the run.
         command: The command line, for the record of the run.

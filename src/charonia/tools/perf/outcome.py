@@ -76,7 +76,6 @@ def backlog(intended_ns: NDArray[np.int64], done_ns: NDArray[np.int64], begin_ns
         intended_ns: Intended send times of all requests of the level, ascending.
         done_ns: Completion times, ascending.
         begin_ns: Start of the interval.
-        end_ns: End of it.
     """
     at = np.linspace(begin_ns, end_ns, _POINTS)
     waiting = np.searchsorted(intended_ns, at, side="right") - np.searchsorted(done_ns, at, side="right")
@@ -106,10 +105,9 @@ class ResultSpan:
     Attributes:
         begin_ns: Start of the level, monotonic.
         used_begin_ns: Start of the interval.
-        used_end_ns: End of it.
         windows: All windows, in monotonic time.
         verdict: How far to trust the result.
-        reasons: Why, and further notes.
+        reasons: The reasons of the verdict, and notes.
         over_latency_limit: Whether the latency limit was reached.
     """
 
@@ -129,7 +127,6 @@ class Seen:
     Attributes:
         server: Its statistics.
         resources: Its processes.
-        gpus: Its GPUs.
         metrics: Its metrics page.
         machine_load: Who used the cores of this machine.
     """

@@ -66,7 +66,7 @@ def ask(client: Client, target: MeasuredTarget) -> Subject:
     """Query a server for the model to measure.
 
     Raises:
-        ServingError: The server cannot be reached, or has no such model.
+        ServingError: The server cannot be reached, or does not know the model.
     """
     server = client.server_metadata()
     metadata = client.model_metadata(target.model, target.version)
@@ -92,7 +92,6 @@ def run(
     """Measure all levels.
 
     Args:
-        settings: The run.
         source: Its input data.
         client: A client of the server.
         subject: The result of `ask`.
@@ -218,7 +217,7 @@ def _process_count(settings: RunSettings) -> int:
 
 
 def _composing(client: Client, config: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the composing models of an ensemble, including those of nested ensembles."""
+    """Return the composing models of an ensemble, including models of nested ensembles."""
     found: dict[tuple[str, str], None] = {}
     configs = [config]
     for _ in range(_COMPOSING_DEPTH_MAX):

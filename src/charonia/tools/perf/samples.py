@@ -49,7 +49,7 @@ class Chunk:
     """The report of one worker, sent every few hundredths of a second.
 
     Attributes:
-        until_ns: This chunk and those before hold every request that ended before this time.
+        until_ns: This chunk and the previous ones hold every request that ended before this time.
         rows: Completed requests, as the bytes of `Rows`.
         sent: Open loop: intended and actual send times of all sent requests, as the bytes of int64 [requests, 2].
         in_flight: Requests in flight.
@@ -97,7 +97,7 @@ def ended_within(rows: Rows, begin_ns: int, end_ns: int) -> Rows:
 
 
 def together(parts: Iterable[Rows]) -> Rows:
-    """Return the rows of all parts, in their order; those of language models have further columns."""
+    """Return the rows of all parts, in their order; rows of language models have additional columns."""
     filled = [part for part in parts if len(part)]
     return np.concatenate(filled) if filled else no_rows()
 

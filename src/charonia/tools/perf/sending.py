@@ -17,7 +17,7 @@ from charonia.tools.results.records import ERROR_SAMPLES_MAX
 from charonia.wire.transport import Answer, Failure, Handle, PreparedRequest, RequestForm, Transport
 
 PREPARED_BYTES_MAX = 512 * 2**20
-"""Limit of the cache of encoded requests; further ones are encoded each time they are sent."""
+"""Limit of the cache of encoded requests; other requests are encoded each time they are sent."""
 
 VALIDATION = "VALIDATION"
 """Kind of the error of a successful response with unexpected content."""
@@ -79,7 +79,7 @@ class RequestLog:
         return number
 
     def chunk(self, in_flight: int, finished: bool) -> Chunk:
-        """Return what was recorded since the last chunk."""
+        """Return the records since the last chunk."""
         chunk = Chunk(
             until_ns=time.monotonic_ns(),
             rows=self._rows.tobytes(),
@@ -253,7 +253,7 @@ class RequestSender:
         return SentRequest(self, part, intended_ns, then)
 
     def _prepared_for(self, request: SentRequest) -> PreparedRequest:
-        """Return a request as it is sent."""
+        """Return the encoded request."""
         part = request.part
         key = place(part.stream, part.step)
         prepared = self._prepared.get(key)

@@ -28,7 +28,6 @@ class Part:
 
 
 def steps_once(source: InputSource) -> Iterator[Part]:
-    """Yield the steps of all streams, stream by stream."""
     for stream in range(source.stream_count):
         for step in range(source.step_count(stream)):
             yield Part(stream, step)

@@ -128,7 +128,6 @@ def _output_bytes(tensor: TensorMetadata, batch_size: int, target: MeasuredTarge
     """Return the size of an output: by its shape, or the configured size if the shape is variable.
 
     Args:
-        tensor: The output.
         batch_size: Items in a request; 0 for a model without batch dimension.
         target: Has the size for an item.
     """

@@ -53,7 +53,7 @@ def server_side(
     Args:
         model: Statistics of the model.
         composing: Statistics of its composing models.
-        notes: Further notes.
+        notes: Additional notes.
         ended: Our completed requests, including failed ones.
         in_flight: Upper limit of our requests in flight when the statistics were read.
     """

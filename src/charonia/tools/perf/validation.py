@@ -91,7 +91,7 @@ class Validator:
         self._tolerance = tolerance
 
     def problem(self, part: Part, answer: Answer) -> str:
-        """Return what is wrong with the response to a request, in one sentence; "" for nothing."""
+        """Return the problem of the response to a request, in one sentence; "" for none."""
         expected = self._source.expected(part.stream, part.step)
         if expected is None:
             return ""

@@ -27,7 +27,6 @@ class MeasuredWindow:
     """A window and its deviation.
 
     Attributes:
-        window: The window.
         deviation_ns: Sample standard deviation of its response times.
     """
 

@@ -49,7 +49,7 @@ def connect(url: str, options: WireOptions = _DEFAULT) -> Transport:
     """
     endpoint = parse_url(url)
     transport = GrpcTransport(endpoint, options) if endpoint.protocol == "grpc" else HttpTransport(endpoint, options)
-    return cast(Transport, transport)  # each sends only what it prepared itself, which the interface cannot express
+    return cast(Transport, transport)  # each only sends requests that it prepared
 
 
 if sys.platform != "win32":
@@ -103,7 +103,7 @@ class LoadWorker:
 
     Args:
         commands: Messages from the measuring process.
-        tell: Sends a message to it without blocking.
+        tell: Sends it a message without blocking.
         setup: Its first message.
     """
 

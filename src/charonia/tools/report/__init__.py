@@ -1,1 +1,1 @@
-"""What people and programs read of a measurement: tables, CSV, JSON files, HTML, comparison, progress."""
+"""Reports of a measurement for people and programs: tables, CSV, JSON files, HTML, comparison, progress."""

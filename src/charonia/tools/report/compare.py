@@ -82,7 +82,7 @@ Floats = NDArray[np.float64]
 
 
 class Outcome(Enum):
-    """What a change means for the clients."""
+    """The effect of a change on clients."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -116,7 +116,7 @@ class MetricChange:
         before: Inferences per second, nanoseconds, or share of failed requests.
         after: The value of the second run.
         difference: `after / before - 1`; for errors `after - before`. The estimate is zero without an interval.
-        outcome: What it means.
+        outcome: Its effect.
     """
 
     figure: str

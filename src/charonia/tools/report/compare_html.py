@@ -23,7 +23,6 @@ def comparison_page(comparison: Comparison, runs: tuple[PerfRun, PerfRun], names
     """Return the page as UTF-8.
 
     Args:
-        comparison: The comparison.
         runs: The runs, the earlier first.
         names: Their names.
     """

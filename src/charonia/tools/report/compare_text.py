@@ -15,7 +15,6 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
     """Return a table of all figures, the differences in the setup, and the verdict.
 
     Args:
-        comparison: The comparison.
         names: Names of the two runs.
     """
     rows = [row for level in comparison.levels for row in rows_of(level)]
@@ -118,7 +117,7 @@ def _of(count: int, total: int) -> str:
 
 
 def rows_of(level: LevelChange) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each figure: level (only of the first), figure, values, change, interval, what it means."""
+    """Yield the cells of each figure: level (only of the first), figure, values, change, interval, effect."""
     for place, change in enumerate(level.changes):
         low, high = (_difference(change, end) for end in (change.difference.low, change.difference.high))
         known = change.outcome is not Outcome.UNKNOWN

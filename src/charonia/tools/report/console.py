@@ -1,7 +1,7 @@
 """The text output of a run: the lines of perf_analyzer, which existing scripts parse, followed by our own.
 
 Lines of perf_analyzer keep their words, their order and their number format (six significant digits, microseconds
-truncated to integers). Ours are further percentiles and, at the end of a block, intervals, errors, goodput, offered
+truncated to integers). Ours are additional percentiles and, at the end of a block, intervals, errors, goodput, offered
 load and the verdict.
 """
 
@@ -120,7 +120,7 @@ def _usec(duration_ns: float) -> int:
 
 
 HIGH_PERCENTILES = (99.9, 99.99)
-"""Percentiles in addition to those of every table."""
+"""Percentiles in addition to every table's."""
 
 DELAYED_SHARE_MAX = 0.01
 """Share of delayed requests above which there is a warning."""

@@ -30,7 +30,6 @@ def csv_files(run: PerfRun, path: Path, *, verbose: bool = False, metrics: bool 
     """Return the text of every file to write, by path; nothing if no level has a successful request.
 
     Args:
-        run: The run.
         path: The main file.
         verbose: Whether to add the columns of `--verbose-csv`.
         metrics: Whether these include GPUs.

@@ -61,7 +61,7 @@ def _level_column(run: PerfRun) -> _Column:
 
 
 def resources_table(run: PerfRun) -> str:
-    """Return a table of the resources of server and client, "" if those of the server are unknown."""
+    """Return a table of the resources of server and client, "" if the server's are unknown."""
     if not any(result.resources is not None or result.gpus for result in run.levels):
         return ""
     columns = [_Column("Level", lambda result: escape(str(result.level)), is_text=True)]
@@ -261,7 +261,7 @@ def document(
         data: The data of its script, as values of JSON.
         script: The page's own script, in addition to `SCRIPTS`.
         style: Its own style sheet, in addition to `page.css`.
-        connects: Whether the script may connect to the server that the page came from.
+        connects: Whether the script may connect to the page's server.
     """
     whole = "\n".join([*(asset("charonia.tools.report", name) for name in SCRIPTS), script])
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(whole)}'"

@@ -128,7 +128,7 @@ def _place(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _runs_in(where: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield where the model runs in a server whose front ends are processes of their own."""
+    """Yield where the model runs in a server with front-end processes."""
     if where is None:
         return
     count, reason = where["front_ends"], where["only_in_engine_because"]

@@ -30,8 +30,7 @@ def render(runs: Sequence[PerfRun], names: Sequence[str] = (), lead: Sequence[st
     """Return the page of one run, or of several for comparison, as UTF-8.
 
     Args:
-        runs: The runs.
-        names: Their names, () for those of model and server.
+        names: Their names, () for the names of model and server.
         lead: Markup that comes before them.
 
     Raises:
@@ -47,7 +46,7 @@ def render(runs: Sequence[PerfRun], names: Sequence[str] = (), lead: Sequence[st
 
 
 def render_live(run: PerfRun, page: str, points_max: int) -> bytes:
-    """Return the page of a run in progress as UTF-8: what is measured now, by events of its server, and all so far.
+    """Return the page of a run in progress as UTF-8: all results so far, then updates by events of its server.
 
     Args:
         run: The run so far.
@@ -94,10 +93,9 @@ _PLOTS = {
     "ttft": "How long requests waited for the first piece of their response.",
     "itl": "The mean time between the tokens of a response, a value for each request.",
     "icl": "The time between two pieces of a response that follow each other, all of all responses.",
-    "distribution": "How long requests had to wait: the further right, the rarer. "
-    "Each step of the axis is ten times rarer.",
-    "timeline": "What happened when, from the first request on. The shaded time made up the results.",
-    "parts": "A mean request, by the server's own statistics; what they do not cover is the network and the client.",
+    "distribution": "Latencies of requests: each step of the axis to the right is ten times rarer.",
+    "timeline": "The course of the run, from the first request on. The results are from the shaded time.",
+    "parts": "A mean request, by the server's own statistics; the rest is the network and the client.",
 }
 
 
@@ -175,7 +173,7 @@ def _cautions(run: PerfRun) -> Iterator[str]:
     lines = [escape(note) for note in run.notes]
     levels: dict[tuple[str, str], list[str]] = {}
     for result in run.levels:
-        # The reason why a level is stable is shown only with further reasons.
+        # The reason why a level is stable is shown only with other reasons.
         is_plain = is_trusted(result) and len(result.reasons) == 1
         sentences = [*(() if is_plain else result.reasons), *result.server.notes]
         if sentences or not is_trusted(result):

@@ -99,7 +99,7 @@ def _indented(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def language_columns() -> Iterator[tuple[str, Callable[[LevelResult], str | float]]]:
-    """Yield heading and value of the columns of a CSV file; empty where a level has no such figure."""
+    """Yield heading and value of the columns of a CSV file; empty where a level lacks the figure."""
     yield "Output Tokens/Second", _rate("output_rate")
     yield "Input Tokens/Second", _rate("input_rate")
     for name, figure in FIGURES.items():

@@ -36,7 +36,6 @@ def render_comparison(comparison: Comparison, names: tuple[str, str]) -> str:
     """Return the verdict, a table of all figures in which changes are bold, and the notes.
 
     Args:
-        comparison: The comparison.
         names: Names of the runs, the earlier first.
     """
     lines = [
@@ -98,5 +97,5 @@ def _row(cells: list[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that Markdown shows as it is."""
+    """Return text escaped for Markdown."""
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in text.replace("\n", " "))

@@ -50,7 +50,6 @@ def plot_data(runs: Sequence[PerfRun], names: Sequence[str]) -> dict[str, Any]:
     """Return the data of all plots.
 
     Args:
-        runs: The runs.
         names: Their names.
     """
     latencies = [

@@ -100,7 +100,7 @@ def read_run(path: Path) -> PerfRun:
     """Return the run of a JSON file.
 
     Raises:
-        ServingError: NOT_FOUND if there is no such file, INVALID_ARG if it is not a run of this version.
+        ServingError: NOT_FOUND if the file does not exist, INVALID_ARG if it is not a run of this version.
     """
     try:
         if path.is_file() and path.stat().st_size > FILE_BYTES_MAX:
@@ -125,7 +125,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a file that takes the place of `path` at the end; an error names `path`."""
+    """Yield a file that replaces `path` at the end; an error names `path`."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part

@@ -76,7 +76,7 @@ def is_open_loop(run: PerfRun) -> bool:
 def failures(conditions: Sequence[Condition], run: PerfRun) -> tuple[str, ...]:
     """Return a sentence for each condition that is true of a level of a run, and for each level without any answer.
 
-    A run without a level fails: what was not measured is no success.
+    A run without a level fails: without a measurement there is no success.
     """
     if not conditions:
         return ()

@@ -33,7 +33,6 @@ class Condition:
         text: As it was written.
         figure: `mean`, `p99`, `p99.9`, ..., `max`, `throughput` or `errors`; of language models `output_tokens`, a
             rate, or a name of `NAMES` with `mean`, `min`, `max`, `p50`, `p90`, `p95` or `p99`, such as `ttft.p99`.
-        operator: `>`, `>=`, `<` or `<=`.
         limit: In nanoseconds, inferences per second, or as a share.
     """
 
@@ -47,7 +46,7 @@ class Condition:
         """Return the condition that a text describes: `p99 > 20ms`, `throughput < 500`, `errors > 0.1%`.
 
         Raises:
-            ValueError: It describes none; the text says what is expected.
+            ValueError: It describes none; the message has the expected form.
         """
         match = _FORM.fullmatch(text)
         if match is None:

@@ -21,7 +21,6 @@ def from_json(text: str | bytes, source: str = "the JSON text") -> PerfRun:
     """Return the run that JSON text describes. Unknown fields are ignored, because a newer writer may have more.
 
     Args:
-        text: JSON text of `to_json`.
         source: Source of the text, for messages.
 
     Raises:

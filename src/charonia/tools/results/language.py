@@ -1,6 +1,6 @@
 """Figures of a language model: times to tokens, lengths, rates. Pure.
 
-The definitions are those of AIPerf and GenAI-Perf. Pieces are the parts of a streamed response that have content.
+The definitions follow AIPerf and GenAI-Perf. Pieces are the parts of a streamed response that have content.
 
 - Time to first token: from the request to the first piece.
 - Time to second token: from the first piece to the second.
@@ -29,9 +29,9 @@ class CountedBy(Enum):
     SERVER = "server"
     """The server, in the usage of its responses."""
     PIECES = "pieces"
-    """Nobody: each piece of a stream counts as one token."""
+    """Not counted: each piece of a stream counts as one token."""
     NOBODY = "nobody"
-    """Nobody, and no stream."""
+    """Not counted, and no stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ class Spread:
 
     Attributes:
         count: Number of values.
-        mean: Mean.
         deviation: Sample standard deviation, 0 for a single value.
         minimum: Smallest.
         maximum: Largest.
@@ -77,7 +76,7 @@ class LanguageFigures:
 
     Attributes:
         input_counted_by: Who counted the tokens of prompts.
-        output_counted_by: Who counted those of responses.
+        output_counted_by: Who counted the tokens of responses.
         output_rate: Output tokens per second, of all requests.
         input_rate: Input tokens per second, of all requests.
         request_rate: Requests per second.
@@ -87,7 +86,7 @@ class LanguageFigures:
         inter_chunk: Inter-chunk latencies.
         latency: Request latencies.
         user_rate: Output tokens per second and user.
-        input_tokens: Tokens of prompts, None if nobody counted them.
+        input_tokens: Tokens of prompts, None if not counted.
         output_tokens: Tokens of responses.
         first_token_times: Histogram of the times to first token.
         inter_token_times: Histogram of the inter-token latencies.
@@ -122,7 +121,6 @@ class Figure:
     """How a figure is shown.
 
     Attributes:
-        title: Its title.
         unit: "ms" for a time, "tokens", or "tokens/s/user".
         more_is_better: Whether a larger value is better.
     """
@@ -168,4 +166,4 @@ NAMES: Mapping[str, str] = {
     "input_sequence_length": "input_tokens",
     "isl": "input_tokens",
 }
-"""Fields by the names that conditions use: those of AIPerf, and the usual short ones."""
+"""Fields by their names in conditions: AIPerf's names, and the usual short ones."""

@@ -96,7 +96,6 @@ class Window:
 
     Attributes:
         begin_ns: Start.
-        end_ns: End.
         request_count: Successful requests.
         error_count: Failed requests.
         throughput: Inferences (batch items) per second.
@@ -119,7 +118,6 @@ class TimeBucket:
 
     Attributes:
         begin_ns: Start.
-        end_ns: End.
         sent_count: Requests sent.
         completed_count: Successful requests.
         error_count: Failed requests.
@@ -242,7 +240,7 @@ class LevelResult:
     Attributes:
         level: The load.
         verdict: How far to trust it.
-        reasons: Reasons of the verdict, and further remarks; one sentence each.
+        reasons: Reasons of the verdict, and other remarks; one sentence each.
         duration_ns: Total length of the windows of the result.
         request_count: Successful requests in them.
         throughput: Inferences (batch items) per second.
@@ -354,8 +352,6 @@ class PerfRun:
         began_at: Start time, ISO 8601 with time zone.
         duration_ns: Length of the run.
         machine: The machine of the client.
-        server: The server.
-        model: The model.
         options: The effective options of the command line, by name.
         batch_size: Items in a request.
         stabilising_percentile: Percentile of `LevelResult.latency`, None for the mean.

@@ -86,7 +86,6 @@ class Gpu:
     """One GPU, from the server's metrics page, over the windows of the result.
 
     Attributes:
-        uuid: UUID.
         utilization: Mean share of busy time, from 0 to 1; None if unknown.
         power_watts: Mean power; None if unknown.
         memory_used_bytes: Highest use of memory; None if unknown.
@@ -145,7 +144,7 @@ class MachineLoad:
 
     @property
     def disturbance(self) -> str:
-        """Who took cores that the measurement needed, in a sentence; "" if it had what it needed."""
+        """A sentence on the programs that used cores which the measurement needed, "" if there were none."""
         took = []
         if self.other_cores >= OTHERS_MIN and self.idle_cores <= IDLE_SHARE_MAX * self.core_count:
             took.append(f"other programs took {self.other_cores:.1f}")
@@ -176,7 +175,7 @@ class ServerInfo:
 
     @classmethod
     def of(cls, url: str, protocol: str, metadata: ServerMetadata) -> "ServerInfo":
-        """Return what a server's metadata tells."""
+        """Return the information in a server's metadata."""
         is_charonia = metadata.name == USUAL_NAME and PRODUCT in metadata.extensions
         return cls(url, protocol, PRODUCT if is_charonia else metadata.name, metadata.version, metadata.extensions)
 

@@ -15,7 +15,7 @@ from charonia.tools.results.records import Estimate, LoadMode
 
 
 class Metric(StrEnum):
-    """What is measured, under the names that Model Analyzer's files use."""
+    """Metrics, named as in Model Analyzer's files."""
 
     THROUGHPUT = "perf_throughput"
     LATENCY_AVG = "perf_latency_avg"
@@ -63,7 +63,7 @@ class SearchMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelChange:
-    """What a variant changes in the configuration of one model; None and empty mean: stays as it is.
+    """A variant's changes to the configuration of one model; None and empty mean unchanged.
 
     Attributes:
         model: Its name.
@@ -84,7 +84,7 @@ class ModelChange:
     fields: tuple[tuple[str, str], ...] = ()
 
     def settings(self) -> dict[str, object]:
-        """Return what is changed, by the names of the attributes and of the fields."""
+        """Return the changes, by the names of the attributes and of the fields."""
         named = {
             "instance_count": self.instance_count,
             "max_batch_size": self.max_batch_size,
@@ -98,11 +98,10 @@ class ModelChange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the model stays as it is."""
         return not self.settings()
 
     def __str__(self) -> str:
-        """Return what is changed, short: `2 instances, 1 thread each, batch 8, delay 100 us`."""
+        """Return the changes in short form: `2 instances, 1 thread each, batch 8, delay 100 us`."""
         texts = []
         if self.instance_count is not None:
             texts.append(_counted(self.instance_count, "instance"))
@@ -162,7 +161,6 @@ class Variant:
         return all(change.is_empty for change in self.changes)
 
     def change(self, model: str) -> ModelChange:
-        """Return what it changes in a model."""
         return next((change for change in self.changes if change.model == model), ModelChange(model))
 
     @cached_property
@@ -184,7 +182,7 @@ class LoadPoint:
 
     Attributes:
         model: Its name.
-        mode: What `value` says: concurrency or request rate.
+        mode: Meaning of `value`: concurrency or request rate.
         value: Requests in flight, or requests a second.
         batch_size: Items of each request.
     """
@@ -221,19 +219,19 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Text that is the same in every search that asks for the same measurement; for a journal."""
+        """Text that identifies the measurement in every search; for a journal."""
         loads = [[load.model, load.mode.value, load.value, load.batch_size] for load in self.loads]
         return f"{self.variant.key} {json.dumps(loads)} {self.repeat} {self.effort:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a trial found.
+    """The measurements of a trial.
 
     Attributes:
         metrics: By model, then by name of the metric (`Metric`).
         elapsed_s: Wall time that it took, with loading the variant; it counts against the time budget.
-        notes: What a reader has to know, one sentence each.
+        notes: Remarks for readers, one sentence each.
     """
 
     metrics: Mapping[str, Mapping[str, Estimate]]
@@ -282,10 +280,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is to be made large or small.
+    """A metric to maximize or minimize.
 
     Attributes:
-        metric: What.
         weight: How much it counts beside the model's other objectives.
     """
 
@@ -310,7 +307,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class ModelGoal:
-    """What is wanted of one profiled model.
+    """The goal for one profiled model.
 
     Attributes:
         model: Its name.
@@ -327,7 +324,7 @@ class ModelGoal:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is wanted of everything that is tuned together.
+    """The goal for all models that are tuned together.
 
     Attributes:
         models: One for each profiled model.
@@ -340,19 +337,18 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model before anything is measured.
+    """The facts about a model before the first measurement.
 
     Attributes:
-        name: Its name.
         max_batch_size: Of its configuration, 0 for a model without batching.
         instance_count: Instances of its configuration, all groups together.
         is_profiled: Whether load is sent to it; False for a model that composes another.
         instances_tunable: Whether it has instances: not an ensemble.
         batching_tunable: Whether dynamic batching is legal: not an ensemble, sequences or a model without batching.
         threads_tunable: Whether its threads can be set: ONNX on the CPU.
-        instance_memory_mb: Least memory that each further instance takes, 0 where that is unknown.
+        instance_memory_mb: Least memory of each additional instance, 0 if unknown.
         is_batching: Whether dynamic batching is on in its configuration.
-        queue_delays_us: Queue delays that the best variants are tried with, in order; none: it stays as it is.
+        queue_delays_us: Queue delays to try with the best variants, in order; () leaves it unchanged.
     """
 
     name: str
@@ -379,7 +375,7 @@ class Setting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One setting of one model and the values that it may take. Nothing beyond them is ever asked for.
+    """One setting of one model and the values that it may take. A search tries no other values.
 
     Attributes:
         model: Whose setting.
@@ -437,9 +433,8 @@ class SearchSpace:
     """Everything that may be tried.
 
     Attributes:
-        models: What is tuned together, profiled ones and those that compose them.
+        models: The models that are tuned together: profiled and composing ones.
         dimensions: The settings; their product without what cannot fit are the variants, besides the default one.
-        load: The loads.
         memory: What memory there is, None for not caring.
         core_count: Cores of the server: instances x threads beyond them are left out. 0: unknown.
     """
@@ -488,33 +483,27 @@ class SearchOptions:
 class Search(Protocol):
     """A search: a state machine without clock, network and files. The same outcomes lead to the same trials.
 
-    To resume, make the same search again and tell it the outcomes of the journal for the trials it asks for.
+    To resume, create the same search again and tell it the journal's outcomes of its trials.
     """
 
     def ask(self) -> Trial | None:
         """Return what to measure next, None at the end. Until `tell` it returns the same trial."""
-        ...
 
     def tell(self, outcome: Outcome) -> None:
         """Take the outcome of the trial that `ask` returned."""
-        ...
 
     @property
     def history(self) -> tuple[Told, ...]:
-        """Everything told, in order."""
-        ...
+        """All trials and outcomes told, in order."""
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
         """Variants that were not measured, and why."""
-        ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the search decided on its way, one sentence each: where it stopped, what it dropped and why."""
-        ...
+        """Decisions of the search, one sentence each: where it stopped, and the dropped variants with reasons."""
 
     @property
     def trials_left(self) -> int:
         """Most trials to come."""
-        ...

@@ -21,7 +21,7 @@ class Ranked:
         loads: The load on each profiled model.
         metrics: By model and name, pooled over the repeats.
         trial_numbers: The trials that it was measured in.
-        keeps_constraints: Whether all constraints are kept, as far as the values say.
+        keeps_constraints: Whether the values keep all constraints.
         violation: How far the constraints are missed: sum of the relative distances, 0 where they are kept.
         gain: Relative gain over the default configuration's best, with its interval (0.1: 10 % better);
             None where the default configuration was not measured.
@@ -53,11 +53,11 @@ class Conclusion(StrEnum):
     NO_GAIN = "no_gain"
     """No significant gain over the default configuration."""
     NO_OTHER = "no_other"
-    """Nothing but the default configuration was measured."""
+    """Only the default configuration was measured."""
     NO_DEFAULT = "no_default"
     """There is a best variant, but the default configuration could not be measured."""
     CONSTRAINTS_NOT_MET = "constraints_not_met"
-    """No variant keeps the constraints; the best is the one that came closest."""
+    """No variant keeps the constraints; the best is the closest one."""
     NOTHING_MEASURED = "nothing_measured"
     """Every trial failed, or there was none."""
 
@@ -67,7 +67,7 @@ class Decision:
     """The verdict.
 
     Attributes:
-        conclusion: What it is.
+        conclusion: Its kind.
         best: The recommended variant under its best load; the default one on `NO_GAIN`, `UNDECIDED` and
             `NO_OTHER`.
         default: The default configuration under its best load.
@@ -87,10 +87,9 @@ class Decision:
 
 
 def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL) -> Decision:
-    """Return the verdict on what was measured.
+    """Return the verdict on the measurements.
 
     Args:
-        goal: What is wanted.
         history: Everything that was measured, from a running search too.
         options: Of the search: the more finalists and repeats, the more chances for a lucky one to look better.
     """
@@ -201,7 +200,7 @@ def between_loads(loads: Sequence[LoadPoint], others: Sequence[LoadPoint]) -> st
 
 
 def _load_sentences(evidence: Evidence, best: Ranked, default: Ranked | None) -> tuple[str, ...]:
-    """Say what a comparison between different loads is worth."""
+    """Qualify a comparison between different loads."""
     if default is None or not best.between_loads:
         return ()
     text = loads_text(best.loads)
@@ -217,7 +216,7 @@ def _tie_sentences(ties: Sequence[Ranked], best: Ranked) -> tuple[str, ...]:
         for tie in ties
         if len(tie.trial_numbers) > 1
     ][:_TIES_NAMED_MAX]
-    return (f"As good, as far as the measurements tell: {'; '.join(others)}.",) if others else ()
+    return (f"Equally good within the measurements: {'; '.join(others)}.",) if others else ()
 
 
 def _nothing(goal: Goal, history: Sequence[Told]) -> tuple[str, ...]:
@@ -228,7 +227,7 @@ def _nothing(goal: Goal, history: Sequence[Told]) -> tuple[str, ...]:
     lines = [f"Nothing was measured: {len(history)} measurements, none of which counts."]
     lines += [f"Failed: {reason}" for reason in list(reasons)[:_TIES_NAMED_MAX]]
     if missing:
-        lines.append(f"The server or the machine does not tell {', '.join(missing)}.")
+        lines.append(f"The server or the machine does not report {', '.join(missing)}.")
     return tuple(lines)
 
 
@@ -258,7 +257,7 @@ def _missed(constraint: Constraint, estimate: Estimate) -> float | None:
 
 
 GAIN_MAX = 10.0
-"""An interval that reaches further, from a loss, means that nothing is known."""
+"""An interval from a loss to beyond this gain means that the result is unknown."""
 
 
 def percent(share: Estimate) -> str:

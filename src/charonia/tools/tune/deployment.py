@@ -18,7 +18,7 @@ from charonia.tools.tune.variants import BaseModel, depth, load_text
 from charonia.wire.transport import Failure
 
 PROBE = "charonia-tune-is-this-mode-explicit"
-"""Name of a model that does not exist: a request to load it tells whether the server is in mode explicit."""
+"""Name of a model that does not exist: a request to load it reveals whether the server is in mode explicit."""
 
 NOT_EXPLICIT = "explicit model load"
 """What servers in another mode answer."""
@@ -47,11 +47,7 @@ class Before:
 
 
 class Deployment:
-    """The tuned models of a server.
-
-    Args:
-        server: The server.
-    """
+    """The tuned models of a server."""
 
     def __init__(self, server: MeasuredServer) -> None:
         self._server = server
@@ -95,7 +91,7 @@ class Deployment:
         for name in models:
             if name not in known:
                 listed = ", ".join(sorted(known)[:20]) or "none"
-                raise not_found(f"the server has no model '{name}'; its models are: {listed}")
+                raise not_found(f"the server does not have the model '{name}'; its models are: {listed}")
             if name not in self._before:
                 is_ready = name in self._ready_before
                 self._before[name] = Before(is_ready, dict(self.client.model_config(name)) if is_ready else None)
@@ -105,7 +101,7 @@ class Deployment:
 
         Args:
             model: Its name.
-            instead: What to load in place of its own configuration, None for that.
+            instead: Replacement of its configuration, None for none.
 
         Raises:
             ServingError: It cannot be loaded.
@@ -119,7 +115,7 @@ class Deployment:
 
         Args:
             bases: The models as they were found.
-            configs: Configuration by model; of models that stay as they are, their own one.
+            configs: Configuration by model; of unchanged models, their own.
 
         Raises:
             ServerLostError: The server is gone.
@@ -143,14 +139,14 @@ class Deployment:
             raise
 
     def forget(self) -> None:
-        """Forget what is loaded, because the server was restarted."""
+        """Reset the record of loaded models, because the server was restarted."""
         self._loaded.clear()
         self._overridden.clear()
 
     def restore(self, note: Note) -> None:
         """Restore the server's models. A failure is noted, and the rest continues.
 
-        A server of our own is to serve other models next: those that were tuned are unloaded.
+        A server that this tool started serves other models next: the tuned models are unloaded.
         """
         touched = sorted(self._touched)
         if self._server.is_ours:
@@ -180,7 +176,7 @@ class Deployment:
                     self.client.load_model(name)
 
     def _text(self, base: BaseModel, config: ModelConfig) -> str:
-        """Return what a load request says of a configuration.
+        """Return the text of a configuration in a load request.
 
         Triton does not reload a model whose files have not changed, even if it runs with another configuration. So
         after such a load, the model's own configuration is sent in full, too.

@@ -1,4 +1,4 @@
-"""Runs one search: asks for trials, finds each in the journal or measures it, and reports the outcome to the search."""
+"""Runs one search: gets its trials, finds each in the journal or measures it, and tells the search the outcome."""
 
 import difflib
 import time
@@ -37,7 +37,6 @@ class SearchContext:
     """The state that the searches of a run share.
 
     Attributes:
-        server: The server.
         deployment: Its models.
         journal: The measurements so far.
         output: The repository that variants are written to.
@@ -60,7 +59,7 @@ class SearchEnd:
     """How a search ended.
 
     Attributes:
-        group: What it found.
+        group: Its results.
         is_interrupted: Whether the user ended it.
         problem: What ended it early, "" for nothing.
     """
@@ -110,7 +109,7 @@ class GroupSearch:
         self._duplicates: dict[str, Skipped] = {}
 
     def run(self) -> SearchEnd:
-        """Run the search. What was measured is returned in any case.
+        """Run the search. The measurements are returned in any case.
 
         Raises:
             ServingError: There is nothing to search.
@@ -123,7 +122,7 @@ class GroupSearch:
         except (InterruptedTrialError, KeyboardInterrupt):
             is_interrupted = True
         except ServingError as error:
-            # The server is gone, or a write failed: report what was measured.
+            # The server is gone, or a write failed: report the measurements so far.
             problem = str(error)
         decision = self._decide()
         skipped = (*search.skipped, *self._duplicates.values())
@@ -232,7 +231,7 @@ class GroupSearch:
         return True
 
     def _bring_back(self, error: ServerLostError) -> None:
-        """Restart a server that this tool started, so that the search goes on with other variants.
+        """Restart a server that this tool started, so that the search continues with other variants.
 
         Raises:
             ServerLostError: It is a remote server, or it crashed too often.
@@ -252,7 +251,7 @@ class GroupSearch:
         try:
             return apply_variant(self._bases, variant)
         except ServingError as error:
-            self._note(f"'{variant}' is no configuration: {error}.")
+            self._note(f"'{variant}' is not a configuration: {error}.")
             return {}
 
     def _record(self, variant: Variant, configs: Mapping[str, ModelConfig]) -> VariantRecord:

@@ -34,9 +34,9 @@ class Entry:
     """A trial that was measured, or failed.
 
     Attributes:
-        scope: Digest of what the result depends on.
+        scope: Digest of all inputs that the result depends on.
         key: Key of the trial.
-        measured: What was found, None for a failure.
+        measured: The measurements, None for a failure.
         failed: Why it failed, None otherwise.
         levels: The measurement of each model in full.
     """
@@ -78,7 +78,7 @@ class Journal:
             self._file.seek(0)
             content = self._file.read()
             if content and not content.endswith(b"\n"):
-                self._file.write(b"\n")  # what was cut off stays a line of its own
+                self._file.write(b"\n")  # a truncated entry stays a separate line
         except OSError as error:
             self._close()
             raise _unwritable(self.path, error) from error

@@ -45,7 +45,7 @@ _PERCENTILES = {
 def outcome_of(
     results: Mapping[str, LevelResult], percentiles: Mapping[str, float | None], elapsed_s: float
 ) -> Outcome:
-    """Return what a trial found.
+    """Return the outcome of a trial.
 
     Args:
         results: The measurement of each model.
@@ -168,7 +168,7 @@ PRECISION = 0.02
 """Half-width of the confidence intervals that ends a measurement of full effort before its time."""
 
 STEADY_SHARE = 0.4
-"""Least part of the longest time of a measurement: a steady model needs no more."""
+"""Least part of the longest time of a measurement, enough for a steady model."""
 
 REQUESTS_MIN = 10
 """With fewer answers, a slow model is measured again, for longer."""
@@ -186,10 +186,10 @@ class PreparedLoad:
     """A load, ready to be sent.
 
     Attributes:
-        settings: What the load generator takes, without load and duration.
+        settings: Settings of the load generator, without load and duration.
         source: The requests.
         subject: The model as the server has it now.
-        is_timed: Whether the user has said how it is to be measured.
+        is_timed: Whether the user has chosen how to measure.
         replies: Decodes the responses of a language model.
     """
 
@@ -212,7 +212,6 @@ class Measurer:
     """Measures trials on one server. Use `close` at the end.
 
     Args:
-        server: The server.
         prepare: Makes loads ready.
         time_s: Longest time of a measurement of full effort.
         percentiles: The percentile of each model that has to be known well, None for the mean.
@@ -266,7 +265,7 @@ class Measurer:
         return sample[1] / 1e6 if sample is not None else None
 
     def measure(self, loads: Sequence[LoadPoint], effort: float, *, is_fresh: bool) -> dict[str, LevelResult]:
-        """Measure loads at the same time and return what was found, by model.
+        """Measure loads at the same time and return the results by model.
 
         Args:
             loads: One a model.
@@ -274,7 +273,7 @@ class Measurer:
             is_fresh: Whether the variant has just been loaded, and warms up first.
 
         Raises:
-            InterruptedTrialError: The user wants the end.
+            InterruptedTrialError: The user interrupted the run.
             ServerLostError: The server is gone.
             ServingError: The load cannot be sent.
         """

@@ -51,7 +51,6 @@ class Point:
 
     Attributes:
         variant: The configuration.
-        loads: The load.
         metrics: Pooled, by model and name.
         trial_numbers: Every trial of it, counted or not.
         score: How good it is.
@@ -73,12 +72,12 @@ class Point:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Key to sort by, best last: those that keep the constraints by score, before all others by their distance."""
+        """Key to sort by, best last: valid ones by score, after the others by their distance from the constraints."""
         return (True, self.score.value) if self.violation == 0 else (False, -self.violation)
 
 
 class Evidence:
-    """Everything told so far, and what it means for a goal."""
+    """All measurements so far, judged by a goal."""
 
     def __init__(self, goal: Goal) -> None:
         for model in goal.models:
@@ -101,7 +100,7 @@ class Evidence:
         self._variants.setdefault(key, told.trial.variant)
         group = self._groups[key].setdefault(told.trial.loads, [])
         group.append(told)
-        if len(group) > 1:  # it says how much measurements vary, which is a part of every point
+        if len(group) > 1:  # it shows how much measurements vary, which is a part of every point
             self._noise = None
             self._points.clear()
 
@@ -116,7 +115,7 @@ class Evidence:
         return tuple(missing)
 
     def variants(self) -> tuple[Variant, ...]:
-        """Return what was measured, in the order of the first measurements."""
+        """Return the measured variants, in the order of the first measurements."""
         return tuple(self._variants.values())
 
     def count(self, variant: Variant, loads: Loads, effort: float = 0.0) -> int:
@@ -135,8 +134,8 @@ class Evidence:
     def best(self, variant: Variant) -> Point | None:
         """Return a variant's best point, None without any.
 
-        Points that were measured with the most effort are preferred over those that were only looked at: the latter
-        have been judged already when the former were picked.
+        Points that were measured with the most effort are preferred over briefly measured ones, which were already
+        judged when the former were picked.
         """
         points = list(self.points(variant))
         most = max((point.effort for point in points), default=0.0)
@@ -145,7 +144,7 @@ class Evidence:
     def ranking(self) -> list[Point]:
         """Return the best point of each variant, best first.
 
-        Of those that keep the constraints, a point measured with more effort comes first: the others lost the
+        Of the points that keep the constraints, a point measured with more effort comes first: the others lost the
         comparison at equal effort, and may look better only by chance.
         """
         points = [point for variant in self.variants() if (point := self.best(variant))]
@@ -253,7 +252,7 @@ def confidence_of_looks(goal: Goal, options: SearchOptions) -> float:
     """Return the confidence of one comparison of finalists, so that all of them together have the goal's (Bonferroni).
 
     They are compared after each round of repeats, and the best with the default one when what looks better is measured
-    again: so many looks find a difference by chance more often than one.
+    again: many checks find a difference by chance more often than one.
     """
     looks = max(1, options.finalist_count) * max(1, options.repeats_max - 1) + options.repeats_max
     return 1 - (1 - goal.confidence) / looks
@@ -303,10 +302,10 @@ def _values(group: Sequence[Told]) -> dict[tuple[str, float], list[float]]:
 
 
 def _counted(group: Sequence[Told]) -> tuple[list[Measured], float]:
-    """Return the measurements that say how good a point is, and the effort of them.
+    """Return the measurements that count for a point, and their effort.
 
-    Short ones do not count beside long ones. Neither does the first where there are two more: it is the one that the
-    point was picked for, and what is picked was lucky more often than not.
+    Short ones do not count beside long ones. Neither does the first where there are two more: the point was picked for
+    it, and picked measurements were lucky more often than not.
     """
     effort = max(told.trial.effort for told in group)
     kept = [told.outcome for told in group if told.trial.effort == effort and isinstance(told.outcome, Measured)]

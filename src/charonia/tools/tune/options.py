@@ -24,7 +24,7 @@ class LaunchMode(StrEnum):
 
 
 class TuneFor(StrEnum):
-    """What the model is for: the word behind `-m` before the subcommand. It decides what a report shows first."""
+    """The use of the model: the word behind `-m` before the subcommand. It decides the first figures of a report."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -35,17 +35,17 @@ class LaunchOptions:
     """The server.
 
     Attributes:
-        mode: Where it is from.
+        mode: Its origin.
         repository: The model repository; needed unless the server is a remote one.
-        http_endpoint: Where a remote server answers HTTP.
-        grpc_endpoint: Where it answers gRPC.
+        http_endpoint: HTTP address of a remote server.
+        grpc_endpoint: Its gRPC address.
         metrics_url: Its metrics page.
         server_path: Program to start in place of `charonia serve`, "" for none.
         server_log: File for the server's log.
         server_flags: More flags of a local server.
         server_environment: More environment of a local server.
         retries: Most attempts to reach a remote server.
-        reload_disabled: Whether a remote server's models stay as they are: loads alone are searched.
+        reload_disabled: Whether a remote server's models stay unchanged: only loads are searched.
     """
 
     mode: LaunchMode = LaunchMode.LOCAL
@@ -63,11 +63,11 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What is searched, and how.
+    """The search.
 
     Attributes:
         mode: Which search.
-        disabled: Whether only what is written down is measured.
+        disabled: Whether to measure only listed configurations.
         concurrency_min: Least concurrency.
         concurrency_max: Largest concurrency.
         rate_min: Least request rate.
@@ -141,12 +141,11 @@ class MeasureSettings:
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """What is written where.
+    """The output files.
 
     Attributes:
         repository: Folder for the variants.
         override: Whether variants that are there already are replaced.
-        journal_folder: Folder of the journal.
         export: Folder that the folder `results` is made in.
         inference_file: Name of the table of measurements.
         gpu_file: Name of the table of GPUs.
@@ -184,15 +183,14 @@ class OutputSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What is asked for one model; None and empty: as for all.
+    """The request for one model; None and empty: as for all.
 
     Attributes:
-        name: Its name.
         concurrency: Exactly these concurrencies.
         request_rate: Exactly these request rates.
         batch_sizes: Items of a request.
         config_parameters: Fields of config.pbtxt and the values to try, as YAML has them, in JSON text by field.
-        objectives: What is to be made large or small.
+        objectives: Metrics to maximize or minimize.
         constraints: Limits to keep.
         weight: How much the model counts beside the others.
         cpu_only: Whether its instances are on the CPU.
@@ -219,8 +217,8 @@ class ModelsSettings:
 
     Attributes:
         profile: The models that get load, in order.
-        composing: Models that a model of `profile` calls (BLS), or further settings for models of an ensemble.
-        cpu_only_composing: Those of them whose instances are on the CPU.
+        composing: Models that a model of `profile` calls (BLS), or individual settings for models of an ensemble.
+        cpu_only_composing: Composing models whose instances are on the CPU.
     """
 
     profile: tuple[ModelRequest, ...] = ()
@@ -230,14 +228,14 @@ class ModelsSettings:
 
 @dataclass(frozen=True, slots=True)
 class GoalSettings:
-    """What is wanted of a model that does not say.
+    """The goal for models without their own.
 
     Attributes:
-        objectives: What is to be made large or small.
+        objectives: Metrics to maximize or minimize.
         constraints: Limits to keep.
         latency_budget_ms: Largest p99 latency, 0 for none.
         min_throughput: Least throughput, 0 for none.
-        tune_for: What the models are for.
+        tune_for: The use of the models.
     """
 
     objectives: tuple[Objective, ...] = ()
@@ -271,11 +269,10 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True)
 class TuneRequest:
-    """What is asked for, and how.
+    """A tuning request.
 
     Attributes:
-        options: The options.
-        named: Those that were named, as text by name.
+        named: The given options, as text by name.
         notes: Remarks, one sentence each.
     """
 

@@ -43,15 +43,14 @@ class OutputRepository:
         self._written: dict[str, list[str]] = {}
 
     def open(self, models: Iterable[str], scope: str) -> None:
-        """Make the folder ready for the variants of some models.
+        """Prepare the folder for the variants of some models.
 
         Args:
             models: Their names.
-            scope: What the run is about: without override, folders of the same scope are gone on with.
+            scope: Digest of the run: without override, folders of the same scope are continued.
 
         Raises:
-            ServingError: INVALID_ARG when it holds what is not to be replaced, lies in the model repository, or cannot
-                be written.
+            ServingError: INVALID_ARG when it has other content, is inside the model repository, or cannot be written.
         """
         if self._source is not None and self.path.resolve().is_relative_to(self._source.resolve()):
             raise invalid(
@@ -101,7 +100,7 @@ class OutputRepository:
         """
         folder = self.path / name
         if not _OURS.fullmatch(name):
-            raise internal(f"'{name}' is no name of a variant")
+            raise internal(f"'{name}' is not the name of a variant")
         try:
             if name not in self._listed:
                 folder.mkdir()

@@ -40,9 +40,8 @@ class SearchProblem:
     """The arguments of a search.
 
     Attributes:
-        space: What may be tried.
-        goal: What is wanted.
-        options: How to go about it.
+        space: The search space.
+        options: Options of the search.
     """
 
     space: SearchSpace

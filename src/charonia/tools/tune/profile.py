@@ -41,7 +41,7 @@ from charonia.tools.tune.variants import BaseModel, config_of, instance_kind, on
 from charonia.version import __version__
 
 SHARED_MB = 100.0
-"""Memory of the first instance that further instances share: libraries."""
+"""Memory of the first instance that all instances share: libraries."""
 
 SHARED_GPU_MB = 600.0
 """The same on a GPU: the context of its process."""
@@ -71,11 +71,11 @@ def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: St
     Args:
         request: The options.
         prepare: Makes loads ready.
-        progress: Is told what happens.
-        stop: Ends the run early, with what was measured.
+        progress: Receives the events.
+        stop: Ends the run early, with the measurements so far.
 
     Raises:
-        ServingError: Nothing can be tuned, or nothing can be written. What was measured is in the journal.
+        ServingError: Nothing can be tuned, or nothing can be written. The journal has the measurements.
     """
     options = request.options
     began_at, begin = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
@@ -181,7 +181,7 @@ class _TuningRun:
             )
             ended = search.run()
             if ended.group.decision.conclusion is Conclusion.NOTHING_MEASURED:
-                self.context.output.discard(bases)  # or the next run would take them for those of another
+                self.context.output.discard(bases)  # otherwise the next run mistakes them for another run's
             return ended
         finally:
             if measurer is not None:
@@ -190,7 +190,7 @@ class _TuningRun:
                 self.context.deployment.restore(self._note)
 
     def _bases(self, requests: tuple[ModelRequest, ...]) -> dict[str, BaseModel]:
-        """Return the models of a group as found: the profiled ones, and those that they call or are composed of."""
+        """Return the models of a group as found: the profiled ones, and their composing models."""
         wanted = {request.name: request for request in requests}
         wanted |= {request.name: request for request in self.options.models.composing if request.name not in wanted}
         found: dict[str, BaseModel] = {}
@@ -260,7 +260,7 @@ class _TuningRun:
         return (sample[1] / 1e6 if sample is not None else None), (_used_on(gpus) if gpus else None)
 
     def _written(self, name: str) -> ModelConfig | None:
-        """Return the configuration in the model's own config.pbtxt, None if it has no such file here."""
+        """Return the configuration in the model's own config.pbtxt, None if the file does not exist here."""
         path = self.source / name / CONFIG_FILE if self.source is not None else None
         if path is None or not path.is_file():
             return None
@@ -318,7 +318,7 @@ def _server_info(server: MeasuredServer) -> ServerInfo:
 
 
 def _gpus(server: MeasuredServer) -> tuple[Gpu, ...]:
-    """Return the GPUs that the server's metrics page names; none where there is no such page."""
+    """Return the GPUs that the server's metrics page names; none without that page."""
     try:
         return metrics_page.gpus([metrics_page.parse(read_page(server.metrics_url))])
     except ServingError:

@@ -57,8 +57,8 @@ class SearchDone:
     """The search ended.
 
     Attributes:
-        decision: What it found.
-        skipped: What was not measured, and why.
+        decision: Its verdict.
+        skipped: Variants that were not measured, with reasons.
     """
 
     decision: Decision

@@ -21,7 +21,6 @@ class ModelConfigRecord:
     """The configuration of one model in a variant.
 
     Attributes:
-        model: The model.
         name: Name of the configuration, and of its folder: `add_sub_config_0`.
         text: Its config.pbtxt, without the model's name.
         diff: What differs from the model's own one, as a unified diff; "" for nothing.
@@ -53,7 +52,7 @@ class VariantRecord:
     """A variant that was tried.
 
     Attributes:
-        variant: What it changes.
+        variant: Its changes.
         name: Names of its configurations of the profiled models, with commas between them.
         configs: Its configurations, profiled models first.
     """
@@ -70,7 +69,7 @@ class VariantRecord:
 
     @property
     def tuned(self) -> tuple[ModelConfigRecord, ...]:
-        """The configurations that say what was tried: those of composing models where there are any."""
+        """The configurations whose settings were searched: of composing models where there are any."""
         return tuple(config for config in self.configs if not config.is_profiled) or self.configs
 
     def is_named(self, names: Sequence[str]) -> bool:
@@ -83,8 +82,7 @@ class TrialRecord:
     """A trial and its outcome.
 
     Attributes:
-        trial: The trial.
-        measured: What was found, None for a failure.
+        measured: The measurements, None for a failure.
         failed: Why it failed, None otherwise.
         levels: The measurement of each model in full.
         is_resumed: Whether it is from the journal.
@@ -106,14 +104,13 @@ class GroupRecord:
     """Models that were tuned together: usually one, with the models that it is composed of.
 
     Attributes:
-        goal: What was wanted.
         decision: The verdict.
-        variants: What was tried, in the order of the first trials.
+        variants: The variants, in the order of the first trials.
         trials: All trials, in order.
         skipped: Variants that were not measured, and why.
-        notes: What the search decided on its way, and what else a reader has to know; one sentence each.
+        notes: Decisions of the search, and other remarks; one sentence each.
         duration_s: Wall time.
-        is_complete: Whether the search came to its end.
+        is_complete: Whether the search completed.
     """
 
     goal: Goal
@@ -170,14 +167,14 @@ class TuneRun:
         tool: Name and version of what measured.
         began_at: Begin, ISO 8601 with time zone.
         duration_s: Wall time.
-        machine: Where the load was made.
+        machine: The machine of the load generator.
         server: Which server.
         is_remote: Whether the server was already running.
         options: The options that were named, by name.
         seed: Seed of random choices.
-        groups: What was found.
+        groups: The results.
         idle_gpus: The server's GPUs before the first model was loaded.
-        notes: What a reader has to know about the whole run.
+        notes: Remarks on the whole run.
         is_interrupted: Whether the user ended it.
         problem: What ended it early, "" for nothing.
         command: The command line, "" where a program started the run.
@@ -211,7 +208,7 @@ def from_json(text: str | bytes, source: str = "the JSON text") -> TuneRun:
 
     Args:
         text: What `to_json` returned.
-        source: Where the text is from, for messages.
+        source: Source of the text, for messages.
 
     Raises:
         ServingError: INVALID_ARG when it is not a run of this version.

@@ -46,10 +46,9 @@ class MeasuredServer(Protocol):
     """A server that answers.
 
     Attributes:
-        control_url: Where it is asked and told about its models.
+        control_url: Its URL for the control of models.
         metrics_url: Its metrics page.
         is_ours: Whether this tool started it, so that it has no other clients.
-        client: To ask it with.
     """
 
     control_url: str
@@ -59,11 +58,9 @@ class MeasuredServer(Protocol):
 
     def fate(self) -> str:
         """Return how it ended, as a sentence; "" while it runs or if that is unknown."""
-        ...
 
     def url(self, protocol: WireProtocol) -> str:
         """Return where requests are sent."""
-        ...
 
     def restart(self) -> None:
         """Restart it after it ended.
@@ -71,7 +68,6 @@ class MeasuredServer(Protocol):
         Raises:
             ServingError: UNAVAILABLE when it does not start, or is not ours to start.
         """
-        ...
 
 
 class LocalServer:
@@ -157,7 +153,7 @@ class LocalServer:
         flags += [f"--{name}={value}" if value else f"--{name}" for name, value in self._options.server_flags]
         environment = os.environ | dict(self._options.server_environment)
         try:
-            # In a session of its own, so that Ctrl-C reaches this process only, which then stops the server.
+            # In a separate session, so that Ctrl-C reaches this process only, which then stops the server.
             self._process = subprocess.Popen(
                 with_parent_death_signal([*self._command, *flags], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
@@ -207,13 +203,13 @@ class LocalServer:
 class RemoteServer:
     """A server that runs already. Use it as a context manager.
 
-    It is told about its models over the protocol of the requests, and over the other one where that is not answered: a
-    port that is not needed need not be reachable.
+    Models are controlled over the protocol of the requests, or over the other protocol if that does not respond: an
+    unused port need not be reachable.
 
     Args:
-        options: Where it answers.
-        protocol: What requests are sent over.
-        note: Is told that the server is waited for.
+        options: Its addresses.
+        protocol: The protocol of requests.
+        note: Receives the message that the tool waits for the server.
         stop: Ends the wait.
     """
 
@@ -246,7 +242,7 @@ class RemoteServer:
                     if client.server_ready():
                         self.control_url, self.client = url, client
                         return self
-                    client.server_metadata()  # where nobody answers, the error says why
+                    client.server_metadata()  # without an answer, the error says why
                     problems[url] = f"{url} is not ready"
                 except ServingError as error:
                     problems[url] = error.message
@@ -260,13 +256,13 @@ class RemoteServer:
             pause = min(2 * pause, REMOTE_RETRY_SECONDS_MAX)
         raise unavailable(
             "no server answers: " + "; ".join(problems.values()),
-            hint="--triton-http-endpoint and --triton-grpc-endpoint say where it is",
+            hint="--triton-http-endpoint and --triton-grpc-endpoint have its address",
         )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the connections; the server goes on."""
+        """Close the connections; the server continues."""
         self.client.close()
 
     def fate(self) -> str:
@@ -297,7 +293,7 @@ def fate_of(server: MeasuredServer) -> str:
 def server_of(
     options: LaunchOptions, protocol: WireProtocol, note: Callable[[str], None], stop: StopRequest
 ) -> LocalServer | RemoteServer:
-    """Return the server that the options ask for, not yet started; requests are sent to it over a protocol."""
+    """Return the server of the options, not yet started, for requests over a protocol."""
     return RemoteServer(options, protocol, note, stop) if options.mode is LaunchMode.REMOTE else LocalServer(options)
 
 
@@ -305,7 +301,7 @@ def command_of(options: LaunchOptions) -> list[str]:
     """Return the program to start, without flags.
 
     Raises:
-        ServingError: INVALID_ARG where there is no such program, or a flag is given that is set here.
+        ServingError: INVALID_ARG where the program does not exist, or a flag is given that is set here.
     """
     for name, _ in options.server_flags:
         if name in RESERVED_FLAGS:

@@ -28,7 +28,7 @@ VARIANTS_MAX = 100_000
 """Most variants that a space may have: a larger product is a mistake in the ranges."""
 
 SMALL_SPACE = 8
-"""In spaces up to this size, each variant is measured thoroughly at once, and the best are repeated less often."""
+"""In spaces up to this size, each variant is first measured thoroughly, and the best are repeated less often."""
 
 
 def doubling(minimum: float, maximum: float) -> tuple[float, ...]:
@@ -56,7 +56,7 @@ def automatic_dimensions(
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
     core_count: int = 1,
 ) -> tuple[Dimension, ...]:
-    """Return what is tried of a model whose user gave no values.
+    """Return the dimensions to try of a model without values from the user.
 
     Args:
         facts: The model.
@@ -100,7 +100,7 @@ def manual_dimensions(model: str, parameters: Mapping[str, Any]) -> tuple[Dimens
         else:
             texts = (json.dumps(value, sort_keys=True) for value in values)
             dimensions.append(Dimension(model, name, tuple(dict.fromkeys(texts))))
-    # The batch size is the innermost loop: it is the one that ends early.
+    # The batch size is the innermost loop, because it ends early.
     return tuple(sorted(dimensions, key=lambda dimension: dimension.setting == Setting.MAX_BATCH_SIZE))
 
 
@@ -238,7 +238,7 @@ def max_batch_size(facts: ModelFacts, change: ModelChange) -> int:
 
 
 def batch_slots(space: SearchSpace, variant: Variant, model: str) -> int:
-    """Return how many items fit into all instances at once.
+    """Return how many items fit into all instances together.
 
     Of a model made of others it is the largest number among them: that stage has to be kept busy.
     """
@@ -252,5 +252,5 @@ def batch_slots(space: SearchSpace, variant: Variant, model: str) -> int:
 
 
 def load_values(load: LoadSpace) -> tuple[float, ...]:
-    """Return the loads of a sweep: what the user gave, or powers of two within the bounds."""
+    """Return the loads of a sweep: the user's values, or powers of two within the bounds."""
     return load.values or doubling(float(load.minimum), float(load.maximum))

@@ -19,7 +19,6 @@ def summary(run: TuneRun, configs_per_model: int = 3, names: Sequence[str] = (),
     """Return the summary of a run.
 
     Args:
-        run: The run.
         configs_per_model: Variants of each model beside the default one.
         names: Just these variants, () for the best.
         top_configs: Variants of all models together, 0 for no such table.
@@ -28,9 +27,9 @@ def summary(run: TuneRun, configs_per_model: int = 3, names: Sequence[str] = (),
     if top_configs and len(run.groups) > 1:
         blocks.append(_top(run, top_configs))
     if run.problem:
-        blocks.append(f"The run ended early: {run.problem}. What was measured is kept; the same command goes on.")
+        blocks.append(f"The run ended early: {run.problem}. The measurements are kept; the same command resumes.")
     elif run.is_interrupted:
-        blocks.append("Interrupted. What was measured is kept; the same command goes on from there.")
+        blocks.append("Interrupted. The measurements are kept; the same command resumes.")
     return "\n\n".join(blocks)
 
 

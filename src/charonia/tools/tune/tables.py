@@ -27,9 +27,7 @@ class Row:
     """A point of a variant.
 
     Attributes:
-        group: Its group.
-        variant: The variant.
-        point: What was measured.
+        point: The measured point.
         trials: The trials that it was measured in.
     """
 
@@ -45,7 +43,7 @@ class Row:
 
     @property
     def tuned(self) -> tuple[ModelConfigRecord, ...]:
-        """Configurations whose settings were searched: for an ensemble, those of its composing models."""
+        """Configurations whose settings were searched: for an ensemble, of its composing models."""
         return tuple(config for config in self.variant.configs if not config.is_profiled) or self.profiled
 
 
@@ -86,7 +84,7 @@ def server_csv(gpus: Sequence[Gpu], fields: Sequence[str] = ()) -> str:
 
 
 def rows_of(group: GroupRecord) -> Iterator[Row]:
-    """Yield what was measured, in the order of the tables."""
+    """Yield the measurements, in the order of the tables."""
     evidence = Evidence(group.goal)
     for told in group.history:
         evidence.add(told)

@@ -1,6 +1,6 @@
 """Applies a variant to the configurations of its models, and names the resulting configurations. Pure.
 
-A variant is based on the model's own configuration; only what it changes differs. Configurations are numbered in the
+A variant is the model's own configuration with its changes. Configurations are numbered in the
 order in which they are first used; variants with the same text share a number.
 """
 
@@ -29,11 +29,10 @@ class BaseModel:
     """A model as it was found.
 
     Attributes:
-        name: Its name.
-        config: What variants start from: the text of its config.pbtxt, or what the server has completed.
-        complete: What the server has completed.
+        config: The base of variants: the text of its config.pbtxt, or the completed configuration.
+        complete: The configuration as completed by the server.
         kind: Where instances run.
-        has_gpu: Whether instances may run on a GPU; elsewhere, variants that ask for one run on the CPU.
+        has_gpu: Whether instances may run on a GPU; elsewhere, variants for a GPU run on the CPU.
         instance_memory_mb: Least memory that one more instance takes, 0 for unknown.
     """
 
@@ -72,7 +71,7 @@ def instance_kind(complete: ModelConfig, *, cpu_only: bool) -> InstanceKind:
     for kind in (InstanceKind.KIND_GPU, InstanceKind.KIND_MODEL, InstanceKind.KIND_CPU):
         if kind in kinds:
             return kind
-    # KIND_AUTO does not tell whether the server has GPUs, and one without them refuses KIND_GPU.
+    # KIND_AUTO does not reveal whether the server has GPUs, and one without them refuses KIND_GPU.
     return InstanceKind.KIND_CPU
 
 
@@ -96,7 +95,7 @@ def apply_change(base: BaseModel, change: ModelChange) -> ModelConfig:
     """Return the configuration of a model with a change.
 
     Raises:
-        ServingError: INVALID_ARG for a field that is no such value.
+        ServingError: INVALID_ARG for a field with an invalid value.
     """
     config = base.config
     if change.instance_count is not None:
@@ -117,7 +116,7 @@ def apply_variant(bases: Mapping[str, BaseModel], variant: Variant) -> dict[str,
     """Return the configuration of each model in a variant; an ensemble batches no more than its composing models.
 
     Raises:
-        ServingError: INVALID_ARG for a field that is no such value.
+        ServingError: INVALID_ARG for a field with an invalid value.
     """
     configs = {name: apply_change(base, variant.change(name)) for name, base in bases.items()}
     for name, base in bases.items():
@@ -139,7 +138,7 @@ def effective_text(bases: Mapping[str, BaseModel], variant: Variant) -> str:
 
 
 def _with_written_groups(config: ModelConfig, kind: InstanceKind) -> ModelConfig:
-    """Return a configuration whose instance groups spell out what a server completes, without their names."""
+    """Return a configuration whose instance groups spell out the server's defaults, without their names."""
     groups = tuple(
         replace(
             group,
@@ -209,9 +208,9 @@ def instance_group_text(config: ModelConfig) -> str:
 
 
 def load_text(config: ModelConfig) -> str:
-    """Return a configuration as the JSON that a load request takes, without what is not set.
+    """Return a configuration as the JSON of a load request, without unset fields.
 
-    A server of another version may not know every field, and refuses those that it does not.
+    A server of another version may not know every field, and refuses unknown fields.
     """
     return MessageToJson(to_message(config), preserving_proto_field_name=True, indent=None)
 
@@ -242,7 +241,7 @@ def _with_batching(config: ModelConfig, base: BaseModel, change: ModelChange) ->
 
 
 def _parameter(value: object) -> dict[str, str]:
-    """Return a value as a parameter; what is no text is JSON, as engines read it."""
+    """Return a value as a parameter; a value that is not text becomes JSON, as engines read it."""
     return {"string_value": value if isinstance(value, str) else json.dumps(value)}
 
 

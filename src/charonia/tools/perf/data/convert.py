@@ -38,7 +38,6 @@ def from_list(spec: TensorSpec, content: object, shape: Shape | None) -> Array:
 
     Args:
         spec: The tensor.
-        content: The list.
         shape: Explicit shape, None for the tensor's own.
 
     Raises:

@@ -64,7 +64,7 @@ def _parse(path: Path) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        pass  # NaN and Infinity are no JSON proper, and the other parser says where a mistake is
+        pass  # NaN and Infinity are not JSON, and the other parser reports the position of a mistake
     try:
         document: object = json.loads(text)
     except UnicodeDecodeError as error:

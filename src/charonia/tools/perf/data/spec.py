@@ -21,7 +21,6 @@ class InputStep:
     """An item to send.
 
     Attributes:
-        inputs: Its inputs.
         expected: Expected outputs, None without validation data.
         where: Its place in a file, for messages, e.g. `data.json: step 3`.
     """
@@ -82,8 +81,6 @@ class ModelSpec:
         name: Model name.
         version: Version to request, "" for the server's choice.
         max_batch_size: Limit of items in a request; 0 for a model without batch dimension.
-        inputs: Its inputs.
-        outputs: Its outputs.
     """
 
     name: str

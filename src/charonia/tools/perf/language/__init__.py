@@ -1,1 +1,1 @@
-"""Load for language models: prompts, requests of several APIs, and what the tokens of their responses say."""
+"""Load for language models: prompts, requests of several APIs, and figures of the tokens of their responses."""

@@ -1,4 +1,4 @@
-"""The times and tokens of each request, from what was received: rows of integers, and the figures of a level."""
+"""The times and tokens of each request, from the received data: rows of integers, and the figures of a level."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from charonia.tools.perf.samples import DONE, FIRST, INTENDED, OUTCOME, RESPONSE
 from charonia.tools.results.language import CountedBy, LanguageFigures, Spread
 
 SECOND, INPUT_TOKENS, OUTPUT_TOKENS = range(WIDTH, WIDTH + 3)
-"""Further columns of the rows of language models.
+"""Additional columns of the rows of language models.
 
-SECOND: when the second piece arrived, 0 for none. INPUT_TOKENS, OUTPUT_TOKENS: `UNKNOWN` if nobody counted them. FIRST
+SECOND: when the second piece arrived, 0 for none. INPUT_TOKENS, OUTPUT_TOKENS: `UNKNOWN` if not counted. FIRST
 and DONE are the times of the first piece and of the last, RESPONSES is the number of pieces.
 """
 
@@ -113,7 +113,7 @@ class ReplyReader:
 
 
 def problem(reply: Reply) -> tuple[str, str]:
-    """Return kind and message of what is wrong with a response, two empty texts for nothing."""
+    """Return kind and message of the problem of a response, two empty texts for none."""
     if reply.error:
         return STREAM_ERROR, reply.error
     if not len(reply.times_ns):
@@ -134,7 +134,7 @@ def fill(row: Times, counted: Counted) -> Times:
 
 
 def widened(rows: Rows) -> Rows:
-    """Return rows with the further columns, without tokens."""
+    """Return rows with the additional columns, without tokens."""
     wide = np.zeros((len(rows), OUTPUT_TOKENS + 1), np.int64)
     wide[:, :WIDTH] = rows
     wide[:, INPUT_TOKENS:] = UNKNOWN
@@ -168,7 +168,7 @@ def figures(rows: Rows, gaps: Sequence[Times], duration_ns: int, reader: ReplyRe
     """Return the figures of a level.
 
     Args:
-        rows: Its successful requests, with the further columns.
+        rows: Its successful requests, with the additional columns.
         gaps: The gaps between the pieces of each.
         duration_ns: The time that they took.
         reader: Counted the tokens.
@@ -191,10 +191,10 @@ def figures(rows: Rows, gaps: Sequence[Times], duration_ns: int, reader: ReplyRe
 
 
 def is_good(rows: Rows, limits: Sequence[tuple[str, float]]) -> NDArray[np.bool_]:
-    """Return which requests meet all limits: those with a value that is on the better side.
+    """Return which requests meet all limits, with values on the better side.
 
     Args:
-        rows: Requests, with the further columns.
+        rows: Requests, with the additional columns.
         limits: Fields of `LanguageFigures` with their limits: a lowest rate, else a longest time.
     """
     values = values_of(rows)

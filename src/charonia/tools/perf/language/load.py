@@ -1,4 +1,4 @@
-"""The requests of a language model's run, and what decodes its responses, with tokenizers that lie on this machine."""
+"""The requests of a language model's run, and the decoder of its responses, with tokenizers on this machine."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,13 @@ TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 
 
 class LanguageRun:
-    """The requests, and what decodes their responses.
+    """The requests, and the decoder of their responses.
 
     Args:
         model: Model name and version, "" for the server's choice.
         plan: The API and the tokenizer.
-        prompts: The prompts.
         seed: Seed of all random choices.
-        inputs: What a model of the KServe protocol takes.
+        inputs: The inputs of a model of the KServe protocol.
         is_grpc: Whether requests go over gRPC.
 
     Attributes:
@@ -82,7 +81,7 @@ def language_run(options: PerfOptions, subject: Subject) -> LanguageRun:
     """Return the requests that the options describe.
 
     Raises:
-        ServingError: As `LanguageRun`, and INVALID_ARG if the model is no language model.
+        ServingError: As `LanguageRun`, and INVALID_ARG if the model is not a language model.
     """
     given, plan = options.target, options.language
     inputs = model_inputs(plan, subject.metadata, subject.config)
@@ -92,10 +91,10 @@ def language_run(options: PerfOptions, subject: Subject) -> LanguageRun:
 
 
 def replay_gaps(dialogues: list[Dialogue]) -> tuple[int, ...]:
-    """Return the time before each dialogue of a replay in nanoseconds; the first is sent at once.
+    """Return the time before each dialogue of a replay in nanoseconds; the first is sent immediately.
 
     Raises:
-        ServingError: INVALID_ARG if all have the same time, which is no rate.
+        ServingError: INVALID_ARG if all have the same time, which does not define a rate.
     """
     times = [dialogue.at_ms or 0.0 for dialogue in dialogues]
     before = [times[0], *times[:-1]]
@@ -105,10 +104,10 @@ def replay_gaps(dialogues: list[Dialogue]) -> tuple[int, ...]:
 
 
 def model_inputs(plan: LanguagePlan, metadata: ModelMetadata, config: Mapping[str, Any]) -> ModelInputs:
-    """Return what a model takes.
+    """Return the inputs of a model.
 
     Raises:
-        ServingError: INVALID_ARG if it is no language model, and is to be asked as one of the KServe protocol.
+        ServingError: INVALID_ARG if the KServe protocol is requested, and it is not a language model.
     """
     names = frozenset(tensor.name for tensor in metadata.inputs)
     outputs = {tensor.name for tensor in metadata.outputs}

@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class LanguageEndpoint(Enum):
-    """The API that requests use. The values are those of `--endpoint`."""
+    """The API that requests use. Values as for `--endpoint`."""
 
     CHAT = "chat"
     """OpenAI's chat completions."""
     COMPLETIONS = "completions"
     """OpenAI's completions."""
     EMBEDDINGS = "embeddings"
-    """OpenAI's embeddings: no tokens come back."""
+    """OpenAI's embeddings: the responses have no tokens."""
     GENERATE = "generate"
     """Triton's generate extension: `text_input` and `text_output` as JSON."""
     INFER = "infer"
@@ -30,7 +30,6 @@ class Length:
     """A normally distributed number of tokens, or of turns.
 
     Attributes:
-        mean: Its mean.
         deviation: Its standard deviation.
     """
 
@@ -44,7 +43,7 @@ class LanguagePlan:
 
     Attributes:
         endpoint: The API.
-        streaming: Whether responses are asked for token by token.
+        streaming: Whether to request responses token by token.
         tokenizer: `tokenizer.json`, or a folder with one, that counts tokens; "" for the counts of the server.
     """
 
@@ -53,7 +52,7 @@ class LanguagePlan:
     tokenizer: str = ""
 
     def asks_for_events(self, protocol: str) -> bool:
-        """Whether requests ask for an event stream in their headers."""
+        """Whether the headers of requests accept an event stream."""
         return self.endpoint is LanguageEndpoint.INFER and protocol == "http" and self.streaming
 
 
@@ -70,9 +69,9 @@ class PromptPlan:
         prefix_tokens: Length of each.
         turns: Turns of a generated session; a mean of 1 is a single request.
         turn_delay_ms: Time between a response and the next turn of its session.
-        ignore_eos: Whether responses have exactly as many tokens as asked for (`ignore_eos`).
+        ignore_eos: Whether responses have exactly the requested number of tokens (`ignore_eos`).
         is_replay: Whether requests are sent at the timestamps of the file.
-        fields: Further members of every request, by name.
+        fields: Additional members of every request, by name.
     """
 
     file: str = ""
@@ -89,7 +88,7 @@ class PromptPlan:
 
     @property
     def is_generated(self) -> bool:
-        """Whether anything is asked of generated prompts."""
+        """Whether any option requires generated prompts."""
         names = ("count", "input_tokens", "prefix_count", "turns", "turn_delay_ms")
         return any(getattr(self, name) != getattr(PromptPlan(), name) for name in names)
 
@@ -99,8 +98,6 @@ class Tokenizer(Protocol):
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text, without tokens that a model adds, such as a first one."""
-        ...
 
     def words(self) -> list[str]:
         """Return the tokens that are words of plain letters, in the order of the vocabulary."""
-        ...

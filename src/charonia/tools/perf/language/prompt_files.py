@@ -16,7 +16,7 @@ LINES_MAX = 1_000_000
 """Limit of lines of a file."""
 
 TOKENS_MAX = 10_000_000
-"""Largest number of tokens that a line may ask for."""
+"""Largest number of tokens that a line may request."""
 
 _TEXTS = ("text", "prompt", "text_input")
 _OUTPUT_LENGTHS = ("output_length", "max_tokens", "max_completion_tokens")
@@ -29,7 +29,7 @@ def read_prompts(plan: PromptPlan, generator: Callable[[], TextGenerator], seed:
     """Return the dialogues of a file.
 
     Args:
-        plan: The file, and the length of responses whose lines say nothing of it.
+        plan: The file, and the default length of responses.
         generator: Makes the generator of texts for lines with a length only.
         seed: Seed of these lengths.
 

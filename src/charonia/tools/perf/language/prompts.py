@@ -35,11 +35,11 @@ class Turn:
     """One request of a dialogue.
 
     Attributes:
-        text: What the user says, "" if `messages` say it.
+        text: The user's text, "" if `messages` have it.
         messages: OpenAI messages, verbatim.
         output_tokens: Most tokens of the response, 0 for the limit of the server.
         delay_ms: Time between the previous response and this request.
-        fields: Further members of the request.
+        fields: Additional members of the request.
     """
 
     text: str = ""
@@ -51,7 +51,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """Turns in their order; each follows the response to the one before.
+    """Turns in their order; each follows the response to the previous one.
 
     Attributes:
         turns: At least one.

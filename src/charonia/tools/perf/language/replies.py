@@ -1,4 +1,4 @@
-"""The responses of language models: which pieces of text came when, and what the server counted. Pure.
+"""The responses of language models: the pieces of text with their times, and the server's counts. Pure.
 
 While requests are in flight, only bytes and times are kept. They are decoded here, when a response is complete.
 """
@@ -21,7 +21,7 @@ from charonia.wire.grpc_codec import decode_stream_response
 Times = NDArray[np.int64]
 
 UNKNOWN = -1
-"""A number of tokens that the server does not tell."""
+"""A number of tokens that the server does not report."""
 
 DONE_MARK = b"[DONE]"
 """The last event of OpenAI's streams."""
@@ -38,7 +38,7 @@ class Reply:
         times_ns: When each piece with content arrived, int64 [pieces]; one time for a response without a stream.
         is_stream: Whether it came as a stream.
         content: The text.
-        reasoning: The text of the model's reasoning, if the server tells it apart.
+        reasoning: The text of the model's reasoning, if the server separates it.
         prompt_tokens: Tokens of the prompt by the server's count, or `UNKNOWN`.
         completion_tokens: The same of the response.
         error: An error within the stream, "" for none.
@@ -55,7 +55,7 @@ class Reply:
 
 @dataclass(slots=True)
 class _Piece:
-    """What one event says."""
+    """The content of one event."""
 
     content: str = ""
     reasoning: str = ""
@@ -218,7 +218,7 @@ def _elements(output: Tensor) -> list[Any]:
 
 
 def _joined(pieces: list[tuple[_Piece, int]], is_stream: bool, *, adds: bool) -> Reply:
-    """Return the response of these pieces; `adds` says whether the server counts the tokens of each piece."""
+    """Return the response of these pieces; `adds`: whether the server counts the tokens of each piece."""
     counted = [piece.completion_tokens for piece, _ in pieces if piece.completion_tokens != UNKNOWN]
     prompted = [piece.prompt_tokens for piece, _ in pieces if piece.prompt_tokens != UNKNOWN]
     completion = (sum(counted) if adds else counted[-1]) if counted else UNKNOWN

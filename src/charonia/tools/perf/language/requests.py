@@ -24,7 +24,7 @@ _JOINT = " "
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What a model of the KServe protocol takes.
+    """The inputs of a model of the KServe protocol.
 
     Attributes:
         names: Names of its inputs; empty if it is unknown.
@@ -43,7 +43,7 @@ class LanguageSource:
         plan: The API.
         prompts: Settings of all requests.
         dialogues: At least one.
-        inputs: What a model of the KServe protocol takes.
+        inputs: The inputs of a model of the KServe protocol.
 
     Attributes:
         batch_size: Items in a request: one.
@@ -79,7 +79,7 @@ class LanguageSource:
         return self._dialogues[stream].turns[step].delay_ms / 1000
 
     def expected(self, stream: int, step: int) -> Mapping[str, Tensor] | None:
-        """Return None: what a model says is not checked."""
+        """Return None: answers are not checked."""
         return None
 
     def texts(self, stream: int, step: int, history: Sequence[str] = ()) -> str:
@@ -161,7 +161,7 @@ class LanguageSource:
         if "sampling_parameters" in names:
             values["sampling_parameters"] = dump(parameters).decode()
         elif self._plan.endpoint is LanguageEndpoint.GENERATE:
-            values |= parameters  # the server takes what is no input for a parameter
+            values |= parameters  # the server treats members that are not inputs as parameters
         else:
             values |= {name: value for name, value in parameters.items() if name in names}
         if not self._plan.tokenizer:

@@ -1,4 +1,4 @@
-"""Sends the requests of language models, and keeps what comes back undecoded: the hot path of a worker process.
+"""Sends the requests of language models, and stores the undecoded responses: the hot path of a worker process.
 
 Only a session's replies are decoded here, because its next request repeats them.
 """
@@ -19,7 +19,7 @@ Encode = Callable[[Part, tuple[str, ...]], PreparedRequest]
 
 
 class SentPrompt(SentRequest):
-    """A request in flight, and what has come back."""
+    """A request in flight, and its response so far."""
 
     __slots__ = ("arrivals", "history", "pieces", "received_bytes")
 
@@ -31,7 +31,6 @@ class SentPrompt(SentRequest):
         self.received_bytes = 0
 
     def received(self) -> Received:
-        """Return what has come back."""
         return Received(self.arrivals.tobytes(), b"".join(self.pieces), self.history)
 
 
@@ -61,7 +60,7 @@ class LanguageSender(RequestSender):
         self.inspects = self.keeps_bodies = True
 
     def inspect(self, request: SentRequest, answer: Answer) -> None:
-        """Keep what has come."""
+        """Store the data of an answer."""
         assert isinstance(request, SentPrompt)
         request.pieces.append(answer.body)
         if answer.arrivals:

@@ -40,7 +40,7 @@ class SessionSlot(SequenceSlot):
 
 
 class OpenSessions:
-    """Sessions start at scheduled times; their further turns follow the responses.
+    """Sessions start at scheduled times; their later turns follow the responses.
 
     Args:
         sender: Sends the requests.
@@ -74,7 +74,7 @@ class OpenSessions:
         self._alarm.set(self._next_ns)
 
     def stop(self) -> None:
-        """Start no session and send no turn any more."""
+        """Stop starting sessions and sending turns."""
         if not self._is_stopped:
             self._is_stopped = True
             self._alarm.close()

@@ -34,7 +34,7 @@ def render(run: TuneRun, names: Sequence[str] = ()) -> bytes:
     """Return the page of a run as UTF-8.
 
     Args:
-        run: What was found.
+        run: The results.
         names: Just these variants beside the default and the recommended one; () for all.
     """
     views = [_chosen(variant_views(group), names) for group in run.groups]
@@ -62,9 +62,9 @@ def _chosen(views: Sequence[VariantView], names: Sequence[str]) -> tuple[Variant
 
 def _problems(run: TuneRun) -> Iterator[str]:
     if run.problem:
-        text = f"The run ended early: {run.problem}. What was measured until then is shown."
+        text = f"The run ended early: {run.problem}. The report has the measurements up to then."
     elif run.is_interrupted:
-        text = "The run was interrupted. What was measured until then is shown."
+        text = "The run was interrupted. The report has the measurements up to then."
     elif not run.groups:
         text = "No model was tuned."
     else:
@@ -98,12 +98,12 @@ _LATENCY = (
     "A line is a configuration under more and more load. Right is more work done, low is a shorter wait; hollow points "
     "miss a limit, the shade around a point is its interval. Click a point, or press Enter, to follow a configuration."
 )
-_SIZES = "Each configuration with requests of so many items, under the load that brings the most."
+_SIZES = "Each configuration by the items of its requests, under the load with the highest throughput."
 _COMPARED = (
     "Each under its best load. The bar is the interval of the gain over the default configuration: where it reaches "
     "across the line in the middle, it is not known which is better."
 )
-_SEARCH = "Every measurement in order. What did not look promising was dropped, what was close was repeated."
+_SEARCH = "Every measurement in order. Unpromising variants were dropped, close ones were repeated."
 
 
 def _plot(identity: str, kind: str, text: str) -> str:
@@ -243,7 +243,7 @@ def _facts(run: TuneRun) -> Iterator[tuple[str, str]]:
 
 
 ROWS_MAX = 12
-"""Variants that are compared at once; the others are folded away."""
+"""Variants that are compared initially; the others are folded away."""
 
 _SPAN_MIN, _SPAN_ROOM = 0.05, 1.25
 
@@ -313,7 +313,7 @@ def _other_load(view: VariantView, best: Ranked) -> str:
 
 
 def role_badge(view: VariantView) -> str:
-    """Return what became of a variant as a badge, "" where there is nothing to say."""
+    """Return the result of a variant as a badge, "" for none."""
     kinds = {Role.RECOMMENDED: "good", Role.CLOSEST: "bad", Role.DEFAULT: "plain", Role.TIE: "plain"}
     texts = [(kinds[view.role], view.role.value)] if view.role in kinds else []
     if view.is_default and view.role is not Role.DEFAULT:
@@ -386,7 +386,6 @@ def variant_section(group: GroupRecord, view: VariantView, identity: str) -> str
 
     Args:
         group: The search.
-        view: The variant.
         identity: Id of the section, which links lead to.
     """
     settings = "as it was found" if view.is_default else settings_of(view.record.variant)

@@ -41,7 +41,7 @@ def plot_data(run: TuneRun, views: Sequence[Sequence[VariantView]]) -> dict[str,
     """Return the data of all plots.
 
     Args:
-        run: What was found.
+        run: The results.
         views: The variants of each of its groups.
     """
     return {
@@ -69,7 +69,7 @@ def _group(group: GroupRecord, views: Sequence[VariantView]) -> dict[str, Any]:
 
 
 def _shades(views: Sequence[VariantView]) -> Iterator[tuple[int, str]]:
-    """Yield the variants with a colour of their own: those with a role first, then the best of the others."""
+    """Yield the variants with a separate colour: first the ones with a role, then the best of the others."""
     measured = [(place, view) for place, view in enumerate(views) if view.rows]
     measured.sort(key=lambda pair: not (pair[1].role or pair[1].is_default))
     others = iter(_OTHERS)

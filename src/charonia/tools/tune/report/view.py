@@ -46,7 +46,7 @@ class VariantView:
     Attributes:
         record: The variant and its configurations.
         role: Its role in the verdict.
-        rows: What was measured, a load a row, from the lightest load to the heaviest.
+        rows: The measurements, a load a row, from the lightest load to the heaviest.
         best: Its best load, None where nothing was measured.
         failures: Why it was not measured under loads, by load.
     """

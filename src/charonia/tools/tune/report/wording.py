@@ -130,5 +130,5 @@ def megabytes(value: float) -> str:
 
 
 def settings_of(variant: Variant) -> str:
-    """Return what a variant changes, for the middle of a sentence."""
+    """Return the changes of a variant, for the middle of a sentence."""
     return "the default configuration" if variant.is_default else str(variant)

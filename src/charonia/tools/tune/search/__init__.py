@@ -1,1 +1,1 @@
-"""Search modes as pure state machines that decide what is measured next. No clock, no network: ask, measure, tell."""
+"""Search modes as pure state machines that decide the next measurement. No clock, no network: ask, measure, tell."""

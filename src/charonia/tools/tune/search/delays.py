@@ -65,7 +65,7 @@ def _batches(facts: ModelFacts, change: ModelChange) -> bool:
 
 
 def _items(load: LoadPoint, point: Point) -> float:
-    """Return how many items are in flight, by Little's law: those that arrive in a response time."""
+    """Return how many items are in flight, by Little's law: arrivals in a response time."""
     return _value(point, load.model, Metric.THROUGHPUT) * _value(point, load.model, Metric.LATENCY_AVG) / 1e3
 
 

@@ -63,24 +63,24 @@ def repeat(driver: TrialDriver) -> Steps[None]:
         if number < _REPEATS_MIN and not _is_early_enough(driver, points, left):
             continue
         points = _still_running(driver, points)
-        # Where there is nothing to compare, the repeats are what is known of how much a measurement varies.
+        # Where there is nothing to compare, only the repeats show how much a measurement varies.
         if finalists and (len(points) <= 1 or _settled(driver, points, left)):
             return
         running = [(point.variant, point.loads) for point in points]
 
 
 def settle(driver: TrialDriver) -> Steps[None]:
-    """Measure again what looks clearly better than the configuration that would be recommended now, and that one.
+    """Measure again the present recommendation, and variants that look clearly better.
 
-    So a report does not recommend one configuration and show a better one: what was lucky in a brief look falls back,
-    and what is better wins.
+    So a report does not recommend one configuration and show a better one: variants that were lucky in a brief
+    measurement fall back, and better ones win.
     """
     rounds = 0
     while rounds < driver.options.repeats_max and (champion := _champion(driver)) is not None:
         rivals = [point for point in driver.evidence.ranking() if _challenges(driver, point, champion)]
         if not rivals:
             return
-        # What was only looked at briefly comes first; each such variant comes once.
+        # Briefly measured variants come first, one time each.
         rival = min(rivals, key=lambda point: (point.effort, -point.score.value))
         if rival.effort < driver.repeat_effort:
             yield from driver.again(rival.variant, rival.loads, driver.repeat_effort, "whether it is better")
@@ -91,7 +91,7 @@ def settle(driver: TrialDriver) -> Steps[None]:
 
 
 def _champion(driver: TrialDriver) -> Point | None:
-    """Return what a verdict would recommend now, None if there is no default configuration to compare with."""
+    """Return the present recommendation, None if there is no default configuration to compare with."""
     default, first = driver.evidence.best(driver.default), driver.evidence.ranking()[0]
     if default is None or default.violation or first.violation:
         return None
@@ -135,7 +135,7 @@ def may_win(leader: Point, point: Point, level: float) -> bool:
 
 
 def _settled(driver: TrialDriver, points: list[Point], left: int) -> bool:
-    """Return whether the rest are as good as the leader, or no further measurement would tell them apart."""
+    """Return whether the rest are as good as the leader, or no other measurement would distinguish them."""
     leader = max(points, key=lambda point: point.order)
     if leader.violation:
         return False
@@ -153,7 +153,7 @@ def _level(driver: TrialDriver) -> float:
 
 
 CHANCE_MIN = 0.2
-"""Probability of a verdict below which further measurements are not worth their time."""
+"""Probability of a verdict below which more measurements are not worth their time."""
 
 
 def may_decide(one: Point, other: Point, level: float, left: int) -> bool:

@@ -12,7 +12,7 @@ from charonia.tools.tune.search.trial_driver import Steps, TrialDriver
 from charonia.tools.tune.space import load_values
 
 PLATEAU = 0.05
-"""Three loads in a row that gain no more than this over the load before them are the plateau."""
+"""Three loads in a row that gain at most this over the previous load are the plateau."""
 
 _PLATEAU_LOADS = 3
 _RATE_PRECISION = 0.02
@@ -114,7 +114,7 @@ def potential(driver: TrialDriver, variant: Variant) -> Point | None:
 
 
 def searches_edges(driver: TrialDriver) -> bool:
-    """Return whether loads between those of the sweep may be measured: not if the user named the loads."""
+    """Return whether loads between the sweep's may be measured: not if the user named the loads."""
     load = driver.grid.space.load
     return not load.values and not load.formula and load.binary_steps_max > 0
 

@@ -1,4 +1,4 @@
-"""Search by the library optuna: its tree-structured Parzen estimator suggests variants and is told scores. Seeded."""
+"""Search by the library optuna: its tree-structured Parzen estimator suggests variants from scores. Seeded."""
 
 import math
 from random import Random

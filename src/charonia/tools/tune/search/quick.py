@@ -1,9 +1,8 @@
 """Hill climbing on the grid of variants, starting from the smallest values. Pure.
 
-Each point is measured under one load that fills its batches, or, where the loads are given, under those of them that
-come closest to it. A few points around the current one give the direction,
-and their gain gives the length of the next step. When steps no longer improve, the direct neighbours decide: the climb
-ends on a point that is better than all of its neighbours.
+Each point is measured under one load that fills its batches, or, where the loads are given, under the closest of them.
+A few points around the current one give the direction, and their gain gives the length of the next step. When steps no
+longer improve, the direct neighbours decide: the climb ends on a point that is better than all of its neighbours.
 """
 
 import math

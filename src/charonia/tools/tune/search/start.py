@@ -22,15 +22,10 @@ _TRIALS_SHARE = 0.5
 
 
 def make_search(space: SearchSpace, goal: Goal, options: SearchOptions) -> Search:
-    """Return a search that has not asked for anything yet.
-
-    Args:
-        space: What may be tried.
-        goal: What is wanted.
-        options: How to go about it.
+    """Return a new search.
 
     Raises:
-        ServingError: INVALID_ARGUMENT for a space or a goal that cannot be; UNIMPLEMENTED where optuna is missing.
+        ServingError: INVALID_ARGUMENT for an impossible space or goal; UNIMPLEMENTED where optuna is missing.
     """
     if sorted(space.profiled) != sorted(model.model for model in goal.models):
         raise invalid(f"expected a goal for each of {sorted(space.profiled)}, got {[m.model for m in goal.models]}")
@@ -82,7 +77,7 @@ class _AskTell:
 
     def tell(self, outcome: Outcome) -> None:
         if self._trial is None:
-            raise invalid("there is no trial to tell the outcome of", hint="ask first")
+            raise invalid("no trial is open whose outcome could be told", hint="ask first")
         self._advance(outcome)
 
     def _advance(self, outcome: Outcome | None) -> None:

@@ -1,8 +1,8 @@
 """Successive halving: a short measurement of every variant, then more time for fewer and fewer of them. Pure.
 
 Each round measures the survivors with twice the effort. A variant that is significantly worse than the leader drops
-out; if the intervals overlap for too many, only the best part goes on, so a round never costs more than the one before.
-The last rounds, for the finalists, are `final.refine` and `final.repeat`.
+out; if the intervals overlap for too many, only the best part continues, so a round never costs more than the previous
+one. The last rounds, for the finalists, are `final.refine` and `final.repeat`.
 
 Source: Maron and Moore, Hoeffding races (1994); Karnin, Koren, Somekh, Almost optimal exploration (2013).
 """
@@ -21,7 +21,7 @@ FIRST_LOOK_MAX = 128
 """Limit of variants of the first round. It samples a larger space evenly, then the neighbours of the best."""
 
 _NEIGHBOUR_ROUNDS_MAX = 8
-_KEPT = 4  # one of so many gets a second look
+_KEPT = 4  # one of this number is measured again
 
 
 def explore(driver: TrialDriver) -> Steps[None]:
@@ -64,7 +64,7 @@ def _look(driver: TrialDriver, coordinate: Coordinate) -> Steps[None]:
 
 
 def _visit_neighbours(driver: TrialDriver, seen: dict[str, Coordinate]) -> Steps[None]:
-    """Measure the neighbours of the best, then those of any better ones, until there are no new neighbours."""
+    """Measure the neighbours of the best, then of any better ones, until there are no new neighbours."""
     for _ in range(_NEIGHBOUR_ROUNDS_MAX):
         best = [point.variant.key for point in driver.evidence.ranking()[: driver.options.finalist_count]]
         near = [other for key in best if key in seen for other in driver.grid.neighbours(seen[key])]
@@ -94,7 +94,7 @@ def _survivors(driver: TrialDriver, count: int) -> list[Variant]:
 
 
 def _hopeful(driver: TrialDriver, leader: Point, point: Point, hope: Point) -> bool:
-    """Return whether a variant may win, by its best point or by what it may reach at the limit of the constraints."""
+    """Return whether a variant may win, by its best point or by its potential at the limit of the constraints."""
     if leader.violation:
         return True
     return not point.surely_violates and gain(hope, leader, driver.goal.confidence).high >= 0

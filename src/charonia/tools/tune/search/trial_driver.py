@@ -1,4 +1,4 @@
-"""What all search modes measure with: numbers trials, records outcomes, and enforces the time budget. Pure.
+"""The trial driver of all search modes: numbers trials, records outcomes, and enforces the time budget. Pure.
 
 A mode is a generator that yields a trial and is sent its outcome. So it reads as a plain loop, and is suspended while
 the measurement runs.
@@ -35,11 +35,11 @@ BRIEF, USUAL, FULL = 0.25, 0.5, 1.0
 """Efforts: of a first short measurement, of one during the search, and of one that decides."""
 
 FAILURES_MAX = 5
-"""After this many trials without a success, a search gives up."""
+"""After this many trials without a success, a search stops."""
 
 
 class OutOfBudget(Exception):  # noqa: N818 - the end of a phase, no error
-    """A phase of the search used up its measurements or its time. The text says which."""
+    """A phase of the search used up its measurements or its time, as the text states."""
 
 
 class TrialDriver:
@@ -47,15 +47,14 @@ class TrialDriver:
 
     Attributes:
         grid: The variants.
-        goal: What is wanted.
-        options: How to go about it.
-        evidence: What the measurements say.
-        history: Everything told.
-        skipped: What was not measured, and why.
-        notes: What was decided on the way.
-        look_effort: Of the first look at a variant.
-        repeat_effort: Of the measurements that decide. In a small space it is that of the first look, which then counts
-            as one of them.
+        options: Options of the search.
+        evidence: The measurements, judged by the goal.
+        history: All trials and outcomes.
+        skipped: Variants that were not measured, with reasons.
+        notes: Decisions of the search.
+        look_effort: Of the first measurement of a variant.
+        repeat_effort: Of the measurements that decide. In a small space it equals `look_effort`, and the first
+            measurement counts as one of them.
     """
 
     def __init__(self, space: SearchSpace, goal: Goal, options: SearchOptions) -> None:
@@ -116,7 +115,7 @@ class TrialDriver:
         """Measure a point unless it was already measured with at least this effort; None if it cannot be measured.
 
         Raises:
-            OutOfBudget: Where it is not worth a try any more.
+            OutOfBudget: The budget does not allow another trial.
         """
         known = self.evidence.count(variant, loads, effort) or (variant.key, loads) in self._failed
         if not known and self.fits(variant):
@@ -181,7 +180,7 @@ class TrialDriver:
             raise OutOfBudget(f"of the time budget of {budget:g} s")
 
     def _expected_s(self, effort: float) -> float:
-        """Return the expected duration of a trial, from those of the same effort, or from all if there was none."""
+        """Return the expected duration of a trial, from trials of the same effort, or from all if there was none."""
         total, count = self._elapsed_s.get(effort, (self._spent_s, len(self.history)))
         return total / count if count else 0.0
 
