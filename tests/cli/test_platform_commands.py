@@ -118,9 +118,9 @@ def test_a_folder_of_the_platforms_machine_is_not_sent(run: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["models", "show", "none"], "charonia models show: there is no model 'none' in project 'default'"),
+        (["models", "show", "none"], "charonia models show: model 'none' does not exist in project 'default'"),
         (["models", "add", "/nowhere/x.onnx"], "charonia models add: there is no '/nowhere/x.onnx' on this machine"),
-        (["models", "list", "--project=none"], "charonia models list: there is no project 'none'"),
+        (["models", "list", "--project=none"], "charonia models list: project 'none' does not exist"),
         (["deploy", "none"], "charonia deploy: "),
         (["deploy", "a/b"], "charonia deploy: expected NAME, NAME/VERSION or a file or folder, got 'a/b'"),
         (["apply"], "charonia apply: expected -f FILE, got none"),

@@ -68,7 +68,7 @@ def test_a_key_belongs_to_one_call_and_one_caller(on_each: TestClient) -> None:
     status, answer, _ = send(on_each, name="another")
     assert (status, answer["error"]) == (400, "Idempotency-Key: this key was used for another call")
     on_each.headers["Authorization"] = f"Bearer {other}"
-    assert send(on_each) == (409, {"error": "there is a model 'reader' already", "hint": "add a version to it"}, False)
+    assert send(on_each) == (409, {"error": "model 'reader' already exists", "hint": "add a version to it"}, False)
 
 
 def test_a_call_that_was_refused_is_handled_again(on_each: TestClient) -> None:

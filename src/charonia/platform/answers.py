@@ -1,4 +1,4 @@
-"""The answers to errors: status, sentence and hint."""
+"""Error responses: status, sentence and hint."""
 
 import errno
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ STATUS = {
 """HTTP status by code; 500 for others."""
 
 RETRY_AFTER_S = 5
-"""What a client is told to wait when it, or the platform, has too much in progress."""
+"""`Retry-After` when a client, or the platform, has too much in progress."""
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -73,7 +73,7 @@ def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return _too_large(request)
-    if isinstance(error.__cause__, MemoryError):  # the framework takes whatever it meets in a body for a bad request
+    if isinstance(error.__cause__, MemoryError):  # the framework treats any error in a body as a bad request
         return _no_memory(request, error.__cause__)
     response = _answer(request, error.status_code, str(error.detail))
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -82,7 +82,7 @@ def _failed(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> Iterator[str]:
-    """Yield the methods of all routes of a path; the framework names those of the first one."""
+    """Yield the methods of all routes of a path; the framework names only the methods of the first route."""
     for method in ("GET", "PUT", "POST", "PATCH", "DELETE"):
         scope = {**request.scope, "method": method}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
@@ -100,7 +100,7 @@ def _too_large(request: Request) -> Response:
 
 
 class AnsweringApp(FastAPI):
-    """An application whose limit of bodies answers as everything else does, where the framework sends plain text."""
+    """An application that answers too large bodies like all other errors; the framework sends plain text."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_replaced = False
@@ -164,7 +164,7 @@ def _many(request: Request, error: Exception) -> Response:
 
 
 def _left(request: Request, error: Exception) -> Response:
-    """Answer a client that closed its connection before its body was complete: nobody reads it."""
+    """Answer a client that closed its connection before its body was complete: it will not read the answer."""
     return Response(status_code=400)
 
 
@@ -183,4 +183,4 @@ ANSWERS = {
     MemoryError: _no_memory,
     Exception: _fault,
 }
-"""Who answers an error, by its class."""
+"""The handler of each class of errors."""

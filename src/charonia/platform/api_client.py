@@ -17,10 +17,10 @@ from charonia.core.errors import Code, ServingError, invalid
 from charonia.http_call import HttpAnswer, http_call
 
 ANSWER_S_MAX = 120.0
-"""Time that a call may take."""
+"""Time limit of a call."""
 
 PIECE_BYTES = 8 * 1024 * 1024
-"""What is sent of a file in one call."""
+"""Bytes of a file that are sent in one call."""
 
 TRIES_MAX = 6
 """How often in a row a piece of a file is sent when the connection breaks."""
@@ -29,7 +29,7 @@ PAUSE_S = 1.0
 """Pause before it is sent again."""
 
 CHANGE_TRIES_MAX = 3
-"""How often a change is sent whose answer was lost. It has an idempotency key, so it is made once."""
+"""How often a change is sent if its answer is lost. It has an idempotency key, so it is applied only once."""
 
 KEY_HINT = "give a key with --key or CHARONIA_PLATFORM_KEY"
 
@@ -42,7 +42,7 @@ _CODES = {
 }
 
 Progress = Callable[[int, int], None]
-"""Gets the bytes that were sent, and how many there are."""
+"""Receives the number of bytes sent, and their total."""
 
 
 class PlatformAwayError(ServingError):
@@ -57,7 +57,7 @@ class PlatformClient:
         key: An API key.
 
     Raises:
-        ServingError: INVALID_ARG for an address that is none.
+        ServingError: INVALID_ARG for an invalid address.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -80,12 +80,12 @@ class PlatformClient:
         Args:
             method: "GET".
             path: The path, see `path_of`.
-            body: Plain values for JSON, or bytes that are sent as they are; None for none.
-            query: Parameters behind the path; those that are None or "" are left out.
+            body: Plain values for JSON, or bytes that are sent unchanged; None for none.
+            query: Parameters of the address; None and "" are left out.
 
         Raises:
             PlatformAwayError: If it does not answer.
-            ServingError: What it answers instead: NOT_FOUND, ALREADY_EXISTS, INVALID_ARG, UNAVAILABLE or INTERNAL.
+            ServingError: For an error response: NOT_FOUND, ALREADY_EXISTS, INVALID_ARG, UNAVAILABLE or INTERNAL.
 
         A change whose answer is lost is sent again, with the same idempotency key.
         """
@@ -116,15 +116,15 @@ class PlatformClient:
         return json.loads(answer.body)
 
     def send_files(self, project: str, files: Mapping[str, Path], progress: Progress) -> str:
-        """Send files for a version of a model, and return their batch.
+        """Upload files for a version of a model, and return their batch.
 
         Args:
             project: Name of the project.
-            files: Files of this machine by the path that they are to have.
+            files: Files of this machine by their path in the version.
             progress: Called after each piece.
 
         Raises:
-            ServingError: As `call`; INVALID_ARG for a file that cannot be read, or changes meanwhile.
+            ServingError: As `call`; INVALID_ARG for a file that cannot be read, or changes during the upload.
         """
         try:
             sizes = {path: file.stat().st_size for path, file in files.items()}
@@ -141,14 +141,14 @@ class PlatformClient:
                     file.seek(position)
                     piece = file.read(PIECE_BYTES)
                     if not piece:
-                        raise invalid(f"'{files[upload['path']]}' has become shorter while it was sent")
+                        raise invalid(f"'{files[upload['path']]}' has become shorter during the upload")
                     before, position = position, self._send(address, piece, position)
                     sent += position - before
                     progress(sent, total)
         return str(begun[0]["batch"])
 
     def _send(self, address: str, piece: bytes, position: int) -> int:
-        """Send a piece, also when the connection breaks, and return how much of the file has arrived."""
+        """Send a piece, again if the connection breaks, and return how much of the file has arrived."""
         for attempt in range(TRIES_MAX):
             try:
                 if attempt:

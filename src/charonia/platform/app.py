@@ -44,13 +44,13 @@ from charonia.version import __version__
 _log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 16 * 2**20
-"""Largest body of a call. What is streamed, such as a piece of an upload, has a limit of its own at its route."""
+"""Largest body of a call. Streamed bodies, such as pieces of an upload, are limited by their routes."""
 
 _ROUTERS = (login, people, models, environments, deployments, jobs, tasks, console)
 
 
 def make_app(settings: PlatformSettings) -> FastAPI:
-    """Return the application; it migrates the database, and begins its work when it starts.
+    """Return the application; it migrates the database, and starts its work at its own start.
 
     Raises:
         ServingError: INVALID_ARG for invalid settings; UNAVAILABLE when the database cannot be reached; UNSUPPORTED for
@@ -92,7 +92,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
 
 
 def make_platform(settings: PlatformSettings) -> Platform:
-    """Return a platform with a migrated database, which does nothing yet. Raises as `make_app`."""
+    """Return a platform with a migrated database; nothing is started. Raises as `make_app`."""
     data = settings.data
     data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.database or f"sqlite:///{data / 'platform.sqlite'}")

@@ -1,4 +1,4 @@
-"""The data folder, as the platform and the commands of the same user see it. Standard library only."""
+"""The data folder, for the platform and for commands of the same user. Standard library only."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from charonia.core.errors import invalid, unavailable
 DEFAULT_FOLDER = Path("~/.local/share/charonia")
 
 KEY_FILE = "owner.key"
-"""The API key for commands of the user to whom the folder belongs."""
+"""The API key for commands of the user who owns the folder."""
 
 RECORD_FILE = "running.json"
 LOCK_FILE = "lock"
@@ -26,10 +26,10 @@ class LocalAccess(NamedTuple):
 
 
 def claim(folder: Path) -> IO[str]:
-    """Create a data folder where there is none, and take it for this process, until the returned file is closed.
+    """Create a data folder if it is missing, and lock it for this process until the returned file is closed.
 
     Raises:
-        ServingError: UNAVAILABLE while another platform has it; INVALID_ARG where it cannot be written.
+        ServingError: UNAVAILABLE while another platform uses it; INVALID_ARG if it cannot be written.
     """
     import fcntl  # here: where it is missing, on Windows, commands still reach a platform elsewhere
 
@@ -43,13 +43,13 @@ def claim(folder: Path) -> IO[str]:
     except OSError:
         lock.close()
         raise unavailable(
-            f"another platform uses the folder '{folder}'", hint="end it, or choose another folder with --data"
+            f"another platform uses the folder '{folder}'", hint="stop it, or choose another folder with --data"
         ) from None
     return lock
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner reads, in one step."""
+    """Write a file atomically that only its owner can read."""
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "w") as file:
@@ -58,18 +58,18 @@ def write_private(path: Path, text: str) -> None:
 
 
 def announce(folder: Path, url: str) -> None:
-    """Write down where the platform is reached on this machine."""
+    """Record the platform's address on this machine."""
     write_private(folder / RECORD_FILE, json.dumps({"pid": os.getpid(), "url": url}))
 
 
 def local_access(folder: Path) -> LocalAccess | None:
-    """Return how to reach the platform that uses a folder, None where none does or this user may not."""
+    """Return how to reach the platform that uses a folder, None if there is none, or this user may not."""
     import fcntl
 
     try:
         with (folder / LOCK_FILE).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None  # nobody has it: at the address of before there may be anybody
+        return None  # it is not in use: another program may have the recorded address by now
     except BlockingIOError:
         pass
     except OSError:

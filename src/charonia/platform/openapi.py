@@ -15,8 +15,8 @@ PROBLEM = {
     "type": "object",
     "required": ["error"],
     "properties": {
-        "error": {"type": "string", "description": "What is wrong: the thing, what was expected, what was received."},
-        "hint": {"type": "string", "description": "What to do about it."},
+        "error": {"type": "string", "description": "The problem: the thing, the expected and the received value."},
+        "hint": {"type": "string", "description": "How to fix it."},
     },
 }
 
@@ -24,7 +24,7 @@ _METHODS = frozenset({"get", "put", "post", "delete", "patch"})
 
 
 def describe(app: FastAPI) -> None:
-    """Let an application describe its API with the errors that it has."""
+    """Let an application describe its API, including its errors."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -36,7 +36,7 @@ def describe(app: FastAPI) -> None:
 
 
 def with_problems(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document in which every call answers errors as the platform does."""
+    """Return a document in which every call has the platform's error responses."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

@@ -1,4 +1,4 @@
-"""Calls that are sent again: idempotency keys.
+"""Repeated calls: idempotency keys.
 
 A caller that sends a change with an `Idempotency-Key` may send it again, with the same key, when the answer is lost. It
 gets the first answer, and nothing changes twice. The transaction of the change records the key, so a COMMIT whose
@@ -29,7 +29,7 @@ from charonia.platform.database.tables import CallRow
 HEADER = "Idempotency-Key"
 
 REPLAYED = "Idempotent-Replayed"
-"""Header of an answer that was given before."""
+"""Header of a repeated answer."""
 
 KEY_CHARS_MAX = 255
 
@@ -134,12 +134,12 @@ def demand_first(database: Database, caller: str, unknown: "OrderedDict[str, Fir
 
     Args:
         database: The tables.
-        caller: Who makes it: keys belong to their callers.
+        caller: The caller, to whom the key belongs.
         unknown: Answers whose transaction may have failed.
 
     Raises:
         RepeatedError: It was, with its answer.
-        ServingError: INVALID_ARG for a key that cannot be, or was used for another call; ALREADY_EXISTS where the
+        ServingError: INVALID_ARG for an invalid key, or one that was used for another call; ALREADY_EXISTS if the
             answer is lost.
     """
     call = current_call.get()

@@ -1,4 +1,4 @@
-"""Runs the platform: the folder, the socket, the server, and bounds on what clients can hold of it."""
+"""Runs the platform: the folder, the socket, the server, and limits on the resources that clients can hold."""
 
 import gc
 import signal
@@ -17,7 +17,7 @@ from charonia.platform.people import local, login
 from charonia.platform.settings import PlatformSettings
 
 FINISH_S = 5
-"""Time that calls in progress have when the platform ends."""
+"""Time that calls in progress have when the platform exits."""
 
 
 def serve(settings: PlatformSettings) -> None:
@@ -55,7 +55,7 @@ def serve(settings: PlatformSettings) -> None:
         print(f"Charonia platform at {settings.url}, data in {settings.data}")
         print(f"To sign in, open this once: {login.link(settings, secret)}", flush=True)
         gc.collect()
-        gc.freeze()  # what all calls share stays: a collection that walks it takes longer than most pages
+        gc.freeze()  # a collection of the objects that all calls share takes longer than most pages
         server.run(sockets=[listener])
 
 
@@ -117,7 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end("503 Service Unavailable")
 
     def data_received(self, data: bytes) -> None:
-        """Count what arrives."""
+        """Count received bytes."""
         self._received_bytes += len(data)
         super().data_received(data)
 
@@ -142,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._end("408 Request Timeout" if state[0] == "header" else "")
 
     def _waiting(self) -> tuple[str, object]:
-        """Return what the server waits for, "" for nothing, with what changes when the client makes progress."""
+        """Return the awaited event, "" for none, with a value that changes when the client makes progress."""
         unsent_bytes = self.transport.get_write_buffer_size()
         is_busy = self.cycle is not None and not self.cycle.response_complete
         if self.flow.write_paused or (unsent_bytes and not is_busy):

@@ -1,4 +1,4 @@
-"""What `charonia platform` is told."""
+"""Settings of `charonia platform`."""
 
 import re
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Oidc:
         issuer: Address of the provider, "" for no single sign-on.
         client_id: Name of the platform there.
         client_secret: Its secret.
-        admins: E-mail addresses of those who are administrators from the start.
+        admins: E-mail addresses of the initial administrators.
     """
 
     issuer: str = ""
@@ -50,11 +50,11 @@ class KubernetesSettings:
         config: Path of a kubeconfig, or `IN_CLUSTER`; "" for no cluster.
         context: Context of the kubeconfig, "" for its current one.
         namespace: Namespace of all objects, "" for that of the context, or of the platform's pod.
-        owner: Name of this platform among all that use the namespace, "" for one that is kept in the data folder.
+        owner: Name of this platform among all that use the namespace, "" for the one in the data folder.
         image: Image of servers, "" for that of the chart.
-        images: Images by environment, in place of packages that are installed when a pod starts.
-        values: File of further values of the chart, for all deployments.
-        chart: Folder of the chart, "" for the one that comes with Charonia.
+        images: Images by environment, instead of packages that are installed when a pod starts.
+        values: Path of an additional file of values of the chart, for all deployments.
+        chart: Folder of the chart, "" for the chart that comes with Charonia.
         helm: The program that renders it.
         store_secret: Secret with the environment variables that open the artifact store, "" where the service account
             of the pods opens it.
@@ -84,9 +84,9 @@ class RaySettings:
 
     Attributes:
         dashboard: Address of its dashboard, "" for no cluster.
-        token: The token that it asks for, "" for none.
+        token: The token that it requires, "" for none.
         http: Address of its HTTP proxies for clients, "" for their port on the machine of the dashboard.
-        owner: Name of this platform among all that use the cluster, "" for one that is kept in the data folder.
+        owner: Name of this platform among all that use the cluster, "" for the one in the data folder.
         folder: Where the nodes find the folder of the artifact store, where that is one; "" for an object store.
     """
 
@@ -102,12 +102,12 @@ class PlatformSettings:
     """Settings of a platform.
 
     Attributes:
-        data: Folder for everything that is kept: database, artifacts, environments, deployments, logs.
+        data: Folder for all stored data: database, artifacts, environments, deployments, logs.
         database: SQLAlchemy's address of the database, "" for SQLite in the data folder.
-        artifacts: Folder or address of the store of models' files, "" for one in the data folder.
+        artifacts: Folder or address of the store of model files, "" for a folder in the data folder.
         host: Address of the page and the API.
         port: Their port, 0 for any free one.
-        public_url: Where browsers reach it, "" for host and port.
+        public_url: Its address for browsers, "" for host and port.
         ports: First and last port for deployments on this machine; each takes two, and two for each of its servers.
         store_hosts: Servers that versions may be read from, beside clouds; "*" for all.
         isolation: Whether processes of projects must be isolated: "required", "available" or "off".
@@ -165,12 +165,12 @@ class PlatformSettings:
 
     @property
     def url(self) -> str:
-        """Where browsers reach it, without a slash at the end."""
+        """Its address for browsers, without a slash at the end."""
         return self.public_url.rstrip("/") or self._url_of(self.host)
 
     @property
     def local_url(self) -> str:
-        """Where programs of this machine reach it; all addresses of a machine have its own among them."""
+        """Its address for programs of this machine; all addresses of a machine include its own."""
         return self._url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
 
     @property

@@ -1,4 +1,4 @@
-"""What a running platform consists of, for those who handle its calls."""
+"""The parts of a running platform, for the handlers of its calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ class Platform:
     """A running platform. The application has it as `app.state.platform`.
 
     Attributes:
-        settings: What it was told.
+        settings: Its settings.
         database: Its tables.
-        tasks: What runs its tasks.
+        tasks: Runs its tasks.
         artifacts: The files of versions.
-        uploads: Files that are being sent.
-        workloads: Makes what targets run.
+        uploads: Files being uploaded.
+        workloads: Creates the workloads of targets.
         deployments: The deployments.
-        trials: Versions that are tried.
+        trials: Versions being tried.
         provider: Of single sign-on, None for none.
         clusters: The targets `kubernetes` and `kserve`; none without a cluster.
     """

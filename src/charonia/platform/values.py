@@ -1,4 +1,4 @@
-"""The domains of what calls carry: numbers, times and texts that every database can store.
+"""The domains of values in calls: numbers, times and texts that every database can store.
 
 Each parameter and each member of a request has one of these types or a narrower one; a test walks all routes.
 """
@@ -24,7 +24,7 @@ TIME_S_MAX = 253_402_300_799.0
 """The end of the year 9999 in seconds since the epoch: the latest time with a date."""
 
 AMOUNT_MAX = 1e12
-"""Largest of other numbers: weights, milliseconds."""
+"""Largest value of other numbers: weights, milliseconds."""
 
 DEPTH_MAX = 64
 """Most levels of a free-form JSON object."""
@@ -39,7 +39,7 @@ def check_json(value: Any) -> Any:
     """Return a JSON value whose numbers are finite and of 64 bits, and whose texts every database can store.
 
     Raises:
-        PydanticCustomError: A ValueError that says what is outside of its domain.
+        PydanticCustomError: A ValueError that describes the invalid value.
     """
     waiting: list[tuple[Any, int]] = [(value, 1)]
     while waiting:

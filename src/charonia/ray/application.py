@@ -14,18 +14,18 @@ HEALTH_PERIOD_S = 5.0
 """Time between two health checks of a replica."""
 
 ON_RAYS_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-"""Lets Ray run a replica's code on the event loop of its own calls. By default Ray gives that code a thread, since it
-might block. A server does not block, and saves each request the way to another thread and back."""
+"""Makes Ray run a replica's code on the event loop of Ray's calls. By default Ray gives that code a thread, because it
+might block. A server does not block, and saves the round trip of each request to another thread."""
 
 
 def app(options: AppOptions | None = None, /, **given: Any) -> Application:
     """Return the application of model repositories, for `serve.run`.
 
-    As the builder of `serve run charonia.ray:app repository=models` and of a file of `serve deploy`, it gets the same
+    As the builder of `serve run charonia.ray:app repository=models` and of a file of `serve deploy`, it takes the same
     arguments from there.
 
     Args:
-        options: All options; None for those that are given by name.
+        options: All options; None for keyword arguments.
         **given: The fields of `AppOptions`.
 
     Raises:
@@ -47,7 +47,7 @@ def app(options: AppOptions | None = None, /, **given: Any) -> Application:
         name=options.name,
         ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus, **_environment()},
         max_ongoing_requests=options.max_ongoing_requests,
-        # First the requests of Ray's proxies, then those of the replica's own ports.
+        # First the requests of Ray's proxies complete, then the requests on the replica's own ports.
         graceful_shutdown_timeout_s=2 * options.drain_s,
         health_check_period_s=HEALTH_PERIOD_S,
         **scaling,
@@ -59,7 +59,7 @@ def app(options: AppOptions | None = None, /, **given: Any) -> Application:
 def _environment() -> dict[str, Any]:
     """Return the runtime environment of this program with `ON_RAYS_LOOP`: Ray does not merge the two.
 
-    Before `ray.init`, nobody knows that of the program. Then replicas just inherit it.
+    Before `ray.init`, the program's runtime environment is unknown. Then replicas just inherit it.
     """
     if not ray.is_initialized():
         return {}

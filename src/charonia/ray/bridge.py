@@ -1,7 +1,7 @@
 """Requests of Ray's proxies, answered by the server's front ends in the same process.
 
-Bytes go through as they are: the front ends decode and encode them, as on connections of their own. All of it runs on
-the event loop on which Ray runs the deployment's code, where the server runs, too.
+Bytes pass through unchanged: the front ends decode and encode them, as on connections of clients. All of it runs on the
+event loop on which Ray runs the deployment's code, where the server runs, too.
 """
 
 import asyncio

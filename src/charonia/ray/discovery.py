@@ -1,4 +1,4 @@
-"""Where the replicas of an application listen themselves, for clients and balancers that go around Ray's proxy."""
+"""Addresses on which the replicas of an application listen, for clients and balancers that bypass Ray's proxy."""
 
 from typing import Any, TypedDict
 
@@ -22,16 +22,16 @@ class ReplicaAddress(TypedDict):
 
 
 def addresses(application: str = "default", *, timeout_s: float = 10.0) -> list[ReplicaAddress]:
-    """Return where each replica of an application that runs now listens, by name of the replica.
+    """Return the addresses of each running replica of an application, by name of the replica.
 
-    A replica that answers nothing, because it is being stopped, is left out.
+    A replica that does not answer, because it is being stopped, is left out.
 
     Args:
         application: Name of the application.
         timeout_s: Longest time to wait for the replicas, in seconds.
 
     Raises:
-        RayServeException: There is no such application.
+        RayServeException: The application does not exist.
         TimeoutError: Replicas did not answer in time.
     """
     handle = serve.get_app_handle(application)

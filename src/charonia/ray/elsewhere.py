@@ -1,4 +1,4 @@
-"""Calls of Python models to models that other applications of the Ray cluster have."""
+"""Calls of Python models to models in other applications of the Ray cluster."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ class ModelsElsewhere:
     """The models of this replica, and some of other applications.
 
     Args:
-        models: Those of this replica.
+        models: The models of this replica.
         applications: Application of each of the others, by model.
     """
 
@@ -69,7 +69,7 @@ class ModelsElsewhere:
         return ready
 
     def is_loadable(self, name: str) -> bool:
-        """Whether a request for this model waits for it: for those of others, their application decides."""
+        """Whether a request for this model waits for it: their application decides for other models."""
         return name in self._applications or self._models.is_loadable(name)
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:

@@ -1,4 +1,4 @@
-"""The gRPC services of a replica, as Ray's gRPC proxy is told of them: `grpc_servicer_functions` in its options."""
+"""The gRPC services of a replica, for Ray's gRPC proxy: `grpc_servicer_functions` in its options."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import grpc
 from charonia.server.grpc.methods import Method, method_table
 
 METHODS: dict[str, Method] = {method.name: method for method in method_table().values()}
-"""All methods by name. Ray's proxy calls the method of a replica that has the name."""
+"""All methods by name. Ray's proxy calls the replica's method of that name."""
 
 
 def add_grpc_services(servicer: object, server: Any) -> None:
@@ -19,7 +19,7 @@ def add_grpc_services(servicer: object, server: Any) -> None:
     for path, method in method_table().items():
         _, service, name = path.decode().split("/")
         handler = grpc.unary_unary_rpc_method_handler if method.run else grpc.stream_stream_rpc_method_handler
-        # Ray's proxy puts its own functions in the place of this one.
+        # Ray's proxy replaces this function by its own.
         by_service.setdefault(service, {})[name] = handler(servicer)
     for service, handlers in by_service.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

@@ -22,13 +22,13 @@ class AppOptions(BaseModel):
         options: Options of `charonia serve`, in a list or as one text: "--model-control-mode=auto --cache-config=...".
         name: Name of the deployment.
         num_cpus: Cores of a replica: Ray reserves them, and the engine uses no more.
-        num_gpus: GPUs of a replica: it sees only those that Ray gives it.
+        num_gpus: GPUs of a replica: it sees only the GPUs that Ray assigns to it.
         min_replicas: Smallest number of replicas.
         max_replicas: Largest number of replicas; the same as `min_replicas` for a fixed number.
         target_ongoing_requests: Requests in flight for each replica that Ray aims at between these bounds.
-        autoscaling: Further fields of Ray's `autoscaling_config`, such as `upscale_delay_s` and `downscale_delay_s`.
-        max_ongoing_requests: Most requests in flight in a replica; further ones wait in Ray's proxy. Batches are
-            made of requests in flight, so this is to be at least twice the largest batch of all instances together.
+        autoscaling: Other fields of Ray's `autoscaling_config`, such as `upscale_delay_s` and `downscale_delay_s`.
+        max_ongoing_requests: Most requests in flight in a replica; others wait in Ray's proxy. Batches are made of
+            requests in flight, so use at least twice the largest batch of all instances together.
         drain_s: Seconds that the requests in flight of a replica have when it is stopped.
         address: Address on which each replica also listens itself, on free ports: "0.0.0.0" for other machines, too.
         elsewhere: Applications of models that Python models call and that other applications have, by model.
@@ -91,7 +91,7 @@ class AppOptions(BaseModel):
         """Return the options of each replica's server.
 
         Raises:
-            ServingError: INVALID_ARG for what `charonia serve` would not take.
+            ServingError: INVALID_ARG for options that `charonia serve` would refuse.
         """
         arguments = [f"--model-repository={path}" for path in self.repositories]
         arguments += [f"--exit-timeout-secs={round(self.drain_s)}", f"--cpu-cores={max(1, int(self.num_cpus))}"]

@@ -1,4 +1,4 @@
-"""A replica: a server, the methods that Ray's proxies call, and what Ray asks of it."""
+"""A replica: a server, the methods that Ray's proxies call, and Ray's health checks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -33,7 +33,7 @@ from charonia.wire.http_status import STATUS, UNEXECUTED
 from charonia.wire.json_text import encode_error
 
 ADDRESSES_PATH = "/addresses"
-"""Route with the addresses of all replicas of the application; not there where the server asks for keys."""
+"""Route with the addresses of all replicas of the application; absent if the server requires keys."""
 
 
 class GrpcMessage:
@@ -58,7 +58,7 @@ class _Forwarded(Response):
 
 
 class _Held:
-    """A model that is loaded for requests with its name in `serve_multiplexed_model_id`; Ray lets go of the oldest."""
+    """A model that is loaded for requests with its name in `serve_multiplexed_model_id`; Ray releases the oldest."""
 
     def __init__(self, let_go: Callable[[], object]) -> None:
         self._let_go: Callable[[], object] | None = let_go
@@ -101,12 +101,12 @@ class RayReplica:
             self._hold = serve.multiplexed(max_num_models_per_replica=options.models_per_replica)(self._loader())
 
     async def __del__(self) -> None:
-        """Finish the requests in flight on the replica's own ports; those of Ray's proxies are over."""
+        """Complete the requests in flight on the replica's own ports; requests of Ray's proxies are over."""
         self._giving_back.cancel()
         await self._server.shutdown()
 
     async def check_health(self) -> None:
-        """Fail if the server is not live; Ray's own limit of time finds an event loop that hangs."""
+        """Fail if the server is not live; Ray's own time limit detects an event loop that hangs."""
         if not self._server.engine.is_live():
             raise RuntimeError("the server is not live")
 

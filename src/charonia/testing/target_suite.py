@@ -20,12 +20,12 @@ class TargetCase:
     """A target, and what to run there.
 
     Attributes:
-        make: Makes the target. What is made later finds what runs, as after a restart of the platform.
-        workload: Returns a workload by the number of its revision. Those of different numbers differ in their content.
-        broken: Returns one that can never be ready.
-        slow: Returns one that takes longer to be ready than the whole test.
+        make: Creates the target. A second one adopts running deployments, as after a restart of the platform.
+        workload: Returns a workload by the number of its revision. Different revisions differ in their content.
+        broken: Returns a workload that can never be ready.
+        slow: Returns a workload that takes longer to be ready than the whole test.
         wait: Lets time pass until a condition holds, and returns whether it does.
-        scale: Lets a deployment have so many servers. Where something else than the platform decides, it does that.
+        scale: Scales a deployment; replaced for targets that scale by themselves.
     """
 
     make: Callable[[], DeploymentTarget]
@@ -38,7 +38,7 @@ class TargetCase:
     )
 
     def apply(self, target: DeploymentTarget, workload: Workload) -> None:
-        """Apply a workload, again until the target is done with what was before."""
+        """Apply a workload, retrying until the target has finished the previous change."""
 
         def is_begun() -> bool:
             try:

@@ -39,7 +39,7 @@ def test_what_is_accepted_stays_below_the_folder(text: str) -> None:
 
 
 def test_a_file_cannot_be_there_twice() -> None:
-    with pytest.raises(ServingError, match="it is there twice"):
+    with pytest.raises(ServingError, match="got it twice"):
         check_together(["a/b", "c", "a/b"])
 
 

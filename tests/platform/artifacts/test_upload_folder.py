@@ -45,7 +45,7 @@ def test_a_gap_is_refused_with_the_place_to_go_on_from(folder: UploadFolder) -> 
 
     with pytest.raises(ServingError, match="offset of at most 4") as caught:
         send(folder, 5, b"f")
-    assert caught.value.hint == "go on from 4"
+    assert caught.value.hint == "continue from 4"
 
 
 def test_more_than_was_said_is_refused_and_what_came_before_stays(folder: UploadFolder) -> None:
@@ -87,7 +87,7 @@ def test_what_is_sealed_cannot_be_changed_any_more(folder: UploadFolder) -> None
     folder.seal(["k"])
     folder.seal(["k"])  # the platform ended, and does it again
 
-    with pytest.raises(ServingError, match="no upload 'k'"):
+    with pytest.raises(ServingError, match="upload 'k' does not exist"):
         send(folder, 0, b"x")
     assert folder.sealed("k").read_bytes() == b"abcdefghij"
     folder.unseal(["k"])
@@ -102,7 +102,7 @@ def test_what_the_store_has_taken_over_stays_sealed(folder: UploadFolder, tmp_pa
     folder.unseal(["k"])
 
     assert folder.received("k") == 10
-    with pytest.raises(ServingError, match="no upload 'k'"):
+    with pytest.raises(ServingError, match="upload 'k' does not exist"):
         send(folder, 0, b"x")
 
 
@@ -110,14 +110,14 @@ def test_what_is_still_being_sent_cannot_be_sealed(folder: UploadFolder) -> None
     with folder.writing("k", 0, 10), pytest.raises(ServingError, match="still being sent") as caught:
         folder.seal(["k"])
     assert caught.value.code is Code.CANCELLED
-    with pytest.raises(ServingError, match="no upload 'none'"):
+    with pytest.raises(ServingError, match="upload 'none' does not exist"):
         folder.seal(["none"])
 
 
 def test_a_request_that_opened_a_file_before_it_was_sealed_comes_too_late(folder: UploadFolder) -> None:
     with folder.path("k").open("r+b") as late:
         folder.seal(["k"])
-        with pytest.raises(ServingError, match="no upload 'k'"):
+        with pytest.raises(ServingError, match="upload 'k' does not exist"):
             uploads._lock(late, folder.path("k"), fcntl.LOCK_SH)
 
 

@@ -54,7 +54,7 @@ def test_who_may_only_look_gets_no_buttons_and_no_changes(anybody: TestClient, p
 
     assert "Add a model" not in anybody.get("/p/default/models").text
     assert "/p/default/models/add" not in anybody.get("/p/default/jobs").text
-    assert "Administrators see them." in anybody.get("/p/default/people").text
+    assert "Only administrators see keys." in anybody.get("/p/default/people").text
     for form in ("models/add", "environments/new", "deployments/new", "deployments/reader/change"):
         assert anybody.get(f"/p/default/{form}").status_code == 403
     assert anybody.post("/p/default/environments", data={"preset": "onnx"}, headers=HTMX).status_code == 403
@@ -65,7 +65,7 @@ def test_what_is_missing_has_a_page_that_says_so(visitor: TestClient) -> None:
     answer = visitor.get("/p/default/models/nothing")
 
     assert answer.status_code == 404
-    assert "there is no model &#39;nothing&#39;" in answer.text
+    assert "model &#39;nothing&#39; does not exist" in answer.text
 
 
 def test_a_part_of_a_page_is_sent_alone(visitor: TestClient) -> None:

@@ -164,12 +164,12 @@ def test_an_upload_that_was_cut_off_goes_on(page: Page, running: RunningPlatform
     page.route(re.compile(r"offset=[1-9]"), lambda route: route.abort())
     page.locator("#pick-file").set_input_files(file)
     page.get_by_role("button", name="Upload").click()
-    expect(page.locator("#sent-text")).to_have_text("The connection was cut: it is tried again")
+    expect(page.locator("#sent-text")).to_have_text("Connection lost: retrying")
 
     page.unroute_all()
     page.goto(path(running, "models", "add"))
     page.locator("#pick-file").set_input_files(file)
-    expect(page.locator("#sent-text")).to_have_text("A part of it was sent before: sending goes on from there.")
+    expect(page.locator("#sent-text")).to_have_text("Part of it was uploaded before: the upload continues from there.")
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if request.method == "PUT" else None)
     page.get_by_role("button", name="Upload").click()
@@ -192,8 +192,8 @@ def test_an_upload_is_paused_and_cancelled(page: Page, running: RunningPlatform,
     expect(page.locator("#sent-text")).to_have_text("Paused")
     page.unroute_all()
     page.route(re.compile(r"offset=[1-9]"), lambda route: route.abort())
-    page.get_by_role("button", name="Send on").click()
-    expect(page.locator("#sent-text")).to_have_text("The connection was cut: it is tried again")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator("#sent-text")).to_have_text("Connection lost: retrying")
     page.get_by_role("button", name="Cancel").click()
 
     page.wait_for_timeout(2_500)  # longer than until it would be tried again
@@ -209,7 +209,7 @@ def test_it_is_loaded_beside_version_1_and_gets_no_requests_yet(page: Page, runn
     page.goto(path(running, "models", "digits", "versions", "2"))
 
     page.get_by_role("button", name="Deploy version 2").click()
-    expect(page.get_by_role("heading", name="Change digits")).to_be_visible()
+    expect(page.get_by_role("heading", name="Edit digits")).to_be_visible()
     expect(page.locator("#check .changes")).to_contain_text("versions 1, 2")
     page.get_by_role("button", name="Apply the change").click()
 
@@ -233,7 +233,7 @@ def test_the_slider_splits_the_requests(page: Page, running: RunningPlatform) ->
 def test_a_canary_begins_is_promoted_and_says_what_it_did(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "deployments", "digits", "traffic"))
 
-    page.get_by_role("button", name="Begin the canary").click()
+    page.get_by_role("button", name="Start the canary").click()
     expect(page.locator("#canary h2 .badge")).to_have_text("running")
     page.get_by_role("button", name="Pause").click()
     expect(page.locator("#canary h2 .badge")).to_have_text("paused")
@@ -283,7 +283,7 @@ def test_of_two_who_change_a_deployment_the_second_sees_a_conflict(page: Page, r
 
 def test_the_form_says_what_does_not_fit_before_anything_starts(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "deployments", "new?model=digits"))
-    expect(page.locator("#check .notice.bad")).to_contain_text("There is a deployment 'digits' already.")
+    expect(page.locator("#check .notice.bad")).to_contain_text("Deployment 'digits' already exists.")
 
     page.get_by_label("Name", exact=True).fill("huge")
     page.get_by_label("CPU cores").fill("4000")
@@ -307,9 +307,9 @@ def test_a_deployment_is_stopped_and_started(page: Page, running: RunningPlatfor
 def test_a_key_is_shown_once_and_revoked(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "people"))
 
-    page.get_by_text("Make a key", exact=True).click()
+    page.get_by_text("Create a key", exact=True).click()
     page.locator("#keys #name").fill("ci")
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_role("button", name="Create the key").click()
     expect(page.locator("#keys .notice code")).to_have_text(re.compile("^charonia_"))
     page.get_by_role("button", name="Revoke the key ci").click()
     sure(page)

@@ -228,7 +228,7 @@ def test_a_deployment_is_measured_and_the_report_kept(page: Page, running: Runni
     assert moved[0] < SHIFT_MAX, moved[1]
     expect(page.locator("#live h2 .badge").first).to_have_text("done", timeout=120_000)
 
-    expect(page.get_by_role("heading", name="What was measured")).to_be_visible()
+    expect(page.get_by_role("heading", name="Measurements")).to_be_visible()
     page.get_by_role("link", name="the report").click()
     expect(page.locator("body")).to_contain_text("digits")
 
@@ -255,7 +255,7 @@ def test_what_a_search_has_found_is_offered_where_the_model_is_deployed(page: Pa
     page.get_by_role("button", name="Search").click()
     expect(page).to_have_url(re.compile("/jobs/"))
     expect(page.locator("#live h2 .badge").first).to_have_text("done", timeout=180_000)
-    expect(page.get_by_role("heading", name="What was found")).to_be_visible()
+    expect(page.get_by_role("heading", name="Result")).to_be_visible()
 
     page.goto(path(running, "deployments", "new?model=digits"))
     expect(page.locator(".offer")).to_be_visible()
@@ -270,7 +270,7 @@ def test_what_a_search_has_found_is_offered_where_the_model_is_deployed(page: Pa
         task.result = {**task.result, "change": change}
     page.reload()
     page.get_by_label("Name", exact=True).fill("tuned")
-    page.get_by_role("button", name="Use what was found").click()
+    page.get_by_role("button", name="Use the result").click()
 
     expect(page.get_by_label("Instances at least")).to_have_value("2")
     expect(page.get_by_label("Other fields of its configuration")).to_have_value(re.compile("intra_op_thread_count"))
@@ -322,9 +322,9 @@ def test_the_keyboard_alone_adds_deploys_and_rolls_back(page: Page, running: Run
     expect(page).to_have_url(path(running, "deployments", "scans"))
     expect(page.locator("h1 .badge")).to_have_text("ready")
 
-    go_to(page, page.get_by_role("link", name="Change"))
+    go_to(page, page.get_by_role("link", name="Edit", exact=True))
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Change scans")).to_be_visible()
+    expect(page.get_by_role("heading", name="Edit scans")).to_be_visible()
     go_to(page, page.get_by_label("CPU cores"))
     page.keyboard.type("1")
     go_to(page, page.get_by_role("button", name="Apply the change"))
@@ -376,7 +376,7 @@ def test_a_page_of_what_was_removed_says_so(page: Page, running: RunningPlatform
 
     running.platform.deployments.changes.remove(OWNER, "default", "patient")
 
-    expect(page.locator(".said.bad")).to_contain_text("there is no deployment 'patient'")
+    expect(page.locator(".said.bad")).to_contain_text("deployment 'patient' does not exist")
 
 
 def test_who_was_signed_out_keeps_what_was_entered(browser: Browser, running: RunningPlatform) -> None:

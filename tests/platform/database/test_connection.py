@@ -129,7 +129,7 @@ def test_a_full_disk_is_said_so_and_nothing_half_is_written(tmp_path: Path) -> N
     ):
         session.add_all(ProjectRow(name=f"{number:0100}", created=now()) for number in range(1000))
 
-    assert (raised.value.code, raised.value.hint) == (Code.UNAVAILABLE, "make room where it lies")
+    assert (raised.value.code, raised.value.hint) == (Code.UNAVAILABLE, "make room on its disk")
     with database.reading() as session:
         assert session.query(ProjectRow).count() == 0
     add_project(database, "a")

@@ -48,11 +48,11 @@ def test_a_deployment_from_its_creation_to_its_removal(admin: TestClient, deploy
     assert again.status_code == 409
     assert dry.json()["changes"] == [
         "model 'echo': version 1 -> versions 1, 2",
-        "model 'echo': traffic to the newest version -> version 2: 10",
+        "model 'echo': traffic to the latest version -> version 2: 10",
     ]
     assert changed.json()["revision"] == 2
     assert late.status_code == 409
-    assert "somebody else" in late.json()["error"]
+    assert "changed in the meantime" in late.json()["error"]
     assert back.json()["revision"] == 3
     assert (listed.json()["total"], listed.json()["deployments"][0]["revision"]) == (1, 3)
     assert [one["note"] for one in revisions.json()["revisions"]] == ["back to revision 1", "canary", ""]

@@ -27,7 +27,7 @@ def test_the_second_of_two_who_change_the_same_revision_gets_a_conflict(stage: S
     stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
 
     stage.deployments.changes.change(ADA, "default", stage.spec(versions=[2]), revision=1)
-    with pytest.raises(ServingError, match="has revision 2, expected 1: somebody else has changed it") as caught:
+    with pytest.raises(ServingError, match="has revision 2, expected 1: it was changed in the meantime") as caught:
         stage.deployments.changes.change(ADA, "default", stage.spec(versions=[3]), revision=1)
 
     assert caught.value.code is Code.ALREADY_EXISTS
@@ -139,7 +139,7 @@ def test_a_deployment_is_stopped_started_and_removed(stage: Stage) -> None:
     stage.deployments.changes.remove(ADA, "default", "reader")
     stage.pass_s(3)
 
-    with pytest.raises(ServingError, match="there is no deployment 'reader' in project 'default'"):
+    with pytest.raises(ServingError, match="deployment 'reader' does not exist in project 'default'"):
         stage.deployments.reads.get(ADA, "default", "reader")
     assert stage.target.servers == {}
 
@@ -152,10 +152,10 @@ def test_all_that_there_is_not_is_said_at_once(stage: Stage) -> None:
         stage.deployments.changes.plan(ADA, "default", {"name": "reader", "models": models, "environment": "none"})
 
     assert caught.value.message.splitlines() == [
-        "models: 'echo' has no version 7, expected one of 1, 2, 3",
-        "models: there is no model 'nothing'",
-        "models: 'other' has no version that is ready",
-        "environment: there is none called 'none'",
+        "models: version 7 of 'echo' does not exist, expected one of 1, 2, 3",
+        "models: model 'nothing' does not exist",
+        "models: 'other' has no ready version",
+        "environment: 'none' does not exist",
     ]
 
 

@@ -69,7 +69,7 @@ def test_a_script_states_its_dependencies() -> None:
         ("import PIL\n", "states no dependencies"),
         ("# /// script\n# dependencies = [\n# ///\n", "not TOML"),
         ('# /// script\n# dependencies = "numpy"\n# ///\n', "expected a list of strings"),
-        ('# /// script\n# requires-python = "newest"\n# ///\n', "no range of versions"),
+        ('# /// script\n# requires-python = "newest"\n# ///\n', "not a range of versions"),
         ('# /// script\n# requires-python = "<3.9"\n# ///\n', "3.11 or newer"),
     ],
 )

@@ -43,7 +43,7 @@ def test_each_form_that_is_served_can_be_sent() -> None:
 
 def test_content_tells_where_the_suffix_does_not() -> None:
     assert laid_out(["forest.json"], {"forest.json": FOREST}) == {"1/xgboost.json": "forest.json"}
-    with pytest.raises(ServingError, match="no model that is known here"):
+    with pytest.raises(ServingError, match="unsupported file type"):
         laid_out(["config.json"], {"config.json": b"{}"})
 
 
@@ -111,11 +111,11 @@ def test_what_systems_leave_behind_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ([], "there is no file"),
-        ([".hidden"], "there is no file"),
+        ([], "got no files"),
+        ([".hidden"], "got no files"),
         (["a.onnx", "b.onnx"], "expected one model, got 'a.onnx', 'b.onnx'"),
         (["r/a/1/model.onnx", "r/b/1/model.onnx"], "got a repository with 'a', 'b'"),
-        (["readme.md"], "no model that is known here"),
+        (["readme.md"], "unsupported file type"),
         (["a", "a/b"], "'a' is a file and also the folder"),
     ],
 )

@@ -288,7 +288,7 @@ def test_what_is_no_model_is_refused_and_can_be_sent_anew(admin: TestClient) -> 
     version = settled(admin, "a", number)
 
     assert version["report"]["problem"] == "expected one model, got 'a.onnx', 'b.onnx'"
-    assert "send one of them" in version["report"]["hint"]
+    assert "upload one of them" in version["report"]["hint"]
     assert admin.get(f"{MODELS}/a").json()["versions"][0]["problem"] == version["report"]["problem"]
     assert {row["received"] for row in admin.get(UPLOADS, params={"batch": batch}).json()} == {1}
 

@@ -91,7 +91,7 @@ def test_an_address_without_files_is_said_so(admin: TestClient, s3: S3) -> None:
     version = add(admin, "a", kind="address", place=f"{s3.uri}/nothing")
 
     assert version["state"] == "refused"
-    assert "no file below this address" in version["report"]["problem"]
+    assert "no files below this address" in version["report"]["problem"]
 
 
 def test_a_store_that_is_away_is_said_so_and_a_later_attempt_succeeds(admin: TestClient, s3: S3) -> None:
@@ -138,7 +138,7 @@ def test_a_link_out_of_the_folder_is_refused(admin: TestClient, elsewhere: Path)
 def test_the_platform_does_not_import_its_own_data(admin: TestClient, platform: Platform, inner: str) -> None:
     version = add(admin, "net", kind="folder", place=str(platform.settings.data / inner))
 
-    assert "it holds the platform's own data" in version["report"]["problem"]
+    assert "it contains the platform's own data" in version["report"]["problem"]
 
 
 def test_a_model_of_mlflow_becomes_a_version(admin: TestClient, mlflow: MlflowStandIn) -> None:
@@ -190,7 +190,7 @@ def test_without_room_a_version_is_refused_and_its_upload_stays(
     full = admin.post("/api/v1/projects/default/uploads", json={"files": [{"path": "b.onnx", "size": 7}]})
     refused = add(admin, "a", kind="upload", place=files[0]["batch"])
 
-    assert (full.status_code, full.json()["hint"]) == (507, "delete versions that nobody uses, or add room")
+    assert (full.status_code, full.json()["hint"]) == (507, "delete unused versions, or add room")
     assert "has room for 6" in refused["report"]["problem"]
     assert list(platform.artifacts.local.all()) == []
     room[0] = 2**40

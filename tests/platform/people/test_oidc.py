@@ -118,7 +118,7 @@ def test_what_the_provider_says_of_somebody_else_does_not_count(
     provider.userinfo = {"sub": "43", "email": "ada@example.org", "email_verified": True}
 
     assert sign_in(browser) == "/login?problem=refused"
-    assert "names somebody other" in caplog.text
+    assert "not about the user of its token" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_projects_are_added_once(admin: TestClient) -> None:
     assert admin.get("/api/v1/projects").json() == [{"name": "default"}, {"name": "vision"}]
 
     again = admin.post("/api/v1/projects", json={"name": "vision"})
-    assert (again.status_code, again.json()["error"]) == (409, "there is a project 'vision' already")
+    assert (again.status_code, again.json()["error"]) == (409, "project 'vision' already exists")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "-a", "a" * 129, "é", "a b", ".."])

@@ -70,7 +70,7 @@ def test_a_change_that_fails_leaves_nothing_in_the_log(database: Database) -> No
             projects.create(session, ROOT, "vision")
             projects.create(session, ROOT, "vision")
 
-    with pytest.raises(ServingError, match="there is a project 'vision' already"):
+    with pytest.raises(ServingError, match="project 'vision' already exists"):
         fail_later()
     with database.reading() as session:
         assert audit.entries(session, ROOT) == []

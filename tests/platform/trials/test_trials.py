@@ -73,7 +73,7 @@ def test_a_version_answers_on_a_server_of_its_own_until_it_is_stopped(platform: 
     with pytest.raises(urllib.error.HTTPError, match="401"):
         infer(address, "another")
     made.stop(DEPLOYER, "default", "digits", 1)
-    with pytest.raises(ServingError, match="no server of version 1 of 'digits' runs now"):
+    with pytest.raises(ServingError, match="version 1 of 'digits' has no running server"):
         made.use(DEPLOYER, "default", "digits", 1)
     made.start(DEPLOYER, "default", "digits", 1)
     assert phase(made, "digits") is TrialPhase.READY

@@ -1,1 +1,1 @@
-"""What models consist of: files, by the hash of their content, in a folder or an object store."""
+"""The files of models by the hash of their content, in a folder or an object store."""

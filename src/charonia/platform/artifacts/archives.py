@@ -1,6 +1,6 @@
-"""Unpacks archives that users send: zip and tar, in an isolated process with limited memory.
+"""Unpacks zip and tar archives from users, in an isolated process with limited memory.
 
-Only files come out of them, below the folder that they are unpacked into: an archive with links, devices, or names that
+Only files below the target folder are extracted: an archive with links, devices, or names that
 lead out of the folder is refused as a whole.
 """
 
@@ -33,10 +33,10 @@ from charonia.platform.isolation.isolation import Isolation, Reach
 from charonia.python_command import python_module
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-"""What an archive's name ends with. Files that are archives inside, such as .keras and .pt, stay as they are."""
+"""Suffixes of archives. Files that are archives inside, such as .keras and .pt, are not unpacked."""
 
 ENTRIES_MAX = 2 * FILES_MAX
-"""Entries of an archive, folders and unwanted files among them."""
+"""Entries of an archive, including folders and unwanted files."""
 
 UNPACK_S_MAX = 3600.0
 """Time limit for the process that unpacks."""
@@ -51,19 +51,19 @@ def is_archive(name: str) -> bool:
 
 
 def unpack(archive: Path, name: str, folder: Path, isolation: Isolation, check: Callable[[], None]) -> None:
-    """Unpack an archive in a process with limited memory, which reads the archive and writes the folder only.
+    """Unpack an archive in a process with limited memory, which reads only the archive and writes only the folder.
 
     Args:
         archive: The file.
         name: Its name, for messages and to tell its format.
         folder: An empty folder.
         isolation: Confines the process.
-        check: Called again and again; what it raises ends the work.
+        check: Called repeatedly; an exception cancels the work.
 
     Raises:
         TooLargeError: It has too many files or bytes, or needs too much memory.
         StorageFullError: The disk is full.
-        ServingError: INVALID_ARG for one that is damaged, or has content that is not allowed.
+        ServingError: INVALID_ARG for a damaged archive, or forbidden content.
     """
     archive, folder = archive.absolute(), folder.absolute()
     reach = Reach(read=[archive], write=[folder], project=None, network=False)

@@ -1,7 +1,7 @@
 """Files by the hash of their content, in a folder: `sha256/ab/abcd...`.
 
-A blob is complete when it has its name: it is written under another one first. Nobody changes it, so folders of models
-are made of hard links to it.
+A blob is complete when it has its name: it is written under a temporary one first. Blobs are immutable, so folders of
+models are made of hard links to them.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from charonia.platform.artifacts.faults import disk_faults, storage_full
 from charonia.platform.artifacts.manifest import Blob
 
 PIECE_BYTES = 1024 * 1024
-"""What is read and hashed at a time."""
+"""Bytes read and hashed at a time."""
 
 RESERVE_BYTES = 64 * 1024 * 1024
-"""What stays free on a disk: the database and the logs need it."""
+"""Space that stays free on a disk for the database and the logs."""
 
 _MODE = 0o444
 
@@ -32,7 +32,7 @@ class BlobFolder:
     """A folder of blobs. Any thread may call.
 
     Args:
-        folder: The folder; it is made.
+        folder: The folder, which is created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,14 +50,14 @@ class BlobFolder:
         return self.path(sha256).is_file()
 
     def add(self, pieces: Iterable[bytes], *, what: str) -> Blob:
-        """Keep the content that comes in pieces.
+        """Store content from an iterator.
 
         Args:
             pieces: The content.
-            what: What it is, for messages.
+            what: Its name in messages.
 
         Raises:
-            StorageFullError: There is no room for it. Nothing of it is left.
+            StorageFullError: There is no room for it. Partial content is removed.
         """
         digest, size = hashlib.sha256(), 0
         with disk_faults(what, self.folder), self._temporary() as path, path.open("wb") as file:
@@ -71,10 +71,10 @@ class BlobFolder:
         return Blob(digest.hexdigest(), size)
 
     def adopt(self, source: Path, *, what: str) -> Blob:
-        """Keep a file that nobody will change any more; it also stays where it is.
+        """Store an immutable file, which also stays in its place.
 
         Raises:
-            StorageFullError: There is no room for it. Nothing of it is left.
+            StorageFullError: There is no room for it. Partial content is removed.
         """
         digest, size = hashlib.sha256(), 0
         with disk_faults(what, source), source.open("rb") as file:
@@ -89,10 +89,10 @@ class BlobFolder:
         return Blob(sha256, size)
 
     def link(self, sha256: str, target: Path) -> None:
-        """Put a blob into a folder, in place of what is there.
+        """Link a blob into a folder, replacing an existing file.
 
         Raises:
-            ServingError: INTERNAL if the blob is not here; what `disk_faults` says.
+            ServingError: INTERNAL if the blob is missing; errors of `disk_faults`.
         """
         with disk_faults(f"blob {sha256[:12]}", target.parent):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class BlobFolder:
         """Check that a blob still has its content.
 
         Raises:
-            ServingError: INTERNAL if it has been damaged, or is not here.
+            ServingError: INTERNAL if it is damaged or missing.
         """
         digest = hashlib.sha256()
         with disk_faults(f"blob {blob.sha256[:12]}", self.path(blob.sha256)), self.path(blob.sha256).open("rb") as file:
@@ -125,7 +125,7 @@ class BlobFolder:
             self.path(sha256).unlink(missing_ok=True)
 
     def sweep(self, older_than_s: float) -> None:
-        """Remove what was left by those that were killed while they wrote."""
+        """Remove temporary files of killed writers."""
         before = time.time() - older_than_s
         for path in self._incoming.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -146,7 +146,7 @@ class BlobFolder:
         """Check that there is room.
 
         Raises:
-            StorageFullError: If there is less than `size` bytes.
+            StorageFullError: If fewer than `size` bytes are left.
         """
         demand_room(self.folder, size, what=what)
 
@@ -178,7 +178,7 @@ def demand_room(folder: Path, size: int, *, what: str) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make a hard link, or a copy where the file system has none or the disk is another one. `target` is replaced."""
+    """Make a hard link, or a copy if the file system has none or the disk differs. `target` is replaced."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)

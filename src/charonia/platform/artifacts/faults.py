@@ -11,20 +11,20 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class StorageFullError(ServingError):
-    """There is no room left for what is to be kept."""
+    """The disk has no room left."""
 
 
 def storage_full(message: str) -> StorageFullError:
-    return StorageFullError(Code.UNAVAILABLE, message, hint="delete versions that nobody uses, or add room")
+    return StorageFullError(Code.UNAVAILABLE, message, hint="delete unused versions, or add room")
 
 
 @contextmanager
 def disk_faults(what: str, place: Path) -> Iterator[None]:
-    """Turn errors of a disk into errors for people.
+    """Turn errors of a disk into errors for users.
 
     Args:
-        what: What is being done: "upload".
-        place: Where.
+        what: The operation: "upload".
+        place: The affected path.
 
     Raises:
         StorageFullError: If the disk is full.

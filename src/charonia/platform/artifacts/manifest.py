@@ -1,6 +1,6 @@
 """The files of a version: path within the model's folder -> content. Pure.
 
-The files of the version itself lie under `1/`, whatever number it is served as.
+The files of the version itself are stored under `1/`, whatever number it is served as.
 """
 
 import hashlib
@@ -49,5 +49,5 @@ def size(files: Manifest) -> int:
 
 
 def served_path(path: str, number: int) -> str:
-    """Return where a file lies in the folder of the model when it is served as a version of that number."""
+    """Return the path of a file in the model's folder when it is served under that version number."""
     return f"{number}/{path.removeprefix(VERSION_FOLDER)}" if path.startswith(VERSION_FOLDER) else path

@@ -1,4 +1,4 @@
-"""Names of files that come from elsewhere: what may be a path below a folder. Pure."""
+"""Untrusted file names: which ones are valid paths below a folder. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,13 +11,13 @@ PATH_CHARS_MAX = 1000
 """Length of a path."""
 
 NAME_BYTES_MAX = 255
-"""Length of one name in a path, in UTF-8: what file systems take."""
+"""Length of one name in a path, in UTF-8: the limit of file systems."""
 
 _NOT_CONTENT = frozenset({"__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"})
 
 
 def safe_path(text: str) -> str:
-    """Return a path below a folder in its plain form: names with "/" between them.
+    """Return the normalised form of a path below a folder: names with "/" between them.
 
     Raises:
         ServingError: INVALID_ARG for a path that is empty, absolute, too long, or that leads out of the folder.
@@ -45,12 +45,12 @@ def check_together(paths: Iterable[str]) -> None:
     """Check that paths can be files of one folder.
 
     Raises:
-        ServingError: INVALID_ARG where one occurs twice, or is a file and a folder.
+        ServingError: INVALID_ARG if one occurs twice, or is both a file and a folder.
     """
     seen: set[str] = set()
     for path in paths:
         if path in seen:
-            raise invalid(f"file '{path}': expected it once, it is there twice")
+            raise invalid(f"file '{path}': expected it once, got it twice")
         seen.add(path)
     for path in seen:
         for folder in parents(path):
@@ -59,13 +59,13 @@ def check_together(paths: Iterable[str]) -> None:
 
 
 def parents(path: str) -> Sequence[str]:
-    """Return the folders that a path lies in, without the root."""
+    """Return the folders that contain a path, without the root."""
     names = path.split("/")[:-1]
     return ["/".join(names[: count + 1]) for count in range(len(names))]
 
 
 def is_content(path: str) -> bool:
-    """Return whether a file belongs to a model, and was not left there by an editor, a system or a cache."""
+    """Return whether a file belongs to a model, and is not a leftover of an editor, a system or a cache."""
     return not any(name.startswith(".") or name in _NOT_CONTENT for name in path.split("/"))
 
 

@@ -1,4 +1,4 @@
-"""The store of all files of models: a folder, or an object store with a folder of this machine before it."""
+"""The store of all model files: a folder, or an object store with a folder of this machine as its cache."""
 
 import threading
 import time
@@ -14,27 +14,27 @@ from charonia.stores.location import is_store, parse_address
 from charonia.stores.remote import ObjectStore, RemoteFile
 
 UNUSED_S_MAX = 7 * 24 * 3600.0
-"""How long a file of an object store stays on this machine that no folder of a deployment has."""
+"""How long a cached file of an object store stays on this machine after its last use by a deployment's folder."""
 
 SWEEP_S = 24 * 3600.0
-"""Age of temporary files that nobody writes any more."""
+"""Age of abandoned temporary files."""
 
 BLOBS = "sha256/"
-"""Where an object store has the files: what lies beside is not collected."""
+"""Prefix of the files in an object store; other objects are not collected."""
 
 DELETED_TOGETHER = 500
 """Files that are removed from an object store with one call."""
 
 
 def nobody_cancels() -> None:
-    """Go on."""
+    """Default for work that is not cancelled."""
 
 
 class ArtifactStore:
     """Files by their content. Any thread may call.
 
-    What is removed is decided by `collect`, which runs while nothing is added: a content that has just been added, and
-    that no version names yet, would go as well.
+    Only `collect` removes content. It runs while nothing is added, because it would also remove new content that no
+    version names yet.
 
     Args:
         local: The folder, which for an object store is a cache.
@@ -62,7 +62,7 @@ class ArtifactStore:
                 self._adding -= 1
 
     def add(self, pieces: Iterable[bytes], *, what: str) -> Blob:
-        """Keep content. See `BlobFolder.add`.
+        """Store content. See `BlobFolder.add`.
 
         Raises:
             ServingError: Also UNAVAILABLE when the object store cannot be reached.
@@ -70,14 +70,14 @@ class ArtifactStore:
         return self._sent(self.local.add(pieces, what=what))
 
     def adopt(self, path: Path, *, what: str) -> Blob:
-        """Keep a file that nobody will change any more. See `add`."""
+        """Store an immutable file. See `add`."""
         return self._sent(self.local.adopt(path, what=what))
 
     def fetch(self, blob: Blob) -> Path:
-        """Return where content lies on this machine, after it was brought there.
+        """Return the path of content on this machine, fetching it if necessary.
 
         Raises:
-            ServingError: UNAVAILABLE when the object store cannot be reached; INTERNAL when the content is gone or
+            ServingError: UNAVAILABLE when the object store cannot be reached; INTERNAL when the content is missing or
                 damaged.
         """
         if not self.local.has(blob.sha256):
@@ -95,16 +95,16 @@ class ArtifactStore:
     def materialise(
         self, files: Manifest, folder: Path, number: int = 1, check: Callable[[], None] = nobody_cancels
     ) -> None:
-        """Make a model's folder with the files of a version, as hard links where the disk is the same.
+        """Create a model's folder with the files of a version, as hard links on the same disk.
 
-        It adds to what is there, and replaces files of the same name: a folder with several versions is made by several
-        calls. Nobody may write into the files.
+        Files are added to an existing folder, replacing files of the same name: several calls create a folder with
+        several versions. The files must not be modified.
 
         Args:
             files: The files of the version.
             folder: The model's folder, which in a repository has the name of the model.
             number: The number that the version is served as.
-            check: Called before each file; what it raises ends the work.
+            check: Called before each file; an exception cancels the work.
 
         Raises:
             StorageFullError: There is no room on the disk.
@@ -130,11 +130,11 @@ class ArtifactStore:
         """Remove all content that no version names.
 
         Args:
-            used: Returns the hashes of all that is named; called while nothing is added.
+            used: Returns the hashes that versions name; called while nothing is added.
 
         Returns:
             The number of files and of bytes that were removed, None if something is being added: try again when
-            `is_collection_due` and that is done.
+            `is_collection_due` and the addition is done.
 
         Raises:
             ServingError: UNAVAILABLE when the object store cannot be reached.
@@ -184,7 +184,7 @@ def open_artifacts(where: str, data: Path) -> ArtifactStore:
         data: The data folder.
 
     Raises:
-        ServingError: INVALID_ARG for an address that is none; INTERNAL for a folder that cannot be used.
+        ServingError: INVALID_ARG for an invalid address; INTERNAL for an unusable folder.
     """
     if is_store(where):
         remote = ObjectStore(parse_address(where), title="artifact store")
@@ -193,5 +193,5 @@ def open_artifacts(where: str, data: Path) -> ArtifactStore:
 
 
 def remote_key(blob: Blob) -> str:
-    """Return where content lies in an object store."""
+    """Return the key of content in an object store."""
     return f"{BLOBS}{blob.sha256[:2]}/{blob.sha256}"

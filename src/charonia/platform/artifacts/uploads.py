@@ -1,7 +1,7 @@
-"""Files that are being sent: a file each, as long as what has arrived.
+"""Files being uploaded: one file each, as long as the received bytes.
 
-What has arrived when a connection breaks stays, and sending goes on from there. A piece may be sent again, also while
-an earlier request with it still waits for the rest.
+Received bytes are kept when a connection breaks, and the upload continues from there. A piece may be sent again, even
+while an earlier request with it still waits for the rest.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from charonia.platform.artifacts.blobs import demand_room
 from charonia.platform.artifacts.faults import disk_faults
 
 LOOK_BYTES = 16 * 1024 * 1024
-"""After so many bytes it is looked whether there is room for more."""
+"""Bytes after which free space is checked again."""
 
 
 _SEALED = ".sealed"
 
 
 class UploadFolder:
-    """The files that are being sent. Any thread may call.
+    """Files being uploaded. Any thread may call.
 
-    A file that a version is made of is sealed: its content may be that of the version by then.
+    A file that a version is created from is sealed: its content may already be the version's.
 
     Args:
-        folder: Where they are; it is made.
+        folder: Their folder, which is created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,10 +42,10 @@ class UploadFolder:
         return self.folder / key
 
     def begin(self, sizes: dict[str, int]) -> None:
-        """Make empty files.
+        """Create empty files.
 
         Args:
-            sizes: How long they will be, by key.
+            sizes: Their final sizes, by key.
 
         Raises:
             StorageFullError: There is no room for them.
@@ -68,11 +68,11 @@ class UploadFolder:
 
     @contextmanager
     def writing(self, key: str, offset: int, size: int) -> Iterator["UploadWriter"]:
-        """Yield what writes into a file from `offset` on.
+        """Yield a writer that starts at `offset`.
 
         Raises:
-            ServingError: NOT_FOUND if the file has been removed or sealed; CANCELLED for an offset beyond what has
-                arrived.
+            ServingError: NOT_FOUND if the file has been removed or sealed; CANCELLED for an offset beyond the received
+                bytes.
         """
         try:
             file = self.path(key).open("r+b", buffering=0)
@@ -84,17 +84,17 @@ class UploadFolder:
             if not 0 <= offset <= received:
                 raise ServingError(
                     Code.CANCELLED,
-                    f"upload {key}: expected an offset of at most {received}, which has arrived, got {offset}",
-                    hint=f"go on from {received}",
+                    f"upload {key}: expected an offset of at most {received}, the bytes received so far, got {offset}",
+                    hint=f"continue from {received}",
                 )
             file.seek(offset)
             yield UploadWriter(file, offset, size, self.folder)
 
     def seal(self, keys: Sequence[str]) -> None:
-        """Keep everybody from writing into files from now on. What is sealed already stays so.
+        """Prevent all writes to files from now on. Sealing again changes nothing.
 
         Raises:
-            ServingError: CANCELLED while somebody writes into one of them; NOT_FOUND for one that is not there.
+            ServingError: CANCELLED while one of them is being written; NOT_FOUND for a missing one.
         """
         for key in keys:
             if self.sealed(key).exists():
@@ -103,16 +103,15 @@ class UploadFolder:
                 file = self.path(key).open("rb")
             except FileNotFoundError:
                 raise _gone(key) from None
-            with file:  # who has opened it and not locked it yet finds it gone
+            with file:  # a writer that has opened but not yet locked it finds it gone
                 _lock(file, self.path(key), fcntl.LOCK_EX)
                 self.path(key).rename(self.sealed(key))
 
     def sealed(self, key: str) -> Path:
-        """Return where a file is that nobody may write into."""
         return self.folder / f"{key}{_SEALED}"
 
     def unseal(self, keys: Sequence[str]) -> None:
-        """Let files be written into again, but for those whose content the store has taken over."""
+        """Allow writes to files again, except files whose content the store has taken over."""
         for key in keys:
             with contextlib.suppress(FileNotFoundError):
                 if self.sealed(key).stat().st_nlink == 1:
@@ -124,7 +123,7 @@ class UploadFolder:
         self.sealed(key).unlink(missing_ok=True)
 
     def unused(self, older_than_s: float) -> list[str]:
-        """Return the keys of files that nothing has arrived for in this time."""
+        """Return the keys of files without progress for this time."""
         before = time.time() - older_than_s
         return [path.name.removesuffix(_SEALED) for path in self.folder.iterdir() if path.stat().st_mtime < before]
 
@@ -143,11 +142,11 @@ class UploadWriter:
         """Write the next bytes.
 
         Raises:
-            TooLargeError: The file would become longer than it was said to be.
-            StorageFullError: There is no room for them; what was written before stays.
+            TooLargeError: The file would exceed its declared size.
+            StorageFullError: There is no room for them; bytes written before stay.
         """
         if self._position + len(piece) > self._size:
-            raise too_large(f"upload: expected {self._size} bytes, as was said at its beginning, got more")
+            raise too_large(f"upload: expected {self._size} bytes, as declared at its start, got more")
         with disk_faults("upload", self._folder):
             if self._position - self._looked >= LOOK_BYTES:
                 self._looked = self._position
@@ -170,9 +169,9 @@ def _lock(file: BinaryIO, path: Path, kind: int) -> None:
         is_same = os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         is_same = False
-    if not is_same:  # taken over since it was opened: its content must not change any more
+    if not is_same:  # taken over after it was opened: its content must not change any more
         raise _gone(path.name)
 
 
 def _gone(key: str) -> ServingError:
-    return not_found(f"there is no upload '{key}'", hint="begin again: it was taken over, or has waited for too long")
+    return not_found(f"upload '{key}' does not exist", hint="start again: it was imported, or has expired")

@@ -1,4 +1,4 @@
-"""Style sheets and scripts of the pages, at addresses that change with their content, so that browsers keep them."""
+"""Style sheets and scripts of the pages, at addresses that contain their hash, so that browsers can cache them."""
 
 import gzip
 import hashlib
@@ -40,17 +40,17 @@ BUNDLES = {
     ),
     "icon.svg": (f"{_OWN}/icon.svg",),
 }
-"""Files of this package by address, one after the other. The form to try a model is that of the server's page."""
+"""Source files by address, concatenated. The form to try a model is shared with the server's page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """What is sent for an address.
+    """A file of the pages.
 
     Attributes:
         content: Its bytes.
         compressed: The same with gzip.
-        media_type: What it is.
+        media_type: Its media type.
         digest: The beginning of its hash.
     """
 
@@ -64,10 +64,10 @@ def asset(name: str) -> Asset:
     """Return an asset.
 
     Raises:
-        ServingError: NOT_FOUND if there is none of that name.
+        ServingError: NOT_FOUND for an unknown name.
     """
     if name not in BUNDLES:
-        raise not_found(f"there is no '{name}' among the files of the pages")
+        raise not_found(f"the pages have no asset '{name}'")
     return _made(name)
 
 
@@ -88,7 +88,7 @@ router = APIRouter()
 
 @router.get(PREFIX + "/{digest}/{name}")
 def send(request: Request, digest: Text, name: Text) -> Response:
-    """Send a file of the pages. Only under its own hash may it be kept."""
+    """Send a file of the pages. It is cacheable only under its own hash."""
     found = asset(name)
     headers = {"Cache-Control": KEPT if digest == found.digest else "no-cache", "Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):

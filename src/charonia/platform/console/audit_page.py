@@ -34,12 +34,12 @@ DONE: Mapping[str, str] = {
     "try": "tried",
     "tune": "started: search for a configuration",
 }
-"""What the verbs of actions are when it has happened."""
+"""Past participles of the verbs of actions."""
 
 
 @router.get("/p/{project}/audit")
 def show(visit: OnPage, before: Number = 0) -> Response:
-    """Show who changed what."""
+    """Show the audit log."""
     with visit.platform.database.reading() as session:
         project = visit.project if visit.who.everywhere is None else ""
         found = audit.entries(session, visit.who, project=project, before=before, limit=ROWS_MAX + 1)
@@ -60,13 +60,13 @@ def show(visit: OnPage, before: Number = 0) -> Response:
 
 
 def action_text(action: str) -> str:
-    """Return what has happened: "Deployment changed"."""
+    """Return an action as a sentence: "Deployment changed"."""
     noun, _, verb = action.rpartition(".")
     return f"{noun.replace('.', ' ').capitalize()} {DONE.get(verb, verb)}"
 
 
 def detail_text(detail: Mapping[str, Any]) -> str:
-    """Return what an entry says beside its subject, in one line."""
+    """Return the details of an entry in one line."""
     parts = []
     for name, value in detail.items():
         shown = "; ".join(map(str, value)) if isinstance(value, list) else value

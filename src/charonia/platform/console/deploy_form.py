@@ -1,4 +1,4 @@
-"""The form of a deployment: from what a browser sends to a specification, and back. Pure."""
+"""The form of a deployment, converted to a specification and back. Pure."""
 
 import json
 import re
@@ -11,16 +11,16 @@ _WEIGHT = re.compile(r"\s*(\d+)\s*[=:]\s*([0-9.]+)\s*%?\s*")
 
 
 FormFields = Mapping[str, Sequence[str]]
-"""What a browser sends: for each field its values, one for most."""
+"""A sent form: the values of each field, usually one."""
 
 
 def text_of(sent: FormFields, name: str) -> str:
-    """Return the value of a field, "" where it was not sent."""
+    """Return the value of a field, "" if it was not sent."""
     return (sent.get(name) or [""])[0].strip()
 
 
 def document(sent: FormFields) -> dict[str, Any]:
-    """Return the specification that a form asks for, as plain values.
+    """Return the specification of a form, as plain values.
 
     Raises:
         ServingError: INVALID_ARG for texts that cannot be read, a line each that begins with the field.
@@ -45,7 +45,7 @@ def document(sent: FormFields) -> dict[str, Any]:
 
 
 def form_of(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the fields of the form say for a specification."""
+    """Return the values of the form's fields for a specification."""
     device, replicas = spec.get("device", {}), spec.get("replicas", {})
     bounds = replicas if isinstance(replicas, Mapping) else {"min": replicas, "max": replicas}
     return {
@@ -65,7 +65,7 @@ def form_of(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sent_of(form: Mapping[str, Any]) -> FormFields:
-    """Return what a browser sends for a form whose fields say this."""
+    """Return a form with these values as a browser sends it."""
     sent = {name: [str(value)] for name, value in form.items() if name not in ("models", "keys")}
     sent["keys"] = ["yes"] if form["keys"] else []
     sent["model"] = [model["name"] for model in form["models"]]
@@ -76,7 +76,7 @@ def sent_of(form: Mapping[str, Any]) -> FormFields:
 
 
 def field_of(path: str) -> str:
-    """Return the field of the form that a member of a specification comes from: "0.instances_min"."""
+    """Return the form's field for a member of a specification: "0.instances_min"."""
     model = re.match(r"models\[(\d+)\]\.?", path)
     rest = path[model.end() :] if model else path.removeprefix("device.")
     names = {
@@ -94,7 +94,7 @@ def field_of(path: str) -> str:
 
 
 def by_field(message: str) -> dict[str, str]:
-    """Return what is wrong by field; a line that names none is under ""."""
+    """Return problems by field; lines without a field are under ""."""
     known = re.compile(r"(?:models\[\d+\]\.|device\.)?[a-z_.]+|\d+\.[a-z_]+|models")
     found: dict[str, list[str]] = {}
     for line in message.splitlines():
@@ -105,7 +105,7 @@ def by_field(message: str) -> dict[str, str]:
 
 
 def with_version(model: Mapping[str, Any], number: int, present: Sequence[int]) -> dict[str, Any]:
-    """Return a model of a specification with a version more, which gets no requests yet.
+    """Return a model of a specification with one more version, which gets no requests yet.
 
     Args:
         model: The model.
@@ -119,7 +119,7 @@ def with_version(model: Mapping[str, Any], number: int, present: Sequence[int]) 
 
 
 def number(sent: FormFields, name: str) -> Any:
-    """Return a number of the form, None for an empty field; what is none comes back as it is."""
+    """Return a number of the form, None for an empty field, the text itself if it is not a number."""
     text = text_of(sent, name)
     if not text:
         return None

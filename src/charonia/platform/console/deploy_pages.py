@@ -1,4 +1,4 @@
-"""The form by which deployments are made and changed, with what would change and whether it fits."""
+"""The form to create and edit deployments, with a preview of the changes and problems."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,12 +31,12 @@ from charonia.platform.values import Number, Text
 router = APIRouter(prefix="/p/{project}/deployments")
 
 LISTED_MAX = 200
-"""Models, and environments, that the form offers."""
+"""Most models, and environments, that the form offers."""
 
 VERSIONS_MAX = 12
-"""Versions of a model that it offers: the newest, and those that are chosen."""
+"""Most versions of a model that it offers: the latest, and the chosen ones."""
 
-_AGAINST_NEWEST = "What changes is shown against it now: apply the change again if it is still right."
+_AGAINST_NEWEST = "Review the new diff and apply again."
 
 
 @router.get("/new")
@@ -56,20 +56,20 @@ def create(visit: OnPage, sent: Sent) -> Response:
 
 @router.post("/form")
 def redraw(visit: OnPage, sent: Sent, name: Text = "") -> Response:
-    """Send the form back with a model more or less."""
+    """Return the form with one model more or less."""
     return _redrawn(visit, sent, name)
 
 
 @router.post("/check")
 def check(visit: OnPage, sent: Sent) -> Response:
-    """Say what would change, and whether it fits."""
+    """Return the preview of the changes and problems."""
     values = {"check": _checked(visit, sent), "name": "", "existing": bool(text_of(sent, "existing"))}
     return visit.show("deploy_form.html", values, block="check")
 
 
 @router.get("/{name}/change")
 def show_change(visit: OnPage, name: Text, model: Text = "", version: Number = 0) -> Response:
-    """Show the form to change a deployment, with a version more if one is named."""
+    """Show the form to edit a deployment, with one more version if one is named."""
     visit.demand_deployer()
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
     spec = {**view.spec}
@@ -84,7 +84,7 @@ def show_change(visit: OnPage, name: Text, model: Text = "", version: Number = 0
 
 @router.post("/{name}/change")
 def change(visit: OnPage, name: Text, sent: Sent) -> Response:
-    """Change a deployment, unless somebody else has since the form was made."""
+    """Change a deployment, unless it has changed since the form was opened."""
     return _save(visit, sent, name)
 
 
@@ -106,7 +106,7 @@ def _save(visit: Visit, sent: FormFields, name: str) -> Response:
         if error.code is Code.ALREADY_EXISTS and name:
             newer = deployments.reads.get(visit.who, visit.project, name).revision
             sent = {**sent, "after": [str(newer)]}
-            problems = {"": f"Somebody else has made revision {newer} meanwhile. {_AGAINST_NEWEST}"}
+            problems = {"": f"Revision {newer} was created while you were editing. {_AGAINST_NEWEST}"}
         elif error.code is Code.ALREADY_EXISTS:
             problems = {"name": error.message}
         return _redrawn(visit, sent, name, problems=problems, newer=newer, status=INVALID)
@@ -122,7 +122,7 @@ def _redrawn(
     newer: int = 0,
     status: int = 200,
 ) -> Response:
-    """Return the form as it was sent, with a model more or less."""
+    """Return the sent form with one model more or less."""
     form: dict[str, Any] = form_of({}) | {key: values[0] for key, values in sent.items() if values}
     form["models"] = [_as_sent(sent, index, each) for index, each in enumerate(sent.get("model", ()))]
     form["keys"] = bool(text_of(sent, "keys"))
@@ -136,11 +136,11 @@ def _redrawn(
     problems = dict(problems or {})
     added = text_of(sent, "add")
     if added and added in [each["name"] for each in form["models"]]:
-        problems["models"] = f"'{added}' is there already"
+        problems["models"] = f"'{added}' has already been added"
     elif added:
         with visit.platform.database.reading() as session:
             if _find(session, projects.find(session, visit.who, visit.project), added) is None:
-                problems["models"] = f"there is no model '{added}'"
+                problems["models"] = f"model '{added}' does not exist"
             else:
                 form["models"].append(form_of({"models": [{"name": added}]})["models"][0])
     return _form(
@@ -165,7 +165,7 @@ def _as_sent(sent: FormFields, index: int, name: Any) -> dict[str, Any]:
 
 
 def _checked(visit: Visit, sent: FormFields) -> dict[str, Any]:
-    """Return what the specification of a form would change."""
+    """Return the preview of a form's specification."""
     if not sent.get("model", ()):
         return _nothing()
     try:
@@ -194,9 +194,7 @@ def _hints(spec: Mapping[str, Any]) -> list[str]:
     several = [
         model["name"] for model in spec.get("models", ()) if len(_numbers(model)) > 1 and not model.get("traffic")
     ]
-    return [
-        f"All requests of '{name}' go to its newest version: state weights to keep some for others." for name in several
-    ]
+    return [f"All requests of '{name}' go to its latest version: enter weights to split them." for name in several]
 
 
 def _nothing() -> dict[str, Any]:
@@ -242,7 +240,7 @@ def _form(
 
 
 def _versions(session: Session, project: ProjectRow, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the versions that are ready by model, the newest first."""
+    """Return the ready versions of models, latest first."""
     query = (
         select(ModelRow.name, VersionRow.number, VersionRow.runs_code)
         .outerjoin(VersionRow, (VersionRow.model_id == ModelRow.id) & (VersionRow.state == "ready"))

@@ -22,18 +22,17 @@ CHARTS = (
 GPU_CHARTS = (("gpu", "GPU", "% busy"), ("gpu_memory", "GPU memory", "MB"))
 
 SERIES_MAX = 4
-"""Versions that a chart shows: those with most requests."""
+"""Most versions in a chart: the busiest ones."""
 
 NONE = "\N{EN DASH}"
 
 LOCAL = "local"
-"""The target that goes without saying."""
+"""The target that lists do not mention."""
 
 _MB = 1e6
 
 
 def ms_text(value: float | None) -> str:
-    """Return a time of milliseconds."""
     if value is None:
         return NONE
     return f"{figure(value / 1e3)} s" if value >= 999.5 else f"{figure(value)} ms"
@@ -44,7 +43,7 @@ def error_share(figures: Figures) -> float:
 
 
 def line(view: DeploymentView) -> dict[str, Any]:
-    """Return a deployment for the list."""
+    """Return the row of a deployment in the list."""
     point = view.figures
     share = error_share(point.all) if point is not None else 0.0
     has_traffic = point is not None and point.all.requests_per_s > 0
@@ -64,7 +63,7 @@ def line(view: DeploymentView) -> dict[str, Any]:
 
 
 def waits(view: DeploymentView) -> bool:
-    """Whether a deployment makes no progress, and its servers say why: no node has room for a pod, for example."""
+    """Whether a deployment is stuck and its servers give the reason, for example that no node has room for a pod."""
     return bool(view.doing) and view.reason == view.doing and any(server.reason for server in view.replicas)
 
 
@@ -78,7 +77,7 @@ def models_text(view: DeploymentView) -> str:
 
 
 def device_text(view: DeploymentView) -> str:
-    """Return what a deployment runs on: "GPU 0", "2 cores", "CPU"."""
+    """Return the hardware of a deployment: "GPU 0", "2 cores", "CPU"."""
     device = view.spec.get("device", {})
     if gpus := device.get("gpus"):
         return f"GPU {', '.join(map(str, gpus))}"
@@ -87,14 +86,14 @@ def device_text(view: DeploymentView) -> str:
 
 
 def charts_of(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
-    """Return key, title and unit of the charts that have something to show."""
+    """Return key, title and unit of the charts that have data."""
     counts_instances = point is not None and point.all.instances > 0
     shown = tuple(chart for chart in CHARTS if chart[0] != "instances" or counts_instances)
     return shown + (GPU_CHARTS if has_gpu(point) else ())
 
 
 def tiles(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
-    """Return name, value and what stands below it of each tile."""
+    """Return name, value and caption of each tile."""
     if point is None:
         names = ("Requests", "p50", "p99", "Errors", "Queue", "Batch size", "CPU", "Memory")
         return [(name, NONE, "") for name in names]
@@ -153,7 +152,7 @@ def has_gpu(point: FiguresPoint | None) -> bool:
 
 
 def busiest(points: Sequence[FiguresPoint]) -> list[str]:
-    """Return the versions that are there now, the busiest ones if there are many, by name."""
+    """Return the current versions, the busiest ones if there are many, by name."""
     if not points:
         return []
     now = points[-1].versions
@@ -162,7 +161,7 @@ def busiest(points: Sequence[FiguresPoint]) -> list[str]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return "MODEL/VERSION" as short as it is clear: "version 2" where there is one model."""
+    """Return "MODEL/VERSION" in the shortest clear form: "version 2" for a single model."""
     is_one = len({name.rpartition("/")[0] for name in names}) == 1
     return [f"version {name.rpartition('/')[2]}" if is_one else name.replace("/", " ") for name in names]
 

@@ -1,4 +1,4 @@
-"""The pages of deployments: the list, and one of them with its figures, revisions, explanations and log."""
+"""The pages of deployments: the list, and one deployment with its figures, revisions, explanations and log."""
 
 import json
 from typing import Annotated, Any
@@ -49,7 +49,7 @@ def show(visit: OnPage, name: Text) -> Response:
 
 @router.post("/{name}/keys")
 def add_key(visit: OnPage, name: Text, sent: Sent) -> Response:
-    """Make an API key for a client."""
+    """Create an API key for a client."""
     try:
         made = visit.platform.deployments.keys.add(
             visit.who, visit.project, name, text_of(sent, "name"), ("infer", "read")
@@ -61,14 +61,14 @@ def add_key(visit: OnPage, name: Text, sent: Sent) -> Response:
 
 @router.post("/{name}/keys/{key}/remove")
 def remove_key(visit: OnPage, name: Text, key: Text) -> Response:
-    """Remove an API key of a client."""
+    """Delete an API key of a client."""
     visit.platform.deployments.keys.remove(visit.who, visit.project, name, key)
     return _overview(visit, name, block="keys")
 
 
 @router.get("/{name}/figures")
 def figures(visit: OnPage, name: Text) -> dict[str, Any]:
-    """Return what the charts show."""
+    """Return the data of the charts."""
     points = visit.platform.deployments.reads.figures(visit.who, visit.project, name, now() - HISTORY_S)
     return {"now": now(), **shown.charts(points)}
 
@@ -97,7 +97,7 @@ def revision(visit: OnPage, name: Text, number: Number) -> Response:
 
 @router.get("/{name}/explain")
 def explain(visit: OnPage, name: Text) -> Response:
-    """Show what the server says about each model: what limits it, and what to change."""
+    """Show the server's findings about each model: bottlenecks, and suggested changes."""
     deployments = visit.platform.deployments
     view = deployments.reads.get(visit.who, visit.project, name)
     sections, problem = [], ""
@@ -131,14 +131,14 @@ def try_it(visit: OnPage, name: Text) -> Response:
 
 @router.post("/{name}/rollback")
 def roll_back(visit: OnPage, name: Text, revision: FormNumber, after: FormNumber) -> Response:
-    """Go back to an earlier revision, unless somebody has made a newer one since the page was made."""
+    """Roll back to an earlier revision, unless a newer one was created since the page was loaded."""
     visit.platform.deployments.changes.rollback(visit.who, visit.project, name, to=revision, revision=after)
     return go(visit.path("deployments", name, "revisions"))
 
 
 @router.post("/{name}/stop")
 def stop(visit: OnPage, name: Text) -> Response:
-    """End the servers."""
+    """Stop the servers."""
     visit.platform.deployments.changes.stop(visit.who, visit.project, name)
     return go(visit.path("deployments", name))
 
@@ -152,7 +152,7 @@ def start(visit: OnPage, name: Text) -> Response:
 
 @router.post("/{name}/remove")
 def remove(visit: OnPage, name: Text) -> Response:
-    """End a deployment for good."""
+    """Delete a deployment."""
     visit.platform.deployments.changes.remove(visit.who, visit.project, name)
     return go(visit.path("deployments"))
 

@@ -1,4 +1,4 @@
-"""The pages of environments: the list, the form for a new one, and one with its build log; the choice of one."""
+"""The pages of environments: the list, the form for a new one, one with its build log; the choice of one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol
@@ -39,7 +39,7 @@ def show_all(visit: OnPage, offset: Number = 0) -> Response:
 
 @router.get("/new")
 def show_form(visit: OnPage) -> Response:
-    """Show the form for a new one."""
+    """Show the form for a new environment."""
     visit.demand_deployer()
     return _form(visit, {"name": "", "python": "", "requirements": "", "imports": ""})
 
@@ -53,7 +53,7 @@ def add(
     requirements: Field = "",
     imports: Field = "",
 ) -> Response:
-    """Make an environment: one that is ready to choose, or one of somebody's own."""
+    """Create an environment from a preset or a form."""
     ready = next((each for each in PRESETS if each.name == preset), None)
     try:
         if ready is not None:
@@ -96,7 +96,7 @@ def rebuild(visit: OnPage, name: Text) -> Response:
 
 @router.post("/{name}/remove")
 def remove(visit: OnPage, name: Text) -> Response:
-    """Remove an environment."""
+    """Delete an environment."""
     with visit.platform.database.transaction() as session:
         row = _get(session, visit, name, ProjectRole.DEPLOYER)
         catalog.remove(session, row)
@@ -105,7 +105,7 @@ def remove(visit: OnPage, name: Text) -> Response:
 
 
 def _wanted(name: str, python: str, requirements: str, imports: str) -> NewEnvironment:
-    """Return what a form asks for; of a script, what it states itself.
+    """Return the environment described by a form; a script contains its own requirements.
 
     Raises:
         ServingError: INVALID_ARG.
@@ -117,7 +117,7 @@ def _wanted(name: str, python: str, requirements: str, imports: str) -> NewEnvir
 
 
 def _problems(error: ServingError) -> Mapping[str, str]:
-    """Return what is wrong, by field."""
+    """Return problems by field."""
     text = error.message
     if text.startswith("python:"):
         return {"python": text}
@@ -161,7 +161,7 @@ def _row(row: EnvironmentRow) -> dict[str, Any]:
 
 
 class BuiltEnvironment(Protocol):
-    """What is looked at of an environment."""
+    """The part of an environment that `suggested` reads."""
 
     name: Any
     state: Any
@@ -171,7 +171,7 @@ class BuiltEnvironment(Protocol):
 def suggested(report: VersionReport, environments: Sequence[BuiltEnvironment]) -> str:
     """Return the name of an environment in which a version can be loaded, "" for the platform's own Python.
 
-    Where nothing fits, that is the answer as well: the deployment says what is missing.
+    If none fits, the answer is "", too: the deployment then reports the missing packages.
     """
     if report.checked_with:
         return report.checked_with

@@ -22,20 +22,20 @@ router = APIRouter(prefix="/p/{project}/jobs")
 
 TITLES = {
     catalog.KIND: "Build of an environment",
-    records.ADD: "Arrival of a model",
+    records.ADD: "Import of a model",
     records.CHECK: "Check of a model",
     records.COLLECT: "Removal of unused files",
     jobs.PERF: "Load test",
     jobs.TUNE: "Search for a configuration",
 }
-"""What pages call each kind of task."""
+"""Title of each kind of task."""
 
 _HIDDEN = frozenset({"log"})
 
 
 @router.get("")
 def show_all(visit: OnPage, offset: Number = 0) -> Response:
-    """List the tasks of a project, the newest first."""
+    """List the tasks of a project, latest first."""
     with visit.platform.database.reading() as session:
         project = projects.find(session, visit.who, visit.project)
         query = select(TaskRow).where(TaskRow.project_id == project.id).order_by(TaskRow.id.desc())
@@ -56,14 +56,13 @@ def cancel(visit: OnPage, number: Number) -> Response:
         project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
         row = session.get(TaskRow, number)
         if row is None or row.project_id != project.id:
-            raise not_found(f"there is no job {number} in project '{visit.project}'")
+            raise not_found(f"job {number} does not exist in project '{visit.project}'")
         queue.cancel(session, number)
         audit.note(session, visit.who, "task.cancel", f"{visit.project}/{row.subject}", project_id=project.id)
     return _page(visit, number, block="live")
 
 
 def job(row: TaskRow) -> dict[str, Any]:
-    """Return a task as pages show it."""
     is_open = row.state in ("waiting", "running")
     took = (row.ended or now()) - row.started if row.started else 0.0
     return {
@@ -88,7 +87,7 @@ def _page(visit: OnPage, number: int, *, block: str = "") -> Response:
         project = projects.find(session, visit.who, visit.project)
         row = session.get(TaskRow, number)
     if row is None or row.project_id != project.id:
-        raise not_found(f"there is no job {number} in project '{visit.project}'")
+        raise not_found(f"job {number} does not exist in project '{visit.project}'")
     folder = visit.platform.tasks.folder(number)
     files = sorted(path.name for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     results = [

@@ -1,4 +1,4 @@
-"""Starts measurements from the pages of deployments and models, and offers what they have found."""
+"""Starts measurements from the pages of deployments and models, and offers their results."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -47,9 +47,9 @@ def search(visit: OnPage, name: Text, version: Number, sent: Sent) -> Response:
 
 
 def offer(task: TaskRow | None) -> dict[str, Any] | None:
-    """Return what the search for a model has found, as the fields of the form have it; None without one.
+    """Return the result of the search for a model as fields of the form; None without a search.
 
-    `fields` is empty where the model's own configuration is the best.
+    `fields` is empty if the model's own configuration is the best.
     """
     if task is None or not task.result:
         return None

@@ -1,4 +1,4 @@
-"""The pages of models: the list, one model with its versions, and how one is added."""
+"""The pages of models: the list, one model with its versions, and the form to add one."""
 
 import difflib
 import json
@@ -33,7 +33,7 @@ from charonia.platform.values import Number, Text
 router = APIRouter(prefix="/p/{project}/models")
 
 WAYS = (("upload", "Upload"), ("store", "Object store"), ("folder", "Folder"), ("mlflow", "MLflow"))
-"""Where a model may come from: what addresses call it, and the title."""
+"""Sources of a model: the value in addresses, and the title."""
 
 _KINDS: Mapping[str, SourceKind] = {"folder": "folder", "mlflow": "mlflow"}
 
@@ -110,7 +110,7 @@ def describe(
     links: Field = "",
     notes: Field = "",
 ) -> Response:
-    """Keep what people write about a model and a version."""
+    """Save the descriptive fields of a model and the notes of a version."""
     try:
         details = ModelDetails(
             owner.strip(),
@@ -129,7 +129,7 @@ def describe(
 
 @router.post("/{name}/versions/{number}/remove")
 def remove(visit: OnPage, name: Text, number: Number) -> Response:
-    """Remove a version; the model, too, if it was the last one."""
+    """Delete a version, and the model with its last version."""
     with visit.platform.database.transaction() as session:
         registry.delete_version(session, visit.who, visit.project, name, number)
         session.flush()
@@ -142,7 +142,7 @@ def remove(visit: OnPage, name: Text, number: Number) -> Response:
 
 @router.post("/{name}/versions/{number}/check")
 def check_again(visit: OnPage, name: Text, number: Number) -> Response:
-    """Check a version once more."""
+    """Check a version again."""
     with visit.platform.database.transaction() as session:
         registry.check_again(session, visit.who, visit.project, name, number)
     visit.platform.tasks.wake()
@@ -151,7 +151,7 @@ def check_again(visit: OnPage, name: Text, number: Number) -> Response:
 
 @router.post("/{name}/versions/{number}/deploy")
 def deploy(visit: OnPage, name: Text, number: Number) -> Response:
-    """Deploy a version with what fits it; where its deployment is there already, show the form to change it."""
+    """Deploy a version with suitable settings; if its deployment already exists, show the form to edit it."""
     with visit.platform.database.reading() as session:
         version = registry.version(session, visit.who, visit.project, name, number)
         found = projects.find(session, visit.who, visit.project)
@@ -169,27 +169,27 @@ def deploy(visit: OnPage, name: Text, number: Number) -> Response:
 
 
 def name_of(source: str, way: str) -> str:
-    """Return what a model is called that comes from a place."""
+    """Return the name of a model from its source."""
     if way == "mlflow":
         return source.removeprefix("models:/").partition("/")[0]
     parts = [part for part in source.partition("://")[2 if "://" in source else 0].split("/") if part]
     if len(parts) > 1 and re.fullmatch(r"model\.\w+", parts[-1]):
         parts.pop()
-    while len(parts) > 1 and parts[-1].isdecimal():  # a version's folder
+    while len(parts) > 1 and parts[-1].isdecimal():  # the folder of a version
         parts.pop()
     return re.sub(r"\.[A-Za-z]\w{0,11}$", "", parts[-1]) if parts else ""
 
 
 def deployment_name(model: str) -> str:
-    """Return what the deployment of a model is called unless somebody says so."""
+    """Return the default name of a model's deployment."""
     return re.sub(r"[^a-z0-9_-]+", "-", model.lower()).strip("-_")[:63] or "model"
 
 
 def read_links(text: str) -> dict[str, str]:
-    """Return addresses by label from lines of both.
+    """Return addresses by label from lines with a label and an address.
 
     Raises:
-        ServingError: INVALID_ARG for a line that has only one of them.
+        ServingError: INVALID_ARG for a line without a label or an address.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -202,12 +202,12 @@ def read_links(text: str) -> dict[str, str]:
 
 
 def config_text(report: VersionReport) -> str:
-    """Return a completed configuration as it is written in a repository, "" for none."""
+    """Return a completed configuration as text of a config.pbtxt, "" for none."""
     return pbtxt.render(from_json(json.dumps(report.config))) if report.config else ""
 
 
 def difference(before: str, after: str) -> list[str]:
-    """Return what differs between two texts, in lines that begin with "+" and "-"; none where nothing does."""
+    """Return the diff of two texts, in lines that begin with "+" and "-"; none if they are equal."""
     return list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
 
 
@@ -238,7 +238,7 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
     }
     response = visit.show("model.html", {**context, **values}, block=block, status=status)
     if visit.request.headers.get("hx-target") == "live" and (version is None or version.state not in _OPEN):
-        response.headers["HX-Refresh"] = "true"  # the check is over: all of the page is different
+        response.headers["HX-Refresh"] = "true"  # the check is over: the whole page changes
     return response
 
 

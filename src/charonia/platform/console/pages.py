@@ -1,4 +1,4 @@
-"""What every page is made with: the templates, who looks at it, and how it is sent."""
+"""Shared by all pages: the templates, the visitor, and the response."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -30,18 +30,18 @@ PLACES = (
     ("environments", "Environments", "environments"),
     ("jobs", "Jobs", "jobs"),
     ("audit", "Audit", "audit"),
-    ("people", "People", "people"),
+    ("people", "Users and API keys", "people"),
 )
-"""Parts of the navigation: the path within a project, the title, the picture."""
+"""Entries of the navigation: the path within a project, the title, the icon."""
 
 ROWS_MAX = 50
 """Rows of a list on one page."""
 
 LOG_BYTES_MAX = 64 * 1024
-"""What a page shows of a log: its end."""
+"""Most bytes of a log on a page, from its end."""
 
 INVALID = 422
-"""Status of a form that comes back because something in it is wrong."""
+"""Status of a form that is returned with problems."""
 
 
 Block = Callable[[Context], Iterator[str]]
@@ -49,7 +49,7 @@ Block = Callable[[Context], Iterator[str]]
 
 
 class Visit:
-    """Somebody who looks at a page of a project."""
+    """A user who visits a page of a project."""
 
     def __init__(self, request: Request, platform: Here, who: Caller, project: Text = projects.DEFAULT) -> None:
         who.demand(ProjectRole.VIEWER, project)
@@ -67,7 +67,7 @@ class Visit:
         return self.who.role(self.project) is ProjectRole.ADMIN
 
     def demand_deployer(self) -> None:
-        """Check that they may, for forms that only such people can send.
+        """Check that they have the role of a deployer.
 
         Raises:
             NotPermittedError: If not.
@@ -91,12 +91,12 @@ class Visit:
             return ""
 
     def show(self, template: str, values: Mapping[str, Any], *, block: str = "", status: int = 200) -> Response:
-        """Return a page, or the part of it that the browser asks for.
+        """Return a page, or the part of it that the browser requests.
 
         Args:
             template: The file.
-            values: What it needs beside what all have.
-            block: The block of it that is sent, "" for the one whose element the browser wants to replace, or the page.
+            values: Its values besides the common ones.
+            block: The block to send, "" for the block whose element the browser will replace, or the whole page.
             status: HTTP status.
         """
         found = _environment().get_template(template)
@@ -111,12 +111,12 @@ class Visit:
         return HTMLResponse(found.render(context), status)
 
     def pages(self, offset: int, count: int, **query: object) -> dict[str, str]:
-        """Return where the pages of a list before and after this one are, "" for none.
+        """Return the addresses of the previous and the next page of a list, "" for none.
 
         Args:
-            offset: Rows before it.
-            count: Rows that were found from there on, one more than fit where there are more.
-            query: What else the addresses have.
+            offset: Rows before the page.
+            count: Rows found from there on; one more than fit if there is a next page.
+            query: Other parameters of the addresses.
         """
 
         def at(place: int) -> str:
@@ -139,7 +139,7 @@ class Visit:
 
 
 OnPage = Annotated[Visit, Depends()]
-"""Who looks at which project, as a parameter of a route."""
+"""The visitor and the project, as a parameter of a route."""
 
 
 async def _sent(request: Request) -> dict[str, list[str]]:
@@ -157,12 +157,12 @@ Sent = Annotated[dict[str, list[str]], Depends(_sent)]
 
 
 def go(path: str) -> Response:
-    """Return the response that makes a form lead to another page."""
+    """Return the response that makes a form navigate to another page."""
     return Response(status_code=204, headers={"HX-Redirect": path})
 
 
 def problems_of(error: ServingError, *fields: str) -> dict[str, str]:
-    """Return what is wrong by field of a form: lines that begin with the name of one belong to it, others to ""."""
+    """Return problems by field of a form: lines that begin with a field's name belong to it, others to ""."""
     found: dict[str, list[str]] = {}
     for line in error.message.splitlines():
         name, colon, rest = line.partition(": ")
@@ -174,12 +174,12 @@ def problems_of(error: ServingError, *fields: str) -> dict[str, str]:
 
 
 def plain_page(template: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:
-    """Return a page without the frame, for people who have not signed in."""
+    """Return a page without the frame, for users who have not signed in."""
     return HTMLResponse(_environment().get_template(template).render({"csrf": "", **values}), status)
 
 
 def wants_page(request: Request) -> bool:
-    """Whether an answer is for somebody who has opened a page, not for a script or a program."""
+    """Whether an answer is a page for a browser, not data for a script or a program."""
     return (
         request.method == "GET"
         and not request.url.path.startswith(("/api/", PREFIX))
@@ -190,7 +190,7 @@ def wants_page(request: Request) -> bool:
 
 @cache
 def _blocks(template: str) -> Mapping[str, Block]:
-    """Return the blocks of a template, and of those that it extends."""
+    """Return the blocks of a template and its parents."""
     environment = _environment()
     assert environment.loader is not None
     source, _, _ = environment.loader.get_source(environment, template)

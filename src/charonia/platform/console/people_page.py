@@ -1,4 +1,4 @@
-"""The page with people and keys."""
+"""The page of users and API keys."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from charonia.platform.values import Number, Text
 router = APIRouter(prefix="/p/{project}/people")
 
 PEOPLE_MAX = 200
-"""Keys and users on the page."""
+"""Most keys and users on the page."""
 
 _ROLES = (("viewer", "viewer: sees"), ("deployer", "deployer: changes"), ("admin", "admin: gives roles"))
 _DAY_S = 86400.0
@@ -34,7 +34,7 @@ def show(visit: OnPage) -> Response:
 
 @router.post("/keys")
 def make_key(visit: OnPage, name: Field = "", role: Role = "viewer", days: Field = "0", code: Field = "") -> Response:
-    """Make a key for this project."""
+    """Create a key for this project."""
     form = {"name": name, "role": role, "days": days, "code": code}
     expires = now() + float(days) * _DAY_S if days.isdecimal() and float(days) else 0.0
     try:
@@ -48,7 +48,7 @@ def make_key(visit: OnPage, name: Field = "", role: Role = "viewer", days: Field
 
 @router.post("/keys/{name}/revoke")
 def revoke_key(visit: OnPage, name: Text) -> Response:
-    """Remove a key."""
+    """Revoke a key."""
     with visit.platform.database.transaction() as session:
         keys.revoke(session, visit.who, name)
     return _page(visit, block="keys")
@@ -56,7 +56,7 @@ def revoke_key(visit: OnPage, name: Text) -> Response:
 
 @router.post("/users")
 def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Role = "viewer") -> Response:
-    """Add somebody with a role in this project, and make their first link."""
+    """Create a user with a role in this project, and their first link."""
     try:
         with visit.platform.database.transaction() as session:
             row = users.create(session, visit.who, user, email)
@@ -72,7 +72,7 @@ def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Role
 
 @router.post("/users/{number}/role")
 def set_role(visit: OnPage, number: Number, role: RoleOrNone = "none") -> Response:
-    """Give somebody a role in this project."""
+    """Set the role of a user in this project."""
     with visit.platform.database.transaction() as session:
         grant = None if role == "none" else Grant(ProjectRole[role.upper()], visit.project)
         users.set_role(session, visit.who, number, visit.project, grant)
@@ -81,7 +81,7 @@ def set_role(visit: OnPage, number: Number, role: RoleOrNone = "none") -> Respon
 
 @router.post("/users/{number}/link")
 def make_link(visit: OnPage, number: Number) -> Response:
-    """Make a link that signs somebody in."""
+    """Create a link that signs a user in."""
     with visit.platform.database.transaction() as session:
         secret = users.link(session, visit.who, number)
         name = session.get_one(UserRow, number).name

@@ -26,7 +26,7 @@ for page in (
     environment_pages,
     job_pages,
     model_pages,
-    deploy_pages,  # before those with a name in their address: "new" is none
+    deploy_pages,  # before routes with a name in their address, so that "new" is not taken for one
     deployment_pages,
     traffic_pages,
     trial_pages,

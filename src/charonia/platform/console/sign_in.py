@@ -1,4 +1,4 @@
-"""The page to sign in, and the way from the start to the first page."""
+"""The page to sign in, and the redirect to the first page."""
 
 from urllib.parse import urlencode
 
@@ -25,16 +25,16 @@ PROBLEMS = {
 
 @router.get(LOGIN_PAGE)
 def sign_in(platform: Here, problem: Text = "", next: Text = "/") -> Response:
-    """Show how to sign in."""
+    """Show the page to sign in."""
     target = f"{SIGN_ON_PATH}?{urlencode({'next': local_path(next)})}" if platform.settings.oidc.issuer else ""
     return plain_page("login.html", {"problem": PROBLEMS.get(problem, problem and PROBLEMS["sso"]), "sso": target})
 
 
 @router.get("/")
 def start(platform: Here, who: Caller) -> Response:
-    """Lead to the first page that somebody may see."""
+    """Redirect to the first page that the caller may see."""
     with platform.database.reading() as session:
         found = projects.visible(session, who, limit=1)
     if not found:
-        raise NotPermittedError(RefusalKind.FORBIDDEN, f"{who.name}: has no role yet; an administrator gives one")
+        raise NotPermittedError(RefusalKind.FORBIDDEN, f"{who.name}: has no role yet; ask an administrator for one")
     return RedirectResponse(f"/p/{found[0].name}/deployments", 303)

@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Formats figures for people."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ def kind_of(state: str) -> str:
 
 
 def figure(value: float) -> str:
-    """Return a number with three digits that count: 0.0123, 4.56, 78.9, 12,345."""
+    """Return a number with three significant digits: 0.0123, 4.56, 78.9, 12,345."""
     if value == 0 or not -1e15 < value < 1e15:
         return "0" if value == 0 else str(value)
     if abs(value) >= 999.5:
@@ -59,7 +59,7 @@ def size_text(size: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return how long something took: "3 min 5 s", "42 s", "12.3 ms"."""
+    """Return a duration: "3 min 5 s", "42 s", "12.3 ms"."""
     if seconds >= 3600:
         return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
     if seconds >= 60:
@@ -70,7 +70,7 @@ def duration_text(seconds: float) -> str:
 
 
 def ago_text(then: float, now: float) -> str:
-    """Return how long ago something was, or when if that is long ago: "3 min ago", "2026-03-01"."""
+    """Return the time since a moment, or the date if that is long ago: "3 min ago", "2026-03-01"."""
     age = max(now - then, 0.0)
     if age > _AGO_S_MAX:
         return date_text(then)[:10]

@@ -18,7 +18,7 @@ from charonia.platform.values import Text
 router = APIRouter(prefix="/p/{project}/deployments/{name}/traffic")
 
 STICKY = {"": "no: each request goes to any", "key": "by API key", "correlation_id": "by correlation id"}
-"""What keeps a client on its version."""
+"""Options to keep a client on its version."""
 
 _OPEN = ("running", "paused")
 _PLAN = {
@@ -56,11 +56,11 @@ def set_weights(visit: OnPage, name: Text, model: Model, sent: Sent) -> Response
 
 
 def shadows(percents: Iterable[tuple[str, Any]], present: Mapping[str, Any]) -> dict[str, Any]:
-    """Return shadow versions as the server takes them.
+    """Return shadow versions in the form of the server's API.
 
     Args:
-        percents: For versions, which share of the requests is copied to them in percent; 0 or None for none.
-        present: The shadow versions that there are: a version keeps what may differ.
+        percents: Share of the requests to copy to each version, in percent; 0 or None for none.
+        present: The current shadow versions, whose other settings are kept.
     """
     return {
         version: {**present.get(version, {}), "share": percent / 100 if isinstance(percent, int | float) else percent}
@@ -71,7 +71,7 @@ def shadows(percents: Iterable[tuple[str, Any]], present: Mapping[str, Any]) -> 
 
 @router.post("/canary")
 def canary(visit: OnPage, name: Text, model: Model, sent: Sent) -> Response:
-    """Begin a canary plan, or do something with the one that runs."""
+    """Start a canary plan, or control the running one."""
     action = text_of(sent, "action")
     try:
         change = {"canary": _plan(sent)} if action == "begin" else {"action": action}
@@ -83,14 +83,14 @@ def canary(visit: OnPage, name: Text, model: Model, sent: Sent) -> Response:
 
 
 def _plan(sent: FormFields) -> dict[str, Any]:
-    """Return a plan as the server takes it; what is no number, the server refuses in its own words."""
+    """Return a plan in the form of the server's API; the server itself refuses invalid numbers."""
     steps = [_number(part) for part in text_of(sent, "steps").replace("%", "").split(",") if part.strip()]
     plan = {key: number(sent, key) for key in ("version", "step_seconds", "samples_min", "p99_ratio_max")}
     return {**plan, "steps": steps, "checks_errors": bool(text_of(sent, "checks_errors"))}
 
 
 def _numbers(sent: FormFields, prefix: str) -> list[tuple[str, Any]]:
-    """Return the numbers of fields that have a version after a prefix."""
+    """Return the numbers of all fields whose names are a prefix and a version."""
     return [(key.removeprefix(prefix), number(sent, key)) for key in sent if key.startswith(prefix)]
 
 
@@ -121,7 +121,7 @@ def _page(visit: Visit, name: str, model: str, *, block: str = "", status: int =
 
 
 def _foreseen(answer: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a server's account that a change will have changed when the server has it."""
+    """Return the members of a server's report that a change will have changed when the server has it."""
     if not change:
         return {}
     versions = [{**each, "weight": change["weights"].get(each["version"], 0)} for each in answer["versions"]]
@@ -129,7 +129,7 @@ def _foreseen(answer: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str,
 
 
 def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, Any]:
-    """Return the server's account of a model's traffic as the page shows it."""
+    """Return the server's report about a model's traffic in the form of the page."""
     figures = view.figures.versions if view.figures is not None else {}
     versions = sorted(answer["versions"], key=lambda each: int(each["version"]))
     total = sum(each["weight"] for each in versions)

@@ -1,7 +1,7 @@
-"""The page of a version to try it before it is deployed, and the requests of the form to try a model.
+"""The page to try a version before it is deployed, and the requests of the form to try a model.
 
-The requests are passed to the server of a deployment or of a version, within limits, and are for people at the page
-only: clients call the deployment at its own address.
+The requests are passed to the server of a deployment or of a version, within limits, and only for users of the page:
+clients call the deployment at its own address.
 """
 
 import re
@@ -37,7 +37,7 @@ ANSWER_S_MAX = 60.0
 _METHODS: list[str] = [HTTPMethod.GET, HTTPMethod.POST]
 
 _CALLS = re.compile(r"openapi\.json|samples/[^/]+(/versions/\d+)?|v2/models/[^/]+(/versions/\d+)?/infer")
-"""What may be asked for."""
+"""The permitted paths."""
 
 _PASSED = ("content-type", "accept", "prefer", "inference-header-content-length")
 _RETURNED = ("content-type", "server-timing", "inference-header-content-length")
@@ -54,7 +54,7 @@ def start(visit: OnPage, name: Text, number: Number, sent: Sent) -> Response:
     try:
         visit.platform.trials.start(visit.who, visit.project, name, number, text_of(sent, "environment"))
     except ServingError as error:
-        if visit.request.headers.get("hx-target") != "form":  # the button of another page
+        if visit.request.headers.get("hx-target") != "form":  # a button of another page
             raise
         return _page(visit, name, number, status=INVALID, problems=problems_of(error, "environment"))
     return go(visit.path("models", name, "versions", number, "try"))
@@ -62,7 +62,7 @@ def start(visit: OnPage, name: Text, number: Number, sent: Sent) -> Response:
 
 @router.post(_TRY + "/stop")
 def stop(visit: OnPage, name: Text, number: Number) -> Response:
-    """End the server of a version."""
+    """Stop the server of a version."""
     visit.platform.trials.stop(visit.who, visit.project, name, number)
     return go(visit.path("models", name, "versions", number, "try"))
 
@@ -110,7 +110,7 @@ async def ask_deployment(visit: OnPage, request: Request, name: Text, path: Text
 
 @router.api_route("/models/{name}/versions/{number}/server/{path:path}", methods=_METHODS)
 async def ask_version(visit: OnPage, request: Request, name: Text, number: Number, path: Text) -> Response:
-    """Pass a request to the server that was started to try a version."""
+    """Pass a request to the server of a trial."""
     return await _pass(request, path, lambda: visit.platform.trials.use(visit.who, visit.project, name, number))
 
 
@@ -119,11 +119,11 @@ async def _pass(request: Request, path: str, find: Callable[[], tuple[str, str]]
 
     Args:
         request: The request.
-        path: What it asks for.
+        path: Its path at the server.
         find: Returns the address of the server and a key for it, unless the caller may not have them.
     """
     if _CALLS.fullmatch(path) is None:
-        raise not_found(f"there is nothing at '{path}' for the form to try a model")
+        raise not_found(f"'{path}' does not exist for the form to try a model")
     address, key = await run_in_threadpool(find)
     if int(request.headers.get("content-length", 0)) > REQUEST_BYTES_MAX:
         return _too_large()

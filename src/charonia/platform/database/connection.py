@@ -23,34 +23,34 @@ LOCK_WAIT_S = 10.0
 CONNECTIONS_MAX = 20
 
 POOL_WAIT_S = 5.0
-"""How long a transaction waits for one of them."""
+"""How long a transaction waits for a connection."""
 
 CONNECT_S = 5
-"""Time that PostgreSQL has to accept a connection."""
+"""Time limit for PostgreSQL to accept a connection."""
 
 ANSWER_S_MAX = 15.0
-"""Time that PostgreSQL has for a statement, also where nothing at all arrives any more."""
+"""Time limit of a statement in PostgreSQL, even if nothing at all arrives any more."""
 
 MIGRATION_S_MAX = 3600.0
-"""The same for a statement of a migration."""
+"""Time limit of a statement in a migration."""
 
 AWAY_S = 2.0
 """After a connection has failed, calls are refused immediately for this time."""
 
 LOOKS_MAX = 3
-"""How often the platform tries to find out whether a transaction took place whose COMMIT was not answered."""
+"""How often the platform checks whether a transaction whose COMMIT was not answered took place."""
 
 LOOK_PAUSE_S = 0.5
 
 _WRITES = "charonia_writes"
 _FULL = "disk is full"
-"""In the words of SQLite."""
+"""SQLite's messages."""
 _FULL_STATE = "53100"
 """SQLSTATE disk_full of PostgreSQL."""
 
 
 class DatabaseFullError(ServingError):
-    """There is no room left where the database lies."""
+    """The disk of the database has no room left."""
 
 
 class Database:
@@ -60,7 +60,7 @@ class Database:
         url: SQLAlchemy's address: `sqlite:///PATH`, `postgresql://USER@HOST/NAME`.
 
     Raises:
-        ServingError: INVALID_ARG for an address that is none.
+        ServingError: INVALID_ARG for an invalid address.
     """
 
     def __init__(self, url: str) -> None:
@@ -76,7 +76,7 @@ class Database:
         self._writing = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
 
     def migrate(self) -> None:
-        """Bring the tables to the newest form.
+        """Migrate the tables to the latest version.
 
         Raises:
             ServingError: UNAVAILABLE when the database cannot be reached.
@@ -91,17 +91,17 @@ class Database:
 
     @contextmanager
     def transaction(self, *, is_keyed: bool = True) -> Iterator[Session]:
-        """Yield a session; what was changed in it is committed at the end, or nothing at all.
+        """Yield a session; its changes are committed at the end, or rolled back as a whole.
 
         The first transaction of a call with an idempotency key records the key. If the answer to its COMMIT is lost,
         the record shows whether it took place.
 
         Args:
-            is_keyed: Whether the transaction records the key of the present call.
+            is_keyed: Whether the transaction records the key of the current call.
 
         Raises:
-            ServingError: ALREADY_EXISTS where a name or a number is taken; UNAVAILABLE while the database is locked
-                or away.
+            ServingError: ALREADY_EXISTS if a name or a number is taken; UNAVAILABLE while the database is locked
+                or unreachable.
         """
         call = current_call.get() if is_keyed else None
         if call is not None and (call.is_recorded or not call.digest):
@@ -123,14 +123,14 @@ class Database:
         """Yield a session that sees one state of the tables and changes nothing.
 
         Raises:
-            ServingError: UNAVAILABLE while the database is away.
+            ServingError: UNAVAILABLE while the database is unreachable.
         """
         with self._explained(), self._reading() as session:
             yield session
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn what the driver raises into errors for callers; while the database is away, raise one immediately."""
+        """Turn errors of the driver into errors for callers; while the database is unreachable, raise immediately."""
         if time.monotonic() < self._away_until:
             raise unavailable("the database does not answer", hint="try again")
         try:
@@ -147,13 +147,13 @@ class Database:
             message = f"the database cannot be used: {error.orig}"
             state = getattr(error.orig, "sqlstate", "")
             if _FULL in str(error.orig) or state == _FULL_STATE:
-                raise DatabaseFullError(Code.UNAVAILABLE, message, hint="make room where it lies") from error
+                raise DatabaseFullError(Code.UNAVAILABLE, message, hint="make room on its disk") from error
             if self.engine.dialect.name == "postgresql" and not state:  # the connection's fault, not the statement's
                 self._away_until = time.monotonic() + AWAY_S
             raise unavailable(message, hint="try again") from error
 
     def _is_committed(self, call: KeyedCall) -> bool:
-        """Return whether the transaction with the row of a call took place; True also where that remains unknown."""
+        """Return whether the transaction with the row of a call took place; True also if that remains unknown."""
         for _ in range(LOOKS_MAX):
             try:
                 with self._writing() as session:
@@ -178,7 +178,7 @@ def _record(session: Session, call: KeyedCall) -> None:
 
 
 def now() -> float:
-    """Return the time as the tables have it: seconds since the epoch."""
+    """Return the time in the form of the tables: seconds since the epoch."""
     return time.time()
 
 
@@ -190,7 +190,7 @@ def _engine(url: str, driver: str) -> Engine:
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
         connection.isolation_level = (
-            None  # `begin` does it: the driver would begin to write in the middle, without waiting
+            None  # `begin` does it: the driver would start writing in the middle, without waiting
         )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")

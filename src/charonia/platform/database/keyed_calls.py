@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 from charonia.platform.database.tables import CallRow
 
 KEPT_S = 24 * 3600.0
-"""How long a key is known."""
+"""How long a key is remembered."""
 
 CALLS_MAX = 10_000
-"""Keys that are known at a time; the oldest give way."""
+"""Keys that are remembered; the oldest are removed first."""
 
 
 class KeyedCall:
@@ -23,8 +23,8 @@ class KeyedCall:
         target: Method and address.
 
     Attributes:
-        caller: Who makes it, "" as long as that is not known.
-        digest: Stands for caller and key, "" as long as the caller is not known.
+        caller: The caller, "" while unknown.
+        digest: Digest of caller and key, "" while the caller is unknown.
         is_recorded: Whether a transaction has its row.
         is_unknown: Whether the transaction with its row may have failed.
     """
@@ -39,7 +39,7 @@ class KeyedCall:
 
     @property
     def request(self) -> str:
-        """What stands for method, address and body."""
+        """Digest of method, address and body."""
         return self._content.hexdigest()
 
     def read(self, body: bytes) -> None:

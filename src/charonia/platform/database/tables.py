@@ -1,6 +1,6 @@
 """The tables.
 
-Times are seconds since the epoch, UTC. A JSON column holds what is only read and written whole.
+Times are seconds since the epoch, UTC. JSON columns are for values that are only read and written as a whole.
 """
 
 from typing import Any, ClassVar
@@ -29,14 +29,14 @@ class PlatformTable(DeclarativeBase):
 
 
 class ProjectRow(PlatformTable):
-    """Models, environments and deployments that belong together, and that roles are given for."""
+    """Groups models, environments and deployments, and is the scope of roles."""
 
     __tablename__ = "projects"
     name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), unique=True)
 
 
 class ModelRow(PlatformTable):
-    """A model. Its name is the one that it has in a server."""
+    """A model. It has the same name in servers."""
 
     __tablename__ = "models"
     __table_args__ = (UniqueConstraint("project_id", "name"),)
@@ -48,7 +48,7 @@ class ModelRow(PlatformTable):
     links: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """ServiceAddresses by label."""
     last_number: Mapped[int] = mapped_column(default=0)
-    """Number of the version that was added last; no number is given twice."""
+    """Number of the version that was added last; numbers are not reused."""
 
     project: Mapped[ProjectRow] = relationship()
     versions: Mapped[list["VersionRow"]] = relationship(
@@ -57,10 +57,10 @@ class ModelRow(PlatformTable):
 
 
 class VersionRow(PlatformTable):
-    """A version of a model, which never changes.
+    """An immutable version of a model.
 
     `files` maps paths within the folder of the model to `{"sha256", "size"}`; `digest` is the hash of that mapping.
-    `report` is what the check found: see `models.records`.
+    `report` is the result of the check: see `models.records`.
     """
 
     __tablename__ = "versions"
@@ -74,11 +74,11 @@ class VersionRow(PlatformTable):
     size: Mapped[int] = mapped_column(BigInteger, default=0)
     files: Mapped[dict[str, Any]] = mapped_column(default=dict)
     source: Mapped[str] = mapped_column(Text, default="")
-    """Where it came from: "upload of FILE", an address, a folder."""
+    """Its source: "upload of FILE", an address, a folder."""
     notes: Mapped[str] = mapped_column(Text, default="")
     backend: Mapped[str] = mapped_column(String(64), default="")
     runs_code: Mapped[bool] = mapped_column(default=False)
-    """Whether it is not known to be data: loading it may run code that it brings."""
+    """Whether it is not known to be data: loading it may run its code."""
     report: Mapped[dict[str, Any]] = mapped_column(default=dict)
     author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
 
@@ -86,23 +86,23 @@ class VersionRow(PlatformTable):
 
 
 class UploadRow(PlatformTable):
-    """A file that is being sent, piece by piece. What has arrived lies in the data folder: see `artifacts.uploads`."""
+    """A file being uploaded in pieces. Received bytes are in the data folder: see `artifacts.uploads`."""
 
     __tablename__ = "uploads"
     key: Mapped[str] = mapped_column(String(64), unique=True)
     project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"))
     path: Mapped[str] = mapped_column(Text)
-    """Name of the file, with its folder where one is uploaded."""
+    """Name of the file, including its folder in an upload of a folder."""
     batch: Mapped[str] = mapped_column(String(64), index=True)
-    """What all files of one version have in common."""
+    """Identifier shared by all files of one version."""
     size: Mapped[int] = mapped_column(BigInteger)
     is_taken: Mapped[bool] = mapped_column(default=False)
-    """Whether a version is being made of it: nothing may be sent any more."""
+    """Whether a version is being created from it: uploads to it are refused."""
     author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
 
 
 class EnvironmentRow(PlatformTable):
-    """A Python version with packages. Those of equal digest share a folder."""
+    """A Python version with packages. Environments of equal digest share a folder."""
 
     __tablename__ = "environments"
     __table_args__ = (UniqueConstraint("project_id", "name"),)
@@ -116,7 +116,7 @@ class EnvironmentRow(PlatformTable):
     state: Mapped[str] = mapped_column(String(16))
     """`waiting`, `building`, `ready` or `failed`."""
     packages: Mapped[list[Any]] = mapped_column(default=list)
-    """What was installed: `[name, version]`."""
+    """Installed packages: `[name, version]`."""
     size: Mapped[int] = mapped_column(BigInteger, default=0)
     reason: Mapped[str] = mapped_column(Text, default="")
 
@@ -124,7 +124,7 @@ class EnvironmentRow(PlatformTable):
 
 
 class DeploymentRow(PlatformTable):
-    """What is to run. `wanted` is the number of the revision that the reconciler brings about; 0 for none."""
+    """A deployment. `wanted` is the number of the revision that the reconciler applies; 0 for none."""
 
     __tablename__ = "deployments"
     __table_args__ = (UniqueConstraint("project_id", "name"),)
@@ -132,7 +132,7 @@ class DeploymentRow(PlatformTable):
     name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
     target: Mapped[str] = mapped_column(String(32))
     latest: Mapped[int] = mapped_column(default=0)
-    """Number of the newest revision. A change names the one that it is made from, and is refused if that is another."""
+    """Number of the latest revision. A change names the revision it is based on, and is refused if it is outdated."""
     wanted: Mapped[int] = mapped_column(default=0)
     serving: Mapped[int] = mapped_column(default=0)
     """Number of the revision that answers; 0 for none."""
@@ -140,17 +140,17 @@ class DeploymentRow(PlatformTable):
     """`starting`, `ready`, `updating`, `degraded`, `failed`, `stopping` or `stopped`."""
     reason: Mapped[str] = mapped_column(Text, default="")
     observed: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """What the target saw last: addresses, processes, memory. See `targets.api.Observed`."""
+    """The target's last observation: addresses, processes, memory. See `targets.api.Observed`."""
     removed: Mapped[bool] = mapped_column(default=False)
     generation: Mapped[int] = mapped_column(default=0)
-    """How often somebody has changed what is wanted: the reconciler writes nothing about an earlier one."""
+    """Counts changes of the wanted state: the reconciler does not store results for an earlier one."""
     begun: Mapped[float] = mapped_column(default=0.0)
-    """When the wanted revision was applied. With the next three, see `deployments.reconcile.Wanted`."""
+    """When the wanted revision was applied. With the next three, see `deployments.reconcile.WantedState`."""
     attempts: Mapped[int] = mapped_column(default=0)
     ready: Mapped[float] = mapped_column(default=0.0)
     failure: Mapped[str] = mapped_column(Text, default="")
     canaries: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """Who has begun the canary plan that runs, by model. See `deployments.canaries`."""
+    """Who started the running canary plan, by model. See `deployments.canaries`."""
 
     project: Mapped[ProjectRow] = relationship()
     revisions: Mapped[list["RevisionRow"]] = relationship(
@@ -159,7 +159,7 @@ class DeploymentRow(PlatformTable):
 
 
 class RevisionRow(PlatformTable):
-    """A specification that a deployment had, has, or is to have. See `deployments.spec`."""
+    """A specification of a deployment: past, serving or pending. See `deployments.spec`."""
 
     __tablename__ = "revisions"
     __table_args__ = (UniqueConstraint("deployment_id", "number"),)
@@ -176,7 +176,7 @@ class RevisionRow(PlatformTable):
 
 
 class ServerKeyRow(PlatformTable):
-    """An API key of the servers of a deployment. Of the key itself there is only its SHA-256."""
+    """An API key of the servers of a deployment. Only its SHA-256 is stored."""
 
     __tablename__ = "server_keys"
     __table_args__ = (UniqueConstraint("deployment_id", "name"),)
@@ -189,14 +189,14 @@ class ServerKeyRow(PlatformTable):
 
 
 class TaskRow(PlatformTable):
-    """Work that takes long. See `tasks.runner`."""
+    """Long-running work. See `tasks.runner`."""
 
     __tablename__ = "tasks"
     __table_args__ = (Index("ix_tasks_subject", "kind", "subject"),)
     kind: Mapped[str] = mapped_column(String(32))
     project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"), index=True)
     subject: Mapped[str] = mapped_column(String(3 * NAME_CHARS_MAX))
-    """What it is about: "model/version", "environment", "deployment"."""
+    """Its object: "model/version", "environment", "deployment"."""
     arguments: Mapped[dict[str, Any]] = mapped_column(default=dict)
     state: Mapped[str] = mapped_column(String(16), index=True)
     """`waiting`, `running`, `done`, `failed` or `cancelled`."""
@@ -215,7 +215,7 @@ class TaskRow(PlatformTable):
 
 
 class KeyRow(PlatformTable):
-    """An API key of the platform. Of the key itself there is only its SHA-256."""
+    """An API key of the platform. Only its SHA-256 is stored."""
 
     __tablename__ = "keys"
     name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), unique=True)
@@ -227,7 +227,7 @@ class KeyRow(PlatformTable):
 
 
 class UserRow(PlatformTable):
-    """Somebody who signed in through OIDC, or the owner of this machine."""
+    """A user who signed in through OIDC, or the owner of this machine."""
 
     __tablename__ = "users"
     __table_args__ = (UniqueConstraint("issuer", "subject"),)
@@ -249,13 +249,13 @@ class GrantRow(PlatformTable):
     role: Mapped[str] = mapped_column(String(16))
     """`viewer`, `deployer` or `admin`."""
     may_run_code: Mapped[bool] = mapped_column(default=False)
-    """Whether a deployer may add and deploy models that hold code."""
+    """Whether a deployer may add and deploy models that contain code."""
 
     project: Mapped[ProjectRow | None] = relationship(lazy="joined")
 
 
 class SessionRow(PlatformTable):
-    """A browser that has signed in."""
+    """A signed-in browser."""
 
     __tablename__ = "sessions"
     digest: Mapped[str] = mapped_column(String(64), unique=True)
@@ -267,7 +267,7 @@ class SessionRow(PlatformTable):
 
 
 class LoginLinkRow(PlatformTable):
-    """A link that signs in one user, once."""
+    """A link that signs in one user, one time."""
 
     __tablename__ = "login_links"
     digest: Mapped[str] = mapped_column(String(64), unique=True)
@@ -276,7 +276,7 @@ class LoginLinkRow(PlatformTable):
 
 
 class CallRow(PlatformTable):
-    """A change that was made with an idempotency key. See `platform.repeats`."""
+    """A change with an idempotency key. See `platform.repeats`."""
 
     __tablename__ = "calls"
     digest: Mapped[str] = mapped_column(String(64), unique=True)
@@ -284,7 +284,7 @@ class CallRow(PlatformTable):
     request: Mapped[str] = mapped_column(String(64))
     """Digest of method, address and body."""
     answer: Mapped[str] = mapped_column(Text, default="")
-    """Encrypted with the key; "" as long as there is none."""
+    """Encrypted with the key; "" while there is none."""
 
 
 class AuditRow(PlatformTable):

@@ -1,1 +1,1 @@
-"""What is to run: specifications, revisions, and the reconciler that brings them about."""
+"""Deployments: specifications, revisions, and the reconciler that applies them."""

@@ -1,4 +1,4 @@
-"""Writes down what has become of canary plans: a server that starts again has the weights of its revision."""
+"""Records the outcome of canary plans, because a restarted server has the weights of its revision."""
 
 import logging
 import threading
@@ -16,13 +16,13 @@ from charonia.platform.people.access import Grant, Principal, ProjectRole
 _log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""Pause between two looks at the plans that run."""
+"""Interval between polls of running plans."""
 
 _UNDER_WAY = ("running", "paused")
 
 
 class _Plan(NamedTuple):
-    """A canary plan that runs."""
+    """A running canary plan."""
 
     deployment_id: int
     project: str
@@ -32,11 +32,11 @@ class _Plan(NamedTuple):
 
 
 class Canaries:
-    """Looks at the canary plans of deployments in a thread.
+    """Polls the canary plans of deployments in a thread.
 
     Args:
-        database: Where it is written down which there are.
-        servers: Asks the servers.
+        database: Where plans are recorded.
+        servers: Calls the servers.
     """
 
     def __init__(self, database: Database, servers: DeploymentServers) -> None:
@@ -49,13 +49,13 @@ class Canaries:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; plans go on."""
+        """Stop; plans continue."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def step(self) -> None:
-        """Look at all plans, and let the weights of those that are over be a revision."""
+        """Poll all plans, and record the weights of finished ones as a revision."""
         for plan in self._plans():
             try:
                 self._look(plan)
@@ -71,7 +71,7 @@ class Canaries:
         canary = traffic.get("canary")
         if canary is not None and canary["state"] in _UNDER_WAY:
             return
-        if canary is not None:  # else its server has ended meanwhile, and the plan with it
+        if canary is not None:  # otherwise its server has exited, and the plan with it
             self._keep(who, plan, canary, traffic["weights"])
         self._forget(plan)
 
@@ -103,4 +103,4 @@ class Canaries:
             except ServingError as error:
                 _log.warning("canaries: %s", error)
             except Exception:
-                _log.exception("canaries: a look has failed")
+                _log.exception("canaries: a poll has failed")

@@ -1,4 +1,4 @@
-"""Changes of deployments: each makes a revision, and the reconciler brings it about. Any thread may call."""
+"""Changes of deployments: each creates a revision, which the reconciler applies. Any thread may call."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,17 +22,17 @@ DEPLOYMENTS_MAX = 1000
 """Most deployments of a platform."""
 
 CLUSTERS = {"kubernetes": "kubernetes", "kserve": "kubernetes", "ray": "ray"}
-"""Targets that the platform has when an option says where, and the option."""
+"""Targets that need a cluster, and the option that configures it."""
 
 
 class DeploymentChanges:
     """Changes deployments. See `Deployments`.
 
     Args:
-        database: Where they are written down.
+        database: The tables.
         targets: Where they run, by name.
-        workloads: Makes workloads.
-        wake: Called when something has changed.
+        workloads: Creates workloads.
+        wake: Called after a change.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class DeploymentChanges:
         self._wake = wake
 
     def plan(self, who: Principal, project: str, value: object) -> ChangePlan:
-        """Return what a specification would change, and why it does not fit. Nothing is changed.
+        """Return the changes of a specification, and why it does not fit. Changes nothing.
 
         Raises:
             NotPermittedError: If the caller has no role in the project.
-            ServingError: INVALID_ARG with all that is wrong with it; NOT_FOUND if there is no such project.
+            ServingError: INVALID_ARG with all problems; NOT_FOUND for an unknown project.
         """
         return self._planned(who, project, read_spec(value), ProjectRole.VIEWER)[0]
 
@@ -60,44 +60,44 @@ class DeploymentChanges:
         """Create a deployment.
 
         Raises:
-            NotPermittedError: If the caller is no deployer, or may not deploy code and a model holds some.
-            ServingError: INVALID_ARG with all that is wrong; ALREADY_EXISTS; NOT_FOUND if there is no such project.
+            NotPermittedError: If the caller is not a deployer, or may not deploy code and a model contains some.
+            ServingError: INVALID_ARG with all problems; ALREADY_EXISTS; NOT_FOUND for an unknown project.
         """
         return self._put(who, project, read_spec(value), note=note, revision=0)
 
     def change(
         self, who: Principal, project: str, value: object, *, note: str = "", revision: int | None = None
     ) -> ChangePlan:
-        """Let a deployment be so, created if it is not there. A specification that changes nothing does nothing.
+        """Create or update a deployment. A specification that changes nothing has no effect.
 
         Args:
-            who: Who asks for it.
+            who: The caller.
             project: Its project.
             value: The specification.
-            note: What they say about the change.
-            revision: Number of the newest revision that they have seen, 0 for none; None if it does not matter.
+            note: The caller's note about the change.
+            revision: Number of the latest revision that the caller has seen, 0 for none; None to skip this check.
 
         Raises:
             NotPermittedError: As `create`.
-            ServingError: As `create`; ALREADY_EXISTS also if somebody else has made a revision meanwhile.
+            ServingError: As `create`; ALREADY_EXISTS also if another revision was created since then.
         """
         return self._put(who, project, read_spec(value), note=note, revision=revision)
 
     def rollback(
         self, who: Principal, project: str, name: str, *, to: int = 0, revision: int | None = None
     ) -> ChangePlan:
-        """Make a new revision that is as an earlier one was.
+        """Create a new revision with the content of an earlier one.
 
         Args:
-            who: Who asks for it.
+            who: The caller.
             project: The project.
             name: The deployment.
-            to: Number of the earlier one; 0 for the one that served before the newest.
+            to: Its number; 0 for the last revision that served before the latest.
             revision: As for `change`.
 
         Raises:
             NotPermittedError: As `create`.
-            ServingError: As `change`; NOT_FOUND if there is no such revision.
+            ServingError: As `change`; NOT_FOUND for an unknown revision.
         """
         with self._database.reading() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
@@ -114,10 +114,10 @@ class DeploymentChanges:
         return self._put(who, project, spec, note=f"back to revision {chosen.number}", revision=revision)
 
     def stop(self, who: Principal, project: str, name: str) -> None:
-        """End the servers of a deployment; its revisions and its address stay.
+        """Stop the servers of a deployment; its revisions and its address stay.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
+            NotPermittedError: If the caller is not a deployer.
             ServingError: NOT_FOUND.
         """
         with self._database.transaction() as session:
@@ -128,11 +128,11 @@ class DeploymentChanges:
         self._wake()
 
     def start(self, who: Principal, project: str, name: str) -> None:
-        """Start a deployment that was stopped or has failed, with the newest revision that is not known to fail.
+        """Start a deployment that was stopped or has failed, with the latest revision that is not known to fail.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
-            ServingError: NOT_FOUND; ALREADY_EXISTS while it is removed.
+            NotPermittedError: If the caller is not a deployer.
+            ServingError: NOT_FOUND; ALREADY_EXISTS while it is being removed.
         """
         with self._database.transaction() as session:
             row, latest = find(session, who, project, name, ProjectRole.DEPLOYER)
@@ -147,10 +147,10 @@ class DeploymentChanges:
         self._wake()
 
     def remove(self, who: Principal, project: str, name: str) -> None:
-        """End a deployment and remove it with its revisions; it is there until its servers have ended.
+        """Stop a deployment and delete it with its revisions; it remains visible until its servers have exited.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
+            NotPermittedError: If the caller is not a deployer.
             ServingError: NOT_FOUND.
         """
         with self._database.transaction() as session:
@@ -164,7 +164,7 @@ class DeploymentChanges:
     def _planned(
         self, who: Principal, project: str, spec: DeploymentSpec, role: ProjectRole
     ) -> tuple[ChangePlan, Named, int]:
-        """Return the plan of a change, what the specification names, and the id of the project.
+        """Return the plan of a change, the resolved specification, and the id of the project.
 
         Raises:
             NotPermittedError, ServingError: As `plan`.
@@ -222,7 +222,7 @@ class DeploymentChanges:
         return replace(plan, revision=row.latest)
 
     def _try_again(self, session: Session, who: Principal, project: str, row: DeploymentRow) -> None:
-        """Want the newest revision again if it has failed: what it failed for may be different now."""
+        """Make the latest revision wanted again if it has failed: the cause may be gone."""
         latest = revision_of(session, row.id, row.latest)
         if latest is None or latest.state != "failed":
             return
@@ -236,7 +236,7 @@ class DeploymentChanges:
 def _new_row(session: Session, project_id: int, spec: DeploymentSpec) -> DeploymentRow:
     count = session.scalar(select(func.count()).select_from(DeploymentRow)) or 0
     if count >= DEPLOYMENTS_MAX:
-        raise unavailable(f"there are {count} deployments, expected fewer than {DEPLOYMENTS_MAX}", hint="remove some")
+        raise unavailable(f"expected fewer than {DEPLOYMENTS_MAX} deployments, got {count}", hint="delete some")
     row = DeploymentRow(
         project_id=project_id,
         name=spec.name,
@@ -268,7 +268,7 @@ def _add_revision(session: Session, row: DeploymentRow, plan: ChangePlan, note: 
 
 
 def _want(row: DeploymentRow, revision: int, state: str) -> None:
-    """Let a revision be wanted from now on, 0 for none."""
+    """Set the wanted revision, 0 for none."""
     row.wanted, row.state, row.reason = revision, state, ""
     row.generation += 1
     row.begun, row.attempts, row.ready, row.failure = 0.0, 0, 0.0, ""
@@ -281,8 +281,8 @@ def _demand_kept(row: DeploymentRow) -> None:
 
 def _conflict(name: str, number: int, seen: int) -> ServingError:
     if not seen:
-        return conflict(f"there is a deployment '{name}' already", hint="change it, or choose another name")
+        return conflict(f"deployment '{name}' already exists", hint="change it, or choose another name")
     return conflict(
-        f"deployment '{name}' has revision {number}, expected {seen}: somebody else has changed it",
-        hint="look at what they have changed, then make your change to that",
+        f"deployment '{name}' has revision {number}, expected {seen}: it was changed in the meantime",
+        hint="review the new revision, then apply your change to it",
     )

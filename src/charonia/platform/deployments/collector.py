@@ -1,4 +1,4 @@
-"""Looks at the metrics pages of all deployments, and keeps their figures for an hour, in memory."""
+"""Polls the metrics pages of all deployments, and keeps their figures for an hour, in memory."""
 
 import contextlib
 import logging
@@ -18,13 +18,13 @@ from charonia.platform.deployments.figures import FiguresPoint, Sample, point, r
 _log = logging.getLogger(__name__)
 
 WATCHED_S = 5.0
-"""Pause between two looks at a deployment that somebody watches."""
+"""Interval between polls of a watched deployment."""
 
 OTHERS_S = 20.0
-"""Pause between two looks at the others."""
+"""Interval between polls of the others."""
 
 WATCHED_FOR_S = 120.0
-"""How long somebody watches who has asked for figures."""
+"""How long a deployment is watched after a request for its figures."""
 
 KEPT_S = 3600.0
 POINTS_MAX = 720
@@ -37,7 +37,7 @@ _AT_ONCE = 4
 
 @dataclass(slots=True)
 class _Series:
-    """What is kept of a deployment."""
+    """State of a deployment."""
 
     pages: Sequence[str] = ()
     points: deque[FiguresPoint] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
@@ -91,7 +91,7 @@ class Collector:
             return [found for found in series.points if found.time > time_s]
 
     def step(self, monotonic_s: float) -> None:
-        """Look at the pages that are due."""
+        """Poll the pages that are due."""
         pages = self._pages()
         with self._lock:
             for gone in self._series.keys() - pages.keys():
@@ -110,7 +110,7 @@ class Collector:
     def _look(self, series: _Series) -> None:
         samples: dict[str, Sample] = {}
         for page in series.pages:
-            with contextlib.suppress(*NO_ANSWER):  # the others count
+            with contextlib.suppress(*NO_ANSWER):  # the other pages count
                 samples[page] = read_page(self._fetch(page))
         at_s = time.monotonic()
         before, series.last = series.last, (at_s, samples) if samples else None
@@ -128,14 +128,14 @@ class Collector:
             except ServingError as error:
                 _log.warning("figures: %s", error)
             except Exception:
-                _log.exception("figures: a look has failed")
+                _log.exception("figures: a poll has failed")
 
 
 def fetch_page(address: str) -> str:
     """Return a metrics page.
 
     Raises:
-        OSError, ValueError, HTTPException: It does not answer, or with something else.
+        OSError, ValueError, HTTPException: It does not answer, or not with metrics.
     """
     answer = http_call("GET", address, timeout_s=ANSWER_S_MAX, bytes_max=PAGE_BYTES_MAX)
     if answer.status != HTTPStatus.OK:

@@ -1,4 +1,4 @@
-"""Figures of a deployment from two looks at the metrics page of its server: rates, percentiles, batch sizes. Pure."""
+"""Figures of a deployment from two polls of its servers' metrics pages: rates, percentiles, batch sizes. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ Version = tuple[str, str]
 
 @dataclass(slots=True)
 class VersionSample:
-    """What a version of a model has counted since it was loaded, and what it has now."""
+    """Counters of a model version since it was loaded, and its gauges."""
 
     successes: float = 0.0
     failures: float = 0.0
@@ -52,12 +52,12 @@ class Sample:
     """A metrics page.
 
     Attributes:
-        versions: What is known of each version.
+        versions: The sample of each version.
         memory_bytes: Memory of all processes.
         cpu_s: Their CPU time.
         gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
         gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
-        engines_over_memory: How often its engine was started again because it had more memory than it may have.
+        engines_over_memory: How often its engine was restarted because it exceeded its memory limit.
     """
 
     versions: dict[Version, VersionSample] = field(default_factory=dict)
@@ -70,18 +70,18 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was done between two looks.
+    """Activity between two polls.
 
     Attributes:
-        requests_per_s: Requests, failed ones as well.
-        errors_per_s: Those that failed.
+        requests_per_s: Requests, including failed ones.
+        errors_per_s: Failed requests.
         p50_ms: Median of the time from arrival to response, None without requests.
         p99_ms: Its 99th percentile.
         queue_ms: Mean time in the queue, None without requests.
         batch_size: Mean size of a batch, None without batches.
         pending: Requests that wait now.
         busy: Instances that computed, on average.
-        instances: Instances now, 0 where the server does not say.
+        instances: Instances now, 0 if the server does not report them.
         memory_bytes: Memory of the weights.
     """
 
@@ -109,7 +109,7 @@ class FiguresPoint:
         cpu_cores: Cores that they kept busy.
         gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
         gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
-        engines_over_memory: How often an engine was started again because it had more memory than it may have.
+        engines_over_memory: How often an engine was restarted because it exceeded its memory limit.
     """
 
     time: float
@@ -123,11 +123,11 @@ class FiguresPoint:
 
 
 Samples = Mapping[str, Sample]
-"""What the servers of a deployment have counted, by the address of the page."""
+"""Samples of the servers of a deployment, by the address of the page."""
 
 
 def read_page(text: str) -> Sample:
-    """Return what is wanted of a metrics page."""
+    """Return the sample of a metrics page."""
     sample = Sample()
     for line in text.splitlines():
         if not line.startswith(_WANTED) or (found := _LINE.match(line)) is None:
@@ -150,10 +150,10 @@ def read_page(text: str) -> Sample:
 
 
 def point(before: Samples, after: Samples, seconds: float, time: float) -> FiguresPoint:
-    """Return the figures of all servers between two looks.
+    """Return the figures of all servers between two polls.
 
     Args:
-        before: The first look; what a server counts begins at 0 again when it is started again.
+        before: The first poll; counters of a server start at 0 again after a restart.
         after: The second one.
         seconds: Time between them, above 0.
         time: When the second one was, in seconds since the epoch.
@@ -162,7 +162,7 @@ def point(before: Samples, after: Samples, seconds: float, time: float) -> Figur
     for page, sample in after.items():
         former = before.get(page, Sample())
         for version, found in sample.versions.items():
-            # What a server counted before it was first looked at is not of this time.
+            # Requests before the first poll of a server are not part of this interval.
             start = former.versions.get(version) if page in before else found
             by_version.setdefault(version, []).append(_change(start, found))
     changes = {version: _sum(each) for version, each in by_version.items()}
@@ -176,7 +176,7 @@ def point(before: Samples, after: Samples, seconds: float, time: float) -> Figur
         cpu_cores=sum(max(0.0, one.cpu_s - before[page].cpu_s) for page, one in after.items() if page in before)
         / seconds,
         gpu_utilization=max(used, default=None),
-        gpu_memory_bytes=max(gpu_memory, default=None),  # each server tells that of the whole machine
+        gpu_memory_bytes=max(gpu_memory, default=None),  # each server reports the whole machine's
         engines_over_memory=sum(one.engines_over_memory for one in after.values()),
     )
 
@@ -210,7 +210,7 @@ _COUNTED = ("successes", "failures", "inferences", "executions", "queue_us", "co
 
 
 def _change(before: VersionSample | None, after: VersionSample) -> VersionSample:
-    """Return what a version did; one that counts anew has done what it has counted."""
+    """Return the activity of a version; after a reset, its counters are the activity."""
     is_same = before is not None and all(getattr(after, name) >= getattr(before, name) for name in _COUNTED)
     start = before if before is not None and is_same else VersionSample()
     return VersionSample(

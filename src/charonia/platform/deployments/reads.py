@@ -1,4 +1,4 @@
-"""What there is of deployments: lists, one of them, its revisions, its figures. Any thread may call."""
+"""Reads deployments: lists, single ones, their revisions, their figures. Any thread may call."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +19,11 @@ from charonia.platform.people.access import Principal, ProjectRole
 
 
 class DeploymentReads:
-    """Looks at deployments. See `Deployments`.
+    """Reads deployments. See `Deployments`.
 
     Args:
-        database: Where they are written down.
-        collector: Has their figures.
+        database: The tables.
+        collector: Provides their figures.
     """
 
     def __init__(self, database: Database, collector: Collector) -> None:
@@ -33,11 +33,11 @@ class DeploymentReads:
     def list(
         self, who: Principal, project: str, *, search: str = "", limit: int = 50, offset: int = 0
     ) -> tuple[Sequence[DeploymentView], int]:
-        """Return deployments by name, and how many there are.
+        """Return deployments by name, and their total number.
 
         Raises:
             NotPermittedError: If the caller has no role in the project.
-            ServingError: NOT_FOUND if there is no such project.
+            ServingError: NOT_FOUND for an unknown project.
         """
         with self._database.reading() as session:
             found = projects.find(session, who, project)
@@ -61,7 +61,7 @@ class DeploymentReads:
     def revisions(
         self, who: Principal, project: str, name: str, *, limit: int = 50, offset: int = 0
     ) -> tuple[Sequence[RevisionView], int]:
-        """Return the revisions of a deployment, the newest first, and how many there are.
+        """Return the revisions of a deployment, latest first, and their total number.
 
         Raises:
             NotPermittedError: If the caller has no role in the project.
@@ -98,7 +98,7 @@ class DeploymentReads:
         return revision_view(found[number], found.get(number - 1))
 
     def difference(self, who: Principal, project: str, name: str, before: int, after: int) -> Sequence[str]:
-        """Return what is different in a revision, in words.
+        """Return the changes of a revision, in words.
 
         Raises:
             NotPermittedError: If the caller has no role in the project.
@@ -108,7 +108,7 @@ class DeploymentReads:
         return changes(read_spec(one.spec), read_spec(other.spec))
 
     def figures(self, who: Principal, project: str, name: str, since_s: float = 0.0) -> Sequence[FiguresPoint]:
-        """Return the figures of a deployment after a time, at most those of an hour; they become more frequent.
+        """Return the figures of a deployment after a time, for one hour at most; this increases their frequency.
 
         Raises:
             NotPermittedError: If the caller has no role in the project.
@@ -122,22 +122,22 @@ class DeploymentReads:
 def find(
     session: Session, who: Principal, project: str, name: str, role: ProjectRole
 ) -> tuple[DeploymentRow, RevisionRow]:
-    """Return a deployment and its newest revision.
+    """Return a deployment and its latest revision.
 
     Raises:
-        NotPermittedError: If the caller has not the role.
+        NotPermittedError: If the caller lacks the role.
         ServingError: NOT_FOUND.
     """
     found = projects.find(session, who, project, role)
     query = with_latest().where(DeploymentRow.project_id == found.id, DeploymentRow.name == name)
     row = session.execute(query).first()
     if row is None:
-        raise not_found(f"there is no deployment '{name}' in project '{project}'")
+        raise not_found(f"deployment '{name}' does not exist in project '{project}'")
     return row[0], row[1]
 
 
 def with_latest() -> Any:
-    """Return the query for deployments with their newest revisions."""
+    """Return the query for deployments with their latest revisions."""
     join = (RevisionRow.deployment_id == DeploymentRow.id) & (RevisionRow.number == DeploymentRow.latest)
     return select(DeploymentRow, RevisionRow).join(RevisionRow, join)
 

@@ -1,10 +1,10 @@
-"""What the reconciler does next for a deployment: what is wanted and what is seen go in, a decision comes out. Pure.
+"""Decides the next step of the reconciler for a deployment, from the wanted and the observed state. Pure.
 
-Everything follows from what is written down and what is seen, and each step may be repeated, so it does not matter when
-the platform ends: it decides the same again.
+The decision depends only on the stored and the observed state, and each step may be repeated, so the platform may exit
+at any time: it decides the same again.
 
-A revision that has never served and cannot be ready fails for good, and the one that served before is wanted again. One
-that has served is brought back whenever it ends, with a back-off.
+A revision that has never served and cannot be ready fails for good, and the previous serving one becomes wanted again.
+One that has served is restarted whenever it ends, with a back-off.
 """
 
 from collections.abc import Mapping
@@ -14,36 +14,36 @@ from enum import Enum
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase
 
 RETRY_S = 1.0
-"""Pause before a revision that has served is brought about for the second time; it doubles each time."""
+"""Pause before a revision that has served is applied again; it doubles each time."""
 
 RETRY_S_MAX = 60.0
 
 HEALTHY_S = 60.0
-"""A revision that has been ready for so long begins with the first pause again."""
+"""After a revision has been ready for this long, the next restart begins with the first pause again."""
 
 
 class Step(Enum):
-    """What is to be done at the target."""
+    """The action at the target."""
 
     NONE = "none"
     APPLY = "apply"
     ABANDON = "abandon"
     STOP = "stop"
     REMOVE = "remove"
-    """Remove what is left there, then what is written down."""
+    """Remove the leftovers there, then the records."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedState:
-    """What is written down of a deployment. Times are seconds of the same clock as `now_s`.
+    """The stored state of a deployment. Times are seconds of the same clock as `now_s`.
 
     Attributes:
-        revision: The one that is wanted, 0 for none.
-        serving: The one that served last, 0 for none.
-        is_removed: Whether the deployment has to go.
-        ready_within_s: How long the wanted revision may take.
-        begun_s: When it was applied, 0.0 if not yet, or if it is ready since.
-        attempts: How often it was brought back since it was last healthy.
+        revision: The wanted revision, 0 for none.
+        serving: The revision that served last, 0 for none.
+        is_removed: Whether the deployment must be removed.
+        ready_within_s: Time limit for the wanted revision to become ready.
+        begun_s: When it was applied, 0.0 if not yet, or if it has been ready since.
+        attempts: How often it was restarted since it was last healthy.
         ready_s: Since when it is ready, 0.0 if it is not.
         failure: Why it has failed, "" if it has not.
     """
@@ -60,14 +60,14 @@ class WantedState:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What to do, and what to write down when it is done.
+    """An action, and the state to store afterwards.
 
     Attributes:
-        step: What to do.
+        step: The action.
         state: State of the deployment: see `tables.DeploymentRow`.
-        reason: Why it is so, in words.
-        wanted: What is written down.
-        outcomes: Revisions that serve or have failed from now on: "" or why they have.
+        reason: The reason of that state, for display.
+        wanted: The stored state.
+        outcomes: Revisions that serve or have failed from now on: "" or the reason.
     """
 
     step: Step
@@ -78,7 +78,7 @@ class NextStep:
 
 
 def decide(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
-    """Return what to do next."""
+    """Return the next step."""
     applying = seen.applying if seen.phase is RevisionPhase.STARTING else 0
     if wanted.is_removed or not wanted.revision:
         return _end(wanted, seen)
@@ -98,7 +98,7 @@ def decide(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
 
 
 def refused(wanted: WantedState, seen: Observed, reason: str, now_s: float) -> NextStep:
-    """Return what to write down when a revision cannot be applied at all."""
+    """Return the state to store if a revision cannot be applied at all."""
     return _failed(Step.NONE, wanted, seen, reason, now_s)
 
 
@@ -153,7 +153,7 @@ def _applies(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
 
 
 def _failed(step: Step, wanted: WantedState, seen: Observed, reason: str, now_s: float) -> NextStep:
-    """A revision cannot be ready: the one before is wanted again, or it is tried again if it could be once."""
+    """A revision cannot be ready: the previous one becomes wanted again, or it is retried if it was ready before."""
     number = wanted.revision
     if wanted.serving == number:
         again = _applies(wanted, seen, now_s)

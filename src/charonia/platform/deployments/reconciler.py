@@ -1,4 +1,4 @@
-"""Brings about what is wanted: looks at each deployment, decides (`reconcile.py`), acts, and writes down what is so."""
+"""Reconciles deployments: observes each one, decides (`reconcile.py`), acts, and records the result."""
 
 import logging
 import threading
@@ -22,23 +22,23 @@ from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPh
 _log = logging.getLogger(__name__)
 
 STEADY_S = 10.0
-"""Pause between two looks at a deployment of which nothing is to be done."""
+"""Interval between observations of a steady deployment."""
 
 MOVING_S = 0.3
-"""Pause between two looks at one that is on its way."""
+"""Interval between observations of a deployment in transition."""
 
 ORPHANS_S = 60.0
-"""Pause between two looks for what runs and is not written down."""
+"""Interval between searches for orphans, which run without a record."""
 
 AT_ONCE = 8
-"""Deployments that are looked at at the same time: a target may take long to answer."""
+"""Deployments that are observed at the same time: a target may take long to answer."""
 
 _STEADY = ("ready", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What is written down of a deployment."""
+    """The stored state of a deployment."""
 
     id: int
     project_id: int
@@ -55,7 +55,7 @@ class _Written:
 
 @dataclass(slots=True)
 class _Looks:
-    """When a deployment is looked at next, and what was wanted when it was last."""
+    """When a deployment is observed next, and its wanted state at the last observation."""
 
     next_s: float = 0.0
     generation: int = field(default=-1)
@@ -65,10 +65,10 @@ class Reconciler:
     """Reconciles the deployments of a platform in a thread.
 
     Args:
-        database: Where they are written down.
+        database: The tables.
         targets: Where they run, by name.
-        workloads: Makes workloads.
-        scaler: Says how many servers deployments are to have.
+        workloads: Creates workloads.
+        scaler: Decides the number of servers.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Reconciler:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop reconciling; what runs goes on."""
+        """Stop reconciling; deployments continue to run."""
         self._closing.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -100,7 +100,7 @@ class Reconciler:
         self._wake.set()
 
     def step(self, now_s: float) -> float:
-        """Look at the deployments that are due, and return when to look again.
+        """Process the deployments that are due, and return the time of the next step.
 
         Raises:
             ServingError: UNAVAILABLE while the database cannot be used.
@@ -115,7 +115,7 @@ class Reconciler:
             self._orphans_s = now_s + ORPHANS_S
             self._remove_orphans({(row.target, f"{row.project}/{row.name}") for row in rows})
         next_s = min((looks.next_s for looks in self._looks.values()), default=now_s + STEADY_S)
-        return max(next_s, now_s + MOVING_S)  # those that are due soon are looked at together
+        return max(next_s, now_s + MOVING_S)  # deployments that are due soon are processed together
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -126,7 +126,7 @@ class Reconciler:
             except ServingError as error:
                 _log.error("reconciler: %s", error)
             except Exception:
-                _log.exception("reconciler: a look has failed")
+                _log.exception("reconciler: a step has failed")
             self._wake.wait(max(0.01, again_s - now()))
 
     def _is_due(self, row: _Written, now_s: float) -> bool:
@@ -134,7 +134,7 @@ class Reconciler:
         return looks is None or looks.next_s <= now_s or looks.generation != row.generation
 
     def _look(self, row: _Written, now_s: float) -> float:
-        """Look at a deployment, do the next step, and return the pause until the next look."""
+        """Observe a deployment, take the next step, and return the pause until the next observation."""
         try:
             seen = self._target(row).observe(_key(row))
             decision = self._do(row, seen, decide(row.wanted, seen, now_s), now_s)
@@ -142,7 +142,7 @@ class Reconciler:
         except ServingError as error:
             self._note(row, replace(_as_is(row), reason=str(error)))
             return 1.0
-        except Exception as error:  # of a target: the others go on
+        except Exception as error:  # of a target: other deployments are not affected
             _log.exception("deployment %s: its target has failed", _key(row))
             self._note(row, replace(_as_is(row), reason=f"the target has failed: {error}"))
             return STEADY_S
@@ -153,13 +153,13 @@ class Reconciler:
         return STEADY_S if decision.step is Step.NONE and is_steady else MOVING_S
 
     def _scale(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> str:
-        """Let a deployment that runs have as many servers as it needs; return why it has so many."""
+        """Scale a running deployment; return why it has its number of servers."""
         if decision.step is not Step.NONE or not decision.wanted.revision or seen.phase is RevisionPhase.ABSENT:
             return ""
         return self._scaler.scale(row.id, _key(row), self._target(row), seen, row.bounds, now_s)
 
     def _do(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> NextStep:
-        """Do the step of a decision, and return what to write down.
+        """Carry out a decision, and return the state to store.
 
         Raises:
             ServingError: It cannot be done now; it is decided again.
@@ -197,7 +197,7 @@ class Reconciler:
     def _target(self, row: _Written) -> DeploymentTarget:
         target = self._targets.get(row.target)
         if target is None:
-            raise invalid(f"target: there is none called '{row.target}', expected one of {', '.join(self._targets)}")
+            raise invalid(f"target: expected one of {', '.join(self._targets)}, got '{row.target}'")
         return target
 
     def _read(self) -> Sequence[_Written]:
@@ -213,7 +213,7 @@ class Reconciler:
             return [_written(row, project, spec or {}) for row, project, spec in session.execute(query)]
 
     def _note(self, row: _Written, decision: NextStep, seen: Mapping[str, Any] | None = None) -> None:
-        """Write down what is so now, unless it is known, or somebody has changed what is wanted meanwhile."""
+        """Record the current state, unless it is unchanged, or the wanted state has changed in between."""
         observed = row.observed if seen is None else seen
         before = (row.state, row.reason, row.wanted, row.observed)
         if before == (decision.state, decision.reason, decision.wanted, observed) and not decision.outcomes:
@@ -251,12 +251,12 @@ class Reconciler:
             session.execute(delete(DeploymentRow).where(DeploymentRow.id == row.id, DeploymentRow.removed))
 
     def _remove_orphans(self, known: set[tuple[str, str]]) -> None:
-        """End what runs and is not written down: of a deployment whose removal was cut off, or of a lost database."""
+        """Stop deployments without a record: their removal was interrupted, or the database was lost."""
         for name, target in self._targets.items():
             try:
                 for key in target.deployments():
                     if (name, key) not in known:
-                        _log.warning("'%s' runs at '%s' and is not written down: it is removed", key, name)
+                        _log.warning("'%s' runs at '%s' without a record: it is removed", key, name)
                         is_gone = target.observe(key).phase is RevisionPhase.ABSENT
                         (target.remove if is_gone else target.stop)(key)
                         self._orphans_s = 0.0
@@ -273,7 +273,7 @@ def _as_is(row: _Written) -> NextStep:
 
 
 def _plain(seen: Observed, scaling: str) -> dict[str, Any]:
-    """Return what is kept of what was seen: not what changes all the time."""
+    """Return the part of an observation that is stored: without constantly changing values."""
     return {
         "http": seen.http,
         "grpc": seen.grpc,

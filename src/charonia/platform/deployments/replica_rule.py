@@ -1,22 +1,22 @@
-"""Decides when a deployment gets one more server, and when it has one too many. Pure.
+"""Decides when a deployment needs one server more or fewer. Pure.
 
-It is told what the servers did since the last look, and changes their number by one at most:
+Its input is the activity of the servers since the last sample. It changes their number by one at most:
 
-1. One is added when requests waited at every look of the last `GROW_AFTER_S`; but not while another one starts, nor
-   while the target has no room.
-2. One is closed when, at every look of the last `idle_for_s`, nothing waited, and one fewer would have done: its
+1. One is added when requests waited in every sample of the last `GROW_AFTER_S`, unless another one is starting or
+   the target has no room.
+2. One is closed when, in every sample of the last `idle_for_s`, nothing waited, and one fewer would have sufficed: its
    instances would have been busy for less than `SPARE_SHARE` of the time.
-3. Where one is added within `idle_for_s` after one was closed, that was too early: the time doubles, up to
-   `SHRINK_AFTER_S_MAX`. It is what it was after load has been steady for `STEADY_FACTOR` times as long.
+3. If one is added within `idle_for_s` after one was closed, that was too early: the time doubles, up to
+   `SHRINK_AFTER_S_MAX`. It is reset after load has been steady for `STEADY_FACTOR` times as long.
 """
 
 from dataclasses import dataclass
 
 GROW_AFTER_S = 15.0
-"""Time for which requests wait before a server is added."""
+"""How long requests must wait before a server is added."""
 
 SHRINK_AFTER_S = 120.0
-"""Time for which one server fewer would do before one is closed."""
+"""How long one server fewer must suffice before one is closed."""
 
 SHRINK_AFTER_S_MAX = 3600.0
 SPARE_SHARE = 0.6
@@ -25,7 +25,7 @@ STEADY_FACTOR = 4
 
 @dataclass(frozen=True, slots=True)
 class ReplicaBounds:
-    """Servers at least and at most."""
+    """Minimum and maximum number of servers."""
 
     least: int
     most: int
@@ -33,10 +33,10 @@ class ReplicaBounds:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """What the servers of a deployment did.
+    """Activity of the servers of a deployment.
 
     Attributes:
-        time_s: When, on the clock of the rule.
+        time_s: Time of the sample, on the clock of the rule.
         pending: Requests that waited.
         busy_share: Share of the time in which the instances of the busiest model were busy, 0 to 1.
     """
@@ -53,7 +53,7 @@ class ReplicaRule:
         bounds: The bounds.
 
     Attributes:
-        idle_for_s: Time for which one server fewer would do before one is closed.
+        idle_for_s: How long one server fewer must suffice before one is closed.
     """
 
     def __init__(self, bounds: ReplicaBounds) -> None:
@@ -67,13 +67,13 @@ class ReplicaRule:
         self._last = ""  # the last change, in words
 
     def wanted(self, count: int, sample: ReplicaSample | None, now_s: float, *, is_steady: bool) -> int:
-        """Return how many servers there are to be.
+        """Return the number of servers to run.
 
         Args:
-            count: How many there are to be now.
+            count: The current target number.
             sample: The latest sample, None if there is none.
             now_s: The time.
-            is_steady: Whether there are so many, and all are ready.
+            is_steady: Whether that many servers run and all are ready.
         """
         within = min(max(count, self.bounds.least), self.bounds.most)
         if within != count or not is_steady:
@@ -91,11 +91,11 @@ class ReplicaRule:
         return count
 
     def refused(self, reason: str) -> None:
-        """Take note that the target has no room for one more."""
+        """Record that the target has no room for one more."""
         self._obstacle, self._last = reason, ""
 
     def story(self, count: int) -> str:
-        """Return the number of servers and why it is that, in words."""
+        """Return the number of servers and its reason, in words."""
         text = f"{count} of {self.bounds.least} to {self.bounds.most} servers"
         if self._obstacle:
             return f"{text}; requests wait, and none is added: {self._obstacle}"

@@ -23,11 +23,11 @@ Spec = Annotated[JsonObject, Body(description="The specification, as in a file f
 Seen = Annotated[
     Number | None,
     Query(
-        description="Number of the newest revision that the caller has seen, 0 for none: if there is a newer one, the "
+        description="Number of the latest revision that the caller has seen, 0 for none: if there is a newer one, the "
         "answer is 409.",
     ),
 ]
-Note = Annotated[Text, Query(max_length=1000, description="What the caller says about the change.")]
+Note = Annotated[Text, Query(max_length=1000, description="A note about the change.")]
 
 router = APIRouter(prefix="/api/v1/projects/{project}/deployments", tags=["deployments"])
 
@@ -38,27 +38,27 @@ class DeploymentList(BaseModel):
     """Deployments."""
 
     deployments: Sequence[DeploymentView]
-    total: int = Field(description="How many there are.")
+    total: int = Field(description="Their total number.")
 
 
 class RevisionList(BaseModel):
-    """Revisions, the newest first."""
+    """Revisions, latest first."""
 
     revisions: Sequence[RevisionView]
-    total: int = Field(description="How many there are.")
+    total: int = Field(description="Their total number.")
 
 
 class RevisionDifference(BaseModel):
-    """What is different, in words."""
+    """Differences in words."""
 
     changes: Sequence[str]
 
 
 class RollbackRequest(RequestBody):
-    """Which revision to go back to."""
+    """The revision to roll back to."""
 
-    to: Number = Field(default=0, description="Its number; 0 for the one that served before the newest.")
-    revision: Number | None = Field(default=None, description="The newest one that the caller has seen.")
+    to: Number = Field(default=0, description="Its number; 0 for the revision that served before the latest.")
+    revision: Number | None = Field(default=None, description="The latest one that the caller has seen.")
 
 
 class TrafficRequest(RequestBody):
@@ -66,14 +66,14 @@ class TrafficRequest(RequestBody):
 
     model: Text
     weights: dict[Text, Amount] | None = Field(None, description="Weight by version.")
-    sticky: Text | None = Field(None, description="What keeps a client on its version.")
+    sticky: Text | None = Field(None, description="The attribute that keeps a client on its version.")
     shadow: JsonObject | None = Field(None, description="Versions that get copies.")
-    canary: JsonObject | None = Field(None, description="A plan for a version that takes over step by step.")
-    action: Text | None = Field(None, description="What to do with the canary plan that is under way.")
+    canary: JsonObject | None = Field(None, description="A plan that moves traffic to a version step by step.")
+    action: Text | None = Field(None, description="The action on the running canary plan.")
 
 
 class ServerKeyRequest(RequestBody):
-    """An API key to make."""
+    """An API key to create."""
 
     name: Text
     scopes: Sequence[Text] = Field(("infer", "read"), description="Some of `infer`, `read` and `admin`.")
@@ -119,11 +119,11 @@ def put_deployment(
     here: Here,
     who: Caller,
     spec: Spec,
-    dry_run: Annotated[bool, Query(description="Only say what would change.")] = False,
+    dry_run: Annotated[bool, Query(description="Return the changes without applying them.")] = False,
     revision: Seen = None,
     note: Note = "",
 ) -> ChangePlan:
-    """Let a deployment be so: it is created, changed, or left as it is."""
+    """Create or update a deployment."""
     value = {"name": name, **spec}
     if value["name"] != name:
         value["name"] = f"{value['name']} at the address of {name}"
@@ -134,21 +134,21 @@ def put_deployment(
 
 @router.delete(NAMED, status_code=202)
 def delete_deployment(project: Text, name: Text, here: Here, who: Caller) -> Response:
-    """End a deployment and remove it; it is there until its servers have ended."""
+    """Stop a deployment and delete it; it remains visible until its servers have exited."""
     here.deployments.changes.remove(who, project, name)
     return Response(status_code=202)
 
 
 @router.post(f"{NAMED}/rollback")
 def roll_back(project: Text, name: Text, here: Here, who: Caller, asked: RollbackRequest | None = None) -> ChangePlan:
-    """Make a new revision that is as an earlier one was."""
+    """Create a new revision with the content of an earlier one."""
     asked = asked or RollbackRequest()
     return here.deployments.changes.rollback(who, project, name, to=asked.to, revision=asked.revision)
 
 
 @router.post(f"{NAMED}/stop", status_code=202)
 def stop_deployment(project: Text, name: Text, here: Here, who: Caller) -> DeploymentView:
-    """End the servers of a deployment; its revisions and its address stay."""
+    """Stop the servers of a deployment; its revisions and its address stay."""
     here.deployments.changes.stop(who, project, name)
     return here.deployments.reads.get(who, project, name)
 
@@ -164,7 +164,7 @@ def start_deployment(project: Text, name: Text, here: Here, who: Caller) -> Depl
 def list_revisions(
     project: Text, name: Text, here: Here, who: Caller, limit: Limit = 50, offset: Offset = 0
 ) -> RevisionList:
-    """List the revisions of a deployment, the newest first."""
+    """List the revisions of a deployment, latest first."""
     found, total = here.deployments.reads.revisions(who, project, name, limit=limit, offset=offset)
     return RevisionList(revisions=found, total=total)
 
@@ -184,7 +184,7 @@ def get_difference(
     who: Caller,
     to: Annotated[Number, Query(description="The other revision.")],
 ) -> RevisionDifference:
-    """Return what is different in another revision."""
+    """Return the differences of another revision."""
     return RevisionDifference(changes=here.deployments.reads.difference(who, project, name, number, to))
 
 
@@ -194,9 +194,9 @@ def get_figures(
     name: Text,
     here: Here,
     who: Caller,
-    since: Annotated[Time, Query(description="Only those after this time, in seconds since the epoch.")] = 0.0,
+    since: Annotated[Time, Query(description="Only figures after this time, in seconds since the epoch.")] = 0.0,
 ) -> PointList:
-    """Return the figures of the last hour; while somebody asks, there are some every 5 s."""
+    """Return the figures of the last hour; requests for them raise their frequency to one every 5 s."""
     return PointList(points=here.deployments.reads.figures(who, project, name, since))
 
 
@@ -210,21 +210,21 @@ def get_log(
 
 @router.get(f"{NAMED}/explain")
 def explain(project: Text, name: Text, model: Text, here: Here, who: Caller, version: Number = 0) -> dict[str, Any]:
-    """Return what the scheduler does for a model and what limits it, in the words of the server."""
+    """Return the scheduler's activity and bottleneck for a model, as the server reports them."""
     document: dict[str, Any] = here.deployments.servers.explain(who, project, name, model, version)
     return document
 
 
 @router.get(f"{NAMED}/traffic")
 def get_traffic(project: Text, name: Text, model: Text, here: Here, who: Caller) -> dict[str, Any]:
-    """Return how the requests of a model are split now, in the words of the server."""
+    """Return the current traffic split of a model, as the server reports it."""
     document: dict[str, Any] = here.deployments.servers.traffic(who, project, name, model)
     return document
 
 
 @router.post(f"{NAMED}/traffic")
 def set_traffic(project: Text, name: Text, asked: TrafficRequest, here: Here, who: Caller) -> dict[str, Any]:
-    """Change how the requests of a model are split: the plan of a new revision, or the answer of the server."""
+    """Change the traffic split of a model. Returns the plan of a new revision, or the answer of the server."""
     change = asked.model_dump(exclude_unset=True, exclude={"model"})
     found = here.deployments.servers.set_traffic(who, project, name, asked.model, change)
     return asdict(found) if isinstance(found, ChangePlan) else dict(found or {})
@@ -238,12 +238,12 @@ def list_keys(project: Text, name: Text, here: Here, who: Caller) -> Sequence[Se
 
 @router.post(f"{NAMED}/keys", status_code=201)
 def add_key(project: Text, name: Text, asked: ServerKeyRequest, here: Here, who: Caller) -> NewServerKey:
-    """Make an API key of the servers of a deployment; it works at once."""
+    """Create an API key of the servers of a deployment; it works immediately."""
     return here.deployments.keys.add(who, project, name, asked.name, asked.scopes)
 
 
 @router.delete(f"{NAMED}/keys/{{key}}", status_code=204)
 def remove_key(project: Text, name: Text, key: Text, here: Here, who: Caller) -> Response:
-    """Remove an API key; it stops working at once."""
+    """Delete an API key; it stops working immediately."""
     here.deployments.keys.remove(who, project, name, key)
     return Response(status_code=204)

@@ -1,4 +1,4 @@
-"""How many servers deployments with bounds are to have: their rules, fed with their figures."""
+"""Decides the number of servers of deployments with bounds: feeds their rules with their figures."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPh
 
 
 class Scaler:
-    """Scales deployments. What it remembers may be forgotten: it then begins anew. Any thread may call.
+    """Scales deployments. Its state can be lost: it then starts anew. Any thread may call.
 
     Args:
         figures: Returns the figures of a deployment, given by id, after a time in seconds since the epoch.
@@ -29,7 +29,7 @@ class Scaler:
         bounds: ReplicaBounds,
         now_s: float,
     ) -> str:
-        """Let a deployment have as many servers as it needs; return why it has so many, "" where that is fixed.
+        """Scale a deployment; return why it has its number of servers, "" if that number is fixed.
 
         Raises:
             ServingError: UNAVAILABLE when the target cannot be reached.
@@ -56,7 +56,7 @@ class Scaler:
 
 
 def _is_settled(seen: Observed, count: int) -> bool:
-    """Whether so many servers run, nothing is under way, and nobody else decides on their number."""
+    """Whether that many servers run, nothing is under way, and the target does not scale by itself."""
     return (
         seen.phase is RevisionPhase.READY
         and not seen.scaled_by
@@ -66,6 +66,6 @@ def _is_settled(seen: Observed, count: int) -> bool:
 
 
 def sample_of(point: FiguresPoint, count: int) -> ReplicaSample:
-    """Return what so many servers did. Where they do not say how many instances they have, it is one each."""
+    """Return the activity of that many servers. If they do not report their instances, one each is assumed."""
     shares = [each.busy / (each.instances or count) for each in point.versions.values()]
     return ReplicaSample(point.time, point.all.pending, max(shares, default=0.0))

@@ -30,9 +30,9 @@ class ServerKeys:
     """The API keys of servers. See `Deployments`.
 
     Args:
-        database: Where deployments are written down.
+        database: The tables.
         targets: Where they run, by name.
-        workloads: Makes the lines of their files of keys.
+        workloads: Creates the lines of their files of keys.
     """
 
     def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
@@ -44,7 +44,7 @@ class ServerKeys:
         """Return the API keys of the servers of a deployment.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
+            NotPermittedError: If the caller is not a deployer.
             ServingError: NOT_FOUND.
         """
         with self._database.reading() as session:
@@ -56,10 +56,10 @@ class ServerKeys:
             ]
 
     def add(self, who: Principal, project: str, name: str, key_name: str, scopes: Sequence[str]) -> NewServerKey:
-        """Make an API key of the servers of a deployment; it works at once.
+        """Create an API key of the servers of a deployment; it works immediately.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
+            NotPermittedError: If the caller is not a deployer.
             ServingError: NOT_FOUND; INVALID_ARG; ALREADY_EXISTS.
         """
         if not _KEY_NAME.fullmatch(key_name):
@@ -72,9 +72,9 @@ class ServerKeys:
             of_this = ServerKeyRow.deployment_id == row.id
             names = session.scalars(select(ServerKeyRow.name).where(of_this)).all()
             if key_name in names:
-                raise conflict(f"deployment '{name}' has a key '{key_name}' already")
+                raise conflict(f"deployment '{name}' already has a key '{key_name}'")
             if len(names) >= SERVER_KEYS_MAX:
-                raise unavailable(f"deployment '{name}' has {len(names)} keys", hint="remove some of them")
+                raise unavailable(f"deployment '{name}' has {len(names)} keys", hint="delete some of them")
             digest = hashlib.sha256(secret.encode()).hexdigest()
             session.add(
                 ServerKeyRow(
@@ -92,10 +92,10 @@ class ServerKeys:
         return NewServerKey(key_name, sorted(set(scopes)), secret)
 
     def remove(self, who: Principal, project: str, name: str, key_name: str) -> None:
-        """Remove an API key of the servers of a deployment; it stops working at once.
+        """Delete an API key of the servers of a deployment; it stops working immediately.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
+            NotPermittedError: If the caller is not a deployer.
             ServingError: NOT_FOUND.
         """
         with self._database.transaction() as session:

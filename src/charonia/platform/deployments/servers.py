@@ -1,4 +1,4 @@
-"""The servers of deployments: what they say, as one answer of all, and how they split traffic. Any thread may call."""
+"""Calls the servers of deployments, and merges their answers: logs, explanations, traffic. Any thread may call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,13 +22,13 @@ _SETTINGS = ("weights", "sticky", "shadow")
 
 
 class DeploymentServers:
-    """Asks the servers of deployments. See `Deployments`.
+    """Calls the servers of deployments. See `Deployments`.
 
     Args:
-        database: Where deployments are written down.
+        database: The tables.
         targets: Where they run, by name.
-        reads: Looks at them.
-        changes: Changes them.
+        reads: Reads deployments.
+        changes: Changes deployments.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DeploymentServers:
         return target.log(key, min(lines, LOG_LINES_MAX))
 
     def observe(self, who: Principal, project: str, name: str) -> Observed:
-        """Return what the target of a deployment sees now, with CPU time and memory.
+        """Return the current observation of a deployment's target, with CPU time and memory.
 
         Raises:
             NotPermittedError: If the caller has no role in the project.
@@ -64,9 +64,9 @@ class DeploymentServers:
         return target.observe(key)
 
     def explain(self, who: Principal, project: str, name: str, model: str, version: int = 0) -> Any:
-        """Return what the scheduler of the server does for a model, and what limits it: the server's own words.
+        """Return the scheduler's activity and bottleneck for a model, as the server reports them.
 
-        Of several servers, it is what the first one says, and in `servers` what each of them does.
+        For several servers, it is the report of the first one, and `servers` has the activity of each.
 
         Raises:
             NotPermittedError: If the caller has no role in the project.
@@ -78,7 +78,7 @@ class DeploymentServers:
         return {**first, "servers": answers} if len(answers) > 1 else first
 
     def traffic(self, who: Principal, project: str, name: str, model: str) -> Any:
-        """Return how the requests of a model are split among its versions now by all servers, with the canary plan.
+        """Return the current traffic split of a model over all servers, with the canary plan.
 
         Raises:
             NotPermittedError: If the caller has no role in the project.
@@ -90,25 +90,24 @@ class DeploymentServers:
     def set_traffic(
         self, who: Principal, project: str, name: str, model: str, change: Mapping[str, Any], *, note: str = ""
     ) -> ChangePlan | Any:
-        """Change how the requests of a model are split.
+        """Change the traffic split of a model.
 
-        Weights, stickiness and shadow versions make a new revision. A canary plan, and what is done with one, goes
-        to the server.
+        Weights, stickiness and shadow versions create a revision. A canary plan, and actions on one, go to the server.
 
         Args:
-            who: Who asks for it.
+            who: The caller.
             project: The project.
             name: The deployment.
             model: The model.
-            change: As the server's own API takes it.
-            note: What they say about it.
+            change: In the form of the server's own API.
+            note: The caller's note about it.
 
         Returns:
             The plan of the change, or the answer of the server.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
-            ServingError: NOT_FOUND; INVALID_ARG; UNAVAILABLE while nothing serves; UNSUPPORTED for a plan where servers
+            NotPermittedError: If the caller is not a deployer.
+            ServingError: NOT_FOUND; INVALID_ARG; UNAVAILABLE while nothing serves; UNSUPPORTED for a plan if servers
                 cannot be reached one by one.
         """
         who.demand(ProjectRole.DEPLOYER, project)
@@ -150,7 +149,7 @@ class DeploymentServers:
         path: str,
         change: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Ask all servers of a deployment that are ready, or change something in all of them.
+        """Call all ready servers of a deployment, to read or to change something in all of them.
 
         Returns:
             Their answers by the name of the server.
@@ -163,7 +162,7 @@ class DeploymentServers:
         if change and "" in servers and (seen.wanted_replicas > 1 or seen.scaled_by):
             raise unsupported(
                 f"deployment '{name}' may have several servers, which cannot be reached one by one",
-                hint="make a revision with other weights, or let it have one server",
+                hint="create a revision with other weights, or reduce it to one server",
             )
         answers: dict[str, Any] = {}
         try:
@@ -178,20 +177,20 @@ class DeploymentServers:
 
 
 def _with(traffic: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return traffic settings with a change; a member that is null is taken out."""
+    """Return traffic settings with a change; null removes a member."""
     return {key: value for key, value in {**traffic, **change}.items() if value is not None}
 
 
 _COUNTS = ("requests", "errors", "in_flight")
 _SHADOW_COUNTS = ("sent", "compared", "different", "failed", "dropped")
 _STATES = ("rolled_back", "aborted", "running", "paused", "finished")
-"""States of a canary plan: the first that a server has is that of all. One server that rolls back decides for all."""
+"""States of a canary plan by precedence: one server that rolls back decides for all."""
 
 
 def merged_traffic(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how the requests of a model are split, from the answers of all servers.
+    """Return the traffic split of a model, merged from the answers of all servers.
 
-    Counts are summed; a percentile is that of the slowest server; settings are those of the first.
+    Counts are summed; a percentile is the slowest server's; settings are the first server's.
     """
     first = dict(answers[0])
     if len(answers) == 1:

@@ -1,4 +1,4 @@
-"""The deployments of a platform, with all that works on them."""
+"""Wires the parts that manage the deployments of a platform."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,19 +23,19 @@ class Deployments:
     """The deployments of a platform.
 
     Args:
-        database: Where they are written down.
+        database: The tables.
         targets: Where they run, by name.
-        workloads: Makes workloads.
+        workloads: Creates workloads.
 
     Attributes:
-        targets: Names of the places where deployments can run.
-        reads: Looks at them.
-        changes: Changes them.
+        targets: Names of the targets.
+        reads: Reads deployments.
+        changes: Changes deployments.
         keys: The API keys of their servers.
-        servers: Asks their servers.
-        reconciler: Brings about what is wanted.
+        servers: Calls their servers.
+        reconciler: Reconciles deployments.
         collector: Collects their figures.
-        canaries: Writes down what has become of canary plans.
+        canaries: Records the outcome of canary plans.
     """
 
     def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
@@ -51,7 +51,7 @@ class Deployments:
         self.canaries = Canaries(database, self.servers)
 
     def start(self) -> None:
-        """Begin to bring about what is wanted, and to collect figures."""
+        """Begin to reconcile, and to collect figures."""
         with self._database.reading() as session:
             self._workloads.sweep(session)
         self.reconciler.start()
@@ -59,7 +59,7 @@ class Deployments:
         self.canaries.start()
 
     def close(self) -> None:
-        """Stop; what runs goes on."""
+        """Stop; deployments continue to run."""
         self.reconciler.close()
         self.collector.close()
         self.canaries.close()
@@ -71,6 +71,6 @@ class Deployments:
 
 
 def _pages(observed: Mapping[str, Any]) -> Sequence[str]:
-    """Return the addresses of the metrics of all servers, or of the one page that stands for them."""
+    """Return the metrics addresses of all servers, or of the one page that covers them."""
     own = [replica["metrics"] for replica in observed.get("replicas", ()) if replica.get("metrics")]
     return own or [page for page in [observed.get("metrics")] if page]

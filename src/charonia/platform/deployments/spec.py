@@ -1,6 +1,6 @@
-"""What a deployment is to be: the record, from and to the form of files and the API. Pure.
+"""The specification of a deployment: the record, converted from and to the form of files and the API. Pure.
 
-name: reader                    # what clients and pages call it
+name: reader                    # its name for clients and in the console
 target: local
 environment: pytorch            # optional
 models:
@@ -31,13 +31,13 @@ class DeployedModel:
 
     Attributes:
         name: Its name in the registry and in the server.
-        versions: The versions that are loaded; empty for the latest one that is ready.
-        traffic: How requests that name no version are split, as the server's API takes it; empty for the latest.
-        instances_min: Instances of each version, 0 for what its configuration says.
-        instances_max: Bound of instances by load, 0 for no more than the minimum.
-        max_batch_size: Largest batch, None for what its configuration says.
-        max_queue_delay_us: Longest wait for a fuller batch in microseconds, None for what its configuration says.
-        config: Further fields of the model configuration, in the form of its JSON.
+        versions: The versions to load; empty for the latest one that is ready.
+        traffic: The split of requests that name no version, in the form of the server's API; empty for the latest.
+        instances_min: Instances of each version, 0 for the configuration's number.
+        instances_max: Upper bound of scaling by load, 0 for no more than the minimum.
+        max_batch_size: Largest batch, None for the configuration's.
+        max_queue_delay_us: Longest wait for a fuller batch in microseconds, None for the configuration's.
+        config: Other fields of the model configuration, in the form of its JSON.
     """
 
     name: str
@@ -62,11 +62,11 @@ class DeploymentSpec:
         cpu_cores: Cores that its models may use, 0 for all.
         gpus: Numbers of the GPUs that it sees.
         memory_mib: Memory that each of its servers may use, 0 for no limit.
-        gpu_memory_mib: Memory that each of them may use on each of these GPUs, 0 where nothing is said.
-        replicas_min: Servers at least.
-        replicas_max: Servers at most.
+        gpu_memory_mib: Memory that each of them may use on each of these GPUs, 0 for no limit.
+        replicas_min: Minimum number of servers.
+        replicas_max: Maximum number of servers.
         keys: Whether clients need an API key.
-        ready_within_s: A revision that is not ready after this has failed.
+        ready_within_s: A revision that is not ready after this time has failed.
     """
 
     name: str
@@ -84,7 +84,7 @@ class DeploymentSpec:
 
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-"""What a deployment may be called: it is part of addresses and folders."""
+"""Valid names of deployments: they are part of addresses and folders."""
 
 MODELS_MAX = 100
 """Most models of a deployment."""
@@ -96,10 +96,10 @@ COUNT_MAX = 10_000
 """Most instances, replicas and cores."""
 
 READY_S_MAX = 24 * 3600.0
-"""Longest time in which a revision has to be ready."""
+"""Largest time limit for a revision to be ready."""
 
 LATEST = "latest"
-"""In place of versions: the newest one that is ready."""
+"""In place of versions: the latest one that is ready."""
 
 _MEMBERS = ("name", "target", "environment", "models", "device", "replicas", "keys", "ready_within_s")
 _MODEL = ("name", "versions", "traffic", "instances", "batching", "config")
@@ -113,7 +113,7 @@ def read_spec(value: object) -> DeploymentSpec:
     """Return a deployment.
 
     Raises:
-        ServingError: INVALID_ARG with everything that is wrong, a line each.
+        ServingError: INVALID_ARG with all problems, a line each.
     """
     reader = _Reader()
     spec = reader.spec(value)
@@ -123,7 +123,7 @@ def read_spec(value: object) -> DeploymentSpec:
 
 
 def write_spec(spec: DeploymentSpec) -> dict[str, Any]:
-    """Return the plain values of a deployment, with all that it says and nothing that it leaves open."""
+    """Return the plain values of a deployment, without unset fields."""
     device = {
         "cpu_cores": spec.cpu_cores,
         "gpus": list(spec.gpus),
@@ -157,7 +157,7 @@ def _model(model: DeployedModel) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads values, and notes what is wrong with them; what it returns for those does not matter."""
+    """Reads values, and collects problems; the return value for an invalid one does not matter."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -220,7 +220,7 @@ class _Reader:
         )
 
     def _traffic(self, path: str, value: object, versions: Sequence[int]) -> dict[str, Any]:
-        """Return how traffic is split, with texts as keys as in JSON."""
+        """Return the traffic split, with strings as keys as in JSON."""
         known = len(self.problems)
         traffic = dict(self._members(path, value, _TRAFFIC))
         for part in ("weights", "shadow"):

@@ -1,4 +1,4 @@
-"""What a change of a deployment changes, in words. Pure."""
+"""Describes the changes between two specifications of a deployment in words. Pure."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,11 +9,11 @@ from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 
 
 def changes(before: DeploymentSpec | None, after: DeploymentSpec) -> Sequence[str]:
-    """Return what changes, a sentence each; nothing where nothing does.
+    """Return the changes, a sentence each.
 
     Args:
-        before: The deployment as it is, None for one that is not there yet.
-        after: As it is to be.
+        before: The current specification, None for a new deployment.
+        after: The new specification.
     """
     if before is None:
         return [f"deployment '{after.name}' is created at '{after.target}'", *_new(after)]
@@ -21,7 +21,7 @@ def changes(before: DeploymentSpec | None, after: DeploymentSpec) -> Sequence[st
 
 
 def changes_traffic_only(before: DeploymentSpec, after: DeploymentSpec) -> bool:
-    """Whether two specifications differ in nothing but how traffic is split."""
+    """Whether two specifications differ only in the traffic split."""
     return _without_traffic(before) == _without_traffic(after)
 
 
@@ -90,7 +90,7 @@ def _versions(model: DeployedModel) -> str:
 def _traffic(traffic: Mapping[str, Any]) -> str:
     """Return traffic settings in words."""
     if not traffic:
-        return "to the newest version"
+        return "to the latest version"
     parts = []
     for key, value in traffic.items():
         if key == "weights" and isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Deployments and revisions as pages and the API show them."""
+"""Deployments and revisions as the console and the API show them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,23 +32,23 @@ class DeploymentView:
         name: Its name.
         target: Where it runs.
         state: `starting`, `ready`, `updating`, `degraded`, `failed`, `stopping` or `stopped`.
-        reason: Why, in words; "" where all is well.
-        doing: What its target does now.
-        revision: Number of the newest revision. A change names it.
-        wanted: Number of the one that is brought about, or serves; 0 where it is stopped.
-        serving: Number of the one that served last, 0 for none.
-        spec: The specification of the newest revision.
-        http: Address of the protocol over HTTP, "" where nothing runs.
+        reason: The reason, for display; "" if all is well.
+        doing: The current step of its target.
+        revision: Number of the latest revision. A change names it.
+        wanted: Number of the revision that is applied or serves; 0 if stopped.
+        serving: Number of the revision that served last, 0 for none.
+        spec: The specification of the latest revision.
+        http: Address of the protocol over HTTP, "" if nothing runs.
         grpc: Address of the protocol over gRPC.
         metrics: Address of the metrics.
         replicas: Its servers.
-        scaling: How many servers there are and why, "" where their number is fixed.
+        scaling: The number of servers and its reason, "" if the number is fixed.
         created: When it was created, in seconds since the epoch.
-        changed: When its newest revision was made.
-        author: Who made that.
-        latest_state: State of the newest revision: `pending`, `serving`, `failed` or `replaced`.
+        changed: When its latest revision was created.
+        author: Its author.
+        latest_state: State of the latest revision: `pending`, `serving`, `failed` or `replaced`.
         latest_reason: Why it has failed.
-        figures: The latest figures; None where there are none.
+        figures: The latest figures, None if there are none.
     """
 
     project: str
@@ -81,12 +81,12 @@ class RevisionView:
     Attributes:
         number: Its number.
         spec: Its specification.
-        note: What its author says about it.
+        note: The author's note.
         state: `pending`, `serving`, `failed` or `replaced`.
         reason: Why it has failed.
-        author: Who made it.
-        created: When, in seconds since the epoch.
-        changes: What it changes in the one before, in words.
+        author: Its author.
+        created: When it was created, in seconds since the epoch.
+        changes: Its changes to the previous revision, in words.
     """
 
     number: int
@@ -101,13 +101,13 @@ class RevisionView:
 
 @dataclass(frozen=True, slots=True)
 class ChangePlan:
-    """What a change would do, or has done.
+    """The effect of a change, planned or applied.
 
     Attributes:
-        changes: In words; none where the deployment is so already.
-        problems: Why it does not fit where it is to run.
-        revision: Number of the newest revision, with that of a change that was made; 0 where there is no deployment.
-        spec: The specification with all that it leaves open.
+        changes: In words; none if the deployment already matches.
+        problems: Why it does not fit its target.
+        revision: Number of the latest revision, including one created by the change; 0 without a deployment.
+        spec: The complete specification, with numbers in place of "latest".
         is_new: Whether the deployment is created.
     """
 
@@ -130,7 +130,7 @@ class ServerKeyView:
 
 @dataclass(frozen=True, slots=True)
 class NewServerKey:
-    """A key that was made; it is shown this once."""
+    """A new key; it is shown only once."""
 
     name: str
     scopes: Sequence[str]
@@ -140,7 +140,6 @@ class NewServerKey:
 def deployment_view(
     row: DeploymentRow, project: str, latest: RevisionRow, figures: FiguresPoint | None
 ) -> DeploymentView:
-    """Return a deployment as it is shown."""
     seen = row.observed
     return DeploymentView(
         project=project,

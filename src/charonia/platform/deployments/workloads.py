@@ -1,4 +1,4 @@
-"""From what a specification names to what a target runs: models with their files, the environment, API keys."""
+"""Resolves a specification to a target's workload: models with their files, the environment, API keys."""
 
 import json
 import shutil
@@ -37,15 +37,15 @@ _LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a specification names, read from the tables.
+    """The resources that a specification names, read from the tables.
 
     Attributes:
         spec: The specification, with numbers in place of "latest".
-        models: For each model its versions by number.
+        models: The versions of each model by number.
         python: The interpreter of its environment, None for the platform's own.
         keys: Lines of the file of API keys.
         runs_code: Whether a version is not known to be data, or the configuration may make it code.
-        packages: What its environment asks for, as pip takes it.
+        packages: Requirements of its environment in pip's syntax.
         project_id: Number of its project.
     """
 
@@ -59,7 +59,7 @@ class Named:
 
 
 class Workloads:
-    """Makes workloads.
+    """Creates workloads.
 
     Args:
         data: The data folder of the platform.
@@ -71,10 +71,10 @@ class Workloads:
         self._store = store
 
     def named(self, session: Session, project_id: int, spec: DeploymentSpec) -> Named:
-        """Return what a specification names.
+        """Return the resources that a specification names.
 
         Raises:
-            ServingError: INVALID_ARG with everything that there is not, a line each.
+            ServingError: INVALID_ARG with everything that is missing, a line each.
         """
         problems: list[str] = []
         rows = _models(session, project_id, spec)
@@ -105,7 +105,7 @@ class Workloads:
         return tuple(f"{key.name} {','.join(key.scopes)} sha256:{key.digest}" for key in session.scalars(query))
 
     def workload(self, project: str, revision: int, named: Named) -> Workload:
-        """Return a workload, whose files are not placed yet. Reads configurations from the store.
+        """Return a workload; its files are not yet on this machine. Reads configurations from the store.
 
         Raises:
             ServingError: INVALID_ARG if a configuration cannot be changed as the specification says; UNAVAILABLE when
@@ -123,7 +123,7 @@ class Workloads:
         )
 
     def place(self, named: Named) -> None:
-        """Put the files of all versions into folders of this machine, where they are not there already.
+        """Put the files of all versions into folders of this machine, unless they exist already.
 
         Raises:
             ServingError: UNAVAILABLE when the store cannot be reached, or the disk is full.
@@ -133,7 +133,7 @@ class Workloads:
                 self._place(version)
 
     def sweep(self, session: Session) -> None:
-        """Remove the folders of versions that there are no longer."""
+        """Remove the folders of deleted versions."""
         folder = self._data / "versions"
         known = set(session.scalars(select(VersionRow.digest)))
         for path in folder.iterdir() if folder.is_dir() else ():
@@ -184,7 +184,7 @@ def _environment(session: Session, project_id: int, name: str, problems: list[st
         select(EnvironmentRow).where(EnvironmentRow.project_id == project_id, EnvironmentRow.name == name)
     )
     if row is None:
-        problems.append(f"environment: there is none called '{name}'")
+        problems.append(f"environment: '{name}' does not exist")
     elif row.state != "ready":
         problems.append(f"environment: '{name}' is {row.state}, expected one that is ready")
     return row
@@ -211,16 +211,16 @@ def _versions(
 ) -> tuple[DeployedModel, Mapping[int, VersionRow]]:
     """Return a model with numbers in place of "latest", and its versions."""
     if rows is None:
-        problems.append(f"models: there is no model '{model.name}'")
+        problems.append(f"models: model '{model.name}' does not exist")
         return model, {}
     ready = [number for number, row in rows.items() if row.state == "ready"]
     numbers = model.versions or tuple(ready[-1:])
     if not numbers:
-        problems.append(f"models: '{model.name}' has no version that is ready")
+        problems.append(f"models: '{model.name}' has no ready version")
     for number in numbers:
         if number not in rows:
             known = ", ".join(map(str, list(rows)[-_LISTED:])) or "none"
-            problems.append(f"models: '{model.name}' has no version {number}, expected one of {known}")
+            problems.append(f"models: version {number} of '{model.name}' does not exist, expected one of {known}")
         elif number not in ready:
             problems.append(f"models: version {number} of '{model.name}' is {rows[number].state}, expected ready")
     return replace(model, versions=numbers), {number: rows[number] for number in numbers if number in rows}
@@ -235,12 +235,12 @@ def configured(text: str, model: DeployedModel, versions: Sequence[int]) -> str:
     """Return a model's config.pbtxt.
 
     Args:
-        text: The config.pbtxt of its newest version, "" if it has none: the server completes it from the model.
-        model: What the deployment says.
+        text: The config.pbtxt of its latest version, "" if it has none: the server completes it from the model.
+        model: The model in the specification.
         versions: The versions that are served.
 
     Raises:
-        ServingError: INVALID_ARG if the configuration is invalid, or cannot be changed so.
+        ServingError: INVALID_ARG if the configuration is invalid, or cannot be changed like this.
     """
     members = json_form.to_json(pbtxt.parse(text))
     members["name"] = model.name

@@ -1,4 +1,4 @@
-"""Builds environments: a folder for each digest, made by uv, tested by importing what it has."""
+"""Builds environments: a folder for each digest, created by uv, tested by importing its packages."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Rea
 from charonia.platform.tasks.runner import TaskRun
 
 PYTHONS = ("3.11", "3.12", "3.13")
-"""What servers run on."""
+"""Versions of Python that servers support."""
 
 BUILD_S_MAX = 1800.0
 IMPORT_S_MAX = 300.0
@@ -26,13 +26,13 @@ _TRIAL = Path(__file__).parent / "import_trial.py"
 
 
 def pythons() -> tuple[str, ...]:
-    """Return the versions to choose from, that of the platform first."""
+    """Return the versions to choose from, the platform's first."""
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (own, *(version for version in PYTHONS if version != own))
 
 
 def own_requirement(extras: Sequence[str] = ()) -> str:
-    """Return the requirement that stands for this release, from where it was installed."""
+    """Return the requirement of this release, from its installation source."""
     named = f"{OWN}[{','.join(extras)}]" if extras else OWN
     installed = importlib.metadata.distribution(OWN)
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
@@ -52,12 +52,12 @@ def python_of(folder: Path) -> Path:
 
 
 def is_built(folder: Path) -> bool:
-    """Whether there is an environment that was tested."""
+    """Whether an environment exists and was tested."""
     return _record(folder).exists() and python_of(folder).exists()
 
 
 def remove(folder: Path) -> None:
-    """Remove an environment, and what was written down about it."""
+    """Remove an environment and its records."""
     for path in (_record(folder), base_file(folder)):
         path.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -66,13 +66,13 @@ def remove(folder: Path) -> None:
 def build(
     run: TaskRun, folder: Path, python: str, wanted: Requirements, imports: Sequence[str], isolation: Isolation
 ) -> Mapping[str, Any]:
-    """Make an environment, unless it is there, and return its packages and its size.
+    """Create an environment, unless it exists, and return its packages and its size.
 
-    Packages run code when they are installed and imported, so that happens confined. Nothing that they can write is
-    written or trusted afterwards: what is known of an environment lies beside its folder.
+    Packages run code when they are installed and imported, so that happens confined. The platform afterwards neither
+    writes nor trusts anything that they can write: records of an environment are stored next to its folder.
 
     Raises:
-        ServingError: INVALID_ARG with the reason when it cannot be made, or what it has cannot be imported.
+        ServingError: INVALID_ARG with the reason if it cannot be created, or its packages cannot be imported.
     """
     with _alone(folder):
         if not is_built(folder):
@@ -121,11 +121,11 @@ def _make(
     command.append("--compile-bytecode")  # servers only read the environment
     if run.run(confined(*command), timeout_s=BUILD_S_MAX, **inside):
         raise invalid("the packages cannot be installed", hint="the log has the reason")
-    run.progress(0.8, "what was installed is imported")
+    run.progress(0.8, "importing the installed packages")
     trial = json.dumps({"packages": wanted.names, "modules": [*imports, OWN]})
     if run.run(confined(interpreter, "-I", str(_TRIAL), trial), timeout_s=IMPORT_S_MAX, **inside):
         raise invalid("a package cannot be imported", hint="the log has the reason")
-    run.progress(0.95, "its packages are listed")
+    run.progress(0.95, "listing its packages")
     lines = list[str]()
     listing = confined(uv, "pip", "list", "--python", interpreter, "--format", "freeze")
     run.run(listing, timeout_s=60, on_line=lines.append, **inside)
@@ -141,7 +141,7 @@ def _record(folder: Path) -> Path:
 
 
 def _own_origin() -> list[Path]:
-    """Return the files that this release was installed from, where that was not an index."""
+    """Return the files that this release was installed from, unless that was an index."""
     found = own_requirement().partition(" @ ")[2]
     return [Path(unquote(urlsplit(found).path))] if found else []
 
@@ -155,7 +155,7 @@ def _uv() -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until nobody else builds the same environment."""
+    """Wait until no other thread builds the same environment."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -19,18 +19,18 @@ from charonia.platform.tasks.runner import Handler, TaskRun
 from charonia.platform.values import check_name
 
 KIND = "environment"
-"""Kind of the task that builds one."""
+"""Kind of the task that builds an environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewEnvironment:
-    """An environment to make.
+    """An environment to create.
 
     Attributes:
         name: Its name.
         requirements: Its packages, a line each.
         python: Version of Python, "" for the platform's.
-        imports: Modules that it is tested with, beside those of its packages.
+        imports: Modules to test it with, besides its packages' own.
     """
 
     name: str
@@ -43,8 +43,8 @@ def add(session: Session, project: ProjectRow, wanted: NewEnvironment, author: s
     """Add an environment, and the task that builds it.
 
     Raises:
-        ServingError: INVALID_ARG for a name, a version of Python or requirements that cannot be; ALREADY_EXISTS where
-            the name is taken.
+        ServingError: INVALID_ARG for an invalid name, version of Python or requirements; ALREADY_EXISTS if the name is
+            taken.
     """
     name = check_name("environment", wanted.name)
     python = check_python(wanted.python, builder.pythons())
@@ -66,7 +66,7 @@ def add(session: Session, project: ProjectRow, wanted: NewEnvironment, author: s
 
 
 def rebuild(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
-    """Build an environment again that has failed, or was made by another release of the platform.
+    """Rebuild an environment that has failed, or was built by another release of the platform.
 
     Raises:
         ServingError: ALREADY_EXISTS while it is being built.
@@ -88,11 +88,11 @@ def get(session: Session, project: ProjectRow, name: str) -> EnvironmentRow:
     """Return an environment.
 
     Raises:
-        ServingError: NOT_FOUND if there is none of that name.
+        ServingError: NOT_FOUND for an unknown name.
     """
     row = find(session, project, name)
     if row is None:
-        raise not_found(f"there is no environment '{name}' in project '{project.name}'")
+        raise not_found(f"environment '{name}' does not exist in project '{project.name}'")
     return row
 
 
@@ -103,7 +103,7 @@ def page(session: Session, project: ProjectRow, *, limit: int, offset: int = 0) 
 
 
 def newest_task(session: Session, row: EnvironmentRow) -> TaskRow | None:
-    """Return the task that has built it last."""
+    """Return the task that built it last."""
     query = select(TaskRow).where(
         TaskRow.kind == KIND, TaskRow.project_id == row.project_id, TaskRow.subject == row.name
     )
@@ -111,11 +111,11 @@ def newest_task(session: Session, row: EnvironmentRow) -> TaskRow | None:
 
 
 def remove(session: Session, row: EnvironmentRow) -> None:
-    """Remove an environment; its folder goes with `sweep`.
+    """Delete an environment; `sweep` removes its folder.
 
     Raises:
-        ServingError: ALREADY_EXISTS while a deployment that runs has, or had, a revision with it: its server was
-            perhaps started in it, and it may be rolled back to.
+        ServingError: ALREADY_EXISTS while a running deployment has, or had, a revision with it: its server may have
+            been started in it, and a rollback may need it.
     """
     specs = session.execute(
         select(DeploymentRow.name, RevisionRow.spec)
@@ -133,10 +133,10 @@ def remove(session: Session, row: EnvironmentRow) -> None:
 
 
 def python(session: Session, folder: Path, project: ProjectRow, name: str) -> Path:
-    """Return the interpreter of an environment that is ready.
+    """Return the interpreter of a ready environment.
 
     Raises:
-        ServingError: NOT_FOUND if there is none of that name; UNAVAILABLE if it is not ready.
+        ServingError: NOT_FOUND for an unknown name; UNAVAILABLE if it is not ready.
     """
     row = get(session, project, name)
     path = builder.folder_of(folder, row.project_id, row.digest)
@@ -147,7 +147,7 @@ def python(session: Session, folder: Path, project: ProjectRow, name: str) -> Pa
 
 
 def sweep(session: Session, folder: Path) -> None:
-    """Remove the folders that no environment has."""
+    """Remove the folders of deleted environments."""
     rows = session.execute(select(EnvironmentRow.project_id, EnvironmentRow.digest))
     kept = {builder.folder_of(folder, project_id, digest) for project_id, digest in rows}
     for path in folder.glob("*/*"):
@@ -156,12 +156,12 @@ def sweep(session: Session, folder: Path) -> None:
 
 
 def handler(database: Database, folder: Path, isolation: Isolation) -> Handler:
-    """Return what does the tasks that build environments.
+    """Return the handler of tasks that build environments.
 
     Args:
-        database: Where they are written down.
+        database: The tables.
         folder: For their folders.
-        isolation: Confines what their packages run.
+        isolation: Confines the code of their packages.
     """
 
     def change(environment_id: int, **values: Any) -> None:
@@ -204,11 +204,11 @@ class Preset:
     """An environment to start from.
 
     Attributes:
-        name: The name that it gets.
-        title: As pages show it.
+        name: Its name.
+        title: Its title on pages.
         about: One sentence.
         requirements: Its lines.
-        imports: Modules that it is tested with.
+        imports: Modules to test it with.
     """
 
     name: str
@@ -231,4 +231,4 @@ PRESETS = (
     Preset("vllm", "vLLM", "Language models on GPUs.", "charonia[vllm,openai]", ("vllm",)),
 )
 # fmt: on
-"""In the order of pages."""
+"""In the order of display."""

@@ -1,4 +1,4 @@
-"""Runs in an environment: imports the modules of the packages that it is given, and says how long each took."""
+"""Runs in an environment: imports the modules of the given packages, and reports how long each took."""
 
 import importlib
 import importlib.metadata
@@ -8,7 +8,7 @@ import time
 
 
 def modules(package: str) -> "list[str]":
-    """Return what a package is imported as: the module of its name, or else its first one."""
+    """Return the modules of a package: the one with its name, or else its first one."""
     plain = package.replace("-", "_").lower()
     files = importlib.metadata.files(package) or []
     tops = {path.parts[0] for path in files if path.name == "__init__.py" and len(path.parts) == 2}
@@ -18,7 +18,7 @@ def modules(package: str) -> "list[str]":
 
 
 def main() -> int:
-    """Import everything and return how many cannot be."""
+    """Import everything and return the number of failures."""
     given = json.loads(sys.argv[1])
     names = dict.fromkeys([*given["modules"], *(name for package in given["packages"] for name in modules(package))])
     failed = 0

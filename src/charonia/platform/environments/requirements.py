@@ -1,4 +1,4 @@
-"""What an environment is to have: its lines, checked, and the hash of what comes of them. Pure.
+"""The requirements of an environment: its checked lines, and the hash of the result. Pure.
 
 A line is a requirement as pip takes it ("pillow>=10"), or an option that says where packages are found. `charonia` may
 have extras ("charonia[torch]"); its release is always that of the platform, because servers of deployments run in the
@@ -32,7 +32,7 @@ class Requirements:
     """Lines, read.
 
     Attributes:
-        lines: Those of packages and options, without `charonia`.
+        lines: Packages and options, without `charonia`.
         names: Names of the packages.
         extras: The extras of `charonia`.
     """
@@ -42,11 +42,11 @@ class Requirements:
     extras: tuple[str, ...] = ()
 
     def digest(self, python: str, own: str) -> str:
-        """Return what distinguishes environments: equal ones share a folder.
+        """Return the digest of an environment: equal ones share a folder.
 
         Args:
             python: Version of Python.
-            own: The requirement that stands for the platform's release.
+            own: The requirement of the platform's release.
         """
         content = json.dumps([python, own, sorted(self.lines), sorted(self.extras)])
         return hashlib.sha256(content.encode()).hexdigest()
@@ -76,7 +76,7 @@ def read_requirements(text: str) -> Requirements:
         try:
             found = Requirement(line)
         except InvalidRequirement:
-            problems.append(f"line {number}: '{line}' is no requirement: expected a package such as 'pillow>=10'")
+            problems.append(f"line {number}: '{line}' is not a requirement: expected a package such as 'pillow>=10'")
             continue
         if canonicalize_name(found.name) == OWN:
             extras |= found.extras
@@ -89,10 +89,10 @@ def read_requirements(text: str) -> Requirements:
 
 
 def read_script(text: str) -> tuple[str, str]:
-    """Return version of Python, "" for any, and requirements that a Python file states itself (PEP 723).
+    """Return version of Python, "" for any, and requirements from the header of a Python file (PEP 723).
 
     Raises:
-        ServingError: INVALID_ARG if it states none, or not in TOML.
+        ServingError: INVALID_ARG if it has none, or not in TOML.
     """
     match = _SCRIPT.search(text.replace("\r\n", "\n"))
     if match is None:
@@ -112,7 +112,7 @@ def check_python(version: str, known: Sequence[str]) -> str:
     """Return a version of Python; the first that is known for "".
 
     Raises:
-        ServingError: INVALID_ARG for one that servers do not run on.
+        ServingError: INVALID_ARG for one that servers do not support.
     """
     if not version:
         return known[0]
@@ -122,13 +122,13 @@ def check_python(version: str, known: Sequence[str]) -> str:
 
 
 def _least(requires: str) -> str:
-    """Return the oldest version that fits, "" if any does."""
+    """Return the oldest matching version, "" if any matches."""
     if not requires:
         return ""
     try:
         fitting = SpecifierSet(requires)
     except InvalidSpecifier:
-        raise invalid(f"requires-python: '{requires}' is no range of versions") from None
+        raise invalid(f"requires-python: '{requires}' is not a range of versions") from None
     for minor in range(11, 30):
         if f"3.{minor}.99" in fitting:
             return f"3.{minor}"

@@ -19,7 +19,7 @@ router = APIRouter(prefix="/api/v1", tags=["environments"])
 
 
 class PresetBody(BaseModel):
-    """An environment that is ready to choose."""
+    """A preset environment."""
 
     name: str
     title: str
@@ -29,7 +29,7 @@ class PresetBody(BaseModel):
 
 
 class ChoicesBody(BaseModel):
-    """What a new environment can be made of."""
+    """The choices for a new environment."""
 
     presets: list[PresetBody]
     pythons: list[str] = Field(description="Versions of Python; the first is the default.")
@@ -40,9 +40,9 @@ class EnvironmentRequest(RequestBody):
 
     name: Text
     requirements: Text = Field("", description="Packages, a line each, as pip takes them.")
-    script: Text = Field("", description="A Python file that states its dependencies (PEP 723), instead of them.")
+    script: Text = Field("", description="A Python file with its dependencies (PEP 723), instead of requirements.")
     python: Text = Field("", description="Version of Python, empty for the platform's own.")
-    imports: list[Text] = Field([], description="Modules that it is tested with, besides those of its packages.")
+    imports: list[Text] = Field([], description="Modules to test it with, besides its packages' own.")
 
 
 class EnvironmentBody(BaseModel):
@@ -55,11 +55,11 @@ class EnvironmentBody(BaseModel):
     state: str = Field(description="`waiting`, `building`, `ready` or `failed`.")
     reason: str = Field(description="Why it has failed.")
     packages: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
-        description="Name and version of all that was installed."
+        description="Name and version of all installed packages."
     )
     size: int = Field(description="Bytes on the disk.")
     created: float
-    task: int = Field(description="The task that has built it last; 0 for none.")
+    task: int = Field(description="The task that built it last; 0 for none.")
 
     @classmethod
     def of(cls, row: EnvironmentRow, task: TaskRow | None = None) -> "EnvironmentBody":
@@ -69,7 +69,7 @@ class EnvironmentBody(BaseModel):
 
 @router.get("/environments/choices")
 def list_choices(who: Caller) -> ChoicesBody:
-    """List what a new environment can be made of."""
+    """List the choices for a new environment."""
     presets = [
         PresetBody(
             name=each.name,
@@ -95,7 +95,7 @@ def list_environments(
 
 @router.post("/projects/{project}/environments", status_code=202)
 def create_environment(platform: Here, who: Caller, project: Text, body: EnvironmentRequest) -> EnvironmentBody:
-    """Build an environment. Its packages are code that runs, so that needs the permission for code."""
+    """Build an environment. Its packages run code, so this needs the permission for code."""
     who.demand_code(project)
     python, requirements = body.python, body.requirements
     if body.script:
@@ -120,7 +120,7 @@ def get_environment(platform: Here, who: Caller, project: Text, name: Text) -> E
 
 @router.post("/projects/{project}/environments/{name}/rebuild", status_code=202)
 def rebuild_environment(platform: Here, who: Caller, project: Text, name: Text) -> EnvironmentBody:
-    """Build an environment again that has failed, or was made by another release of the platform."""
+    """Rebuild an environment that has failed, or was built by another release of the platform."""
     who.demand_code(project)
     with platform.database.transaction() as session:
         owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -133,7 +133,7 @@ def rebuild_environment(platform: Here, who: Caller, project: Text, name: Text) 
 
 @router.delete("/projects/{project}/environments/{name}", status_code=204)
 def remove_environment(platform: Here, who: Caller, project: Text, name: Text) -> None:
-    """Remove an environment that no deployment uses."""
+    """Delete an environment that no deployment uses."""
     with platform.database.transaction() as session:
         owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
         catalog.remove(session, catalog.get(session, owner, name))

@@ -1,1 +1,1 @@
-"""What processes of projects can reach: files, ports, other processes, variables."""
+"""Isolates processes of projects: files, ports, other processes, variables."""

@@ -55,9 +55,9 @@ def hide(
     in_user_namespace: bool,
     has_network: bool = True,
 ) -> None:
-    """Put empty folders in place of folders, in which only these files and folders are left.
+    """Replace folders by empty ones that contain only these files and folders.
 
-    Without a network, the process has no network device that works, and no abstract socket of other processes.
+    Without a network, the process has no working network device, and no abstract socket of other processes.
 
     Raises:
         OSError: The system refuses.
@@ -104,7 +104,7 @@ def restrict(
     Args:
         abi: The version of Landlock.
         read: Files and folders to read and execute. Missing ones are skipped.
-        write: Those to change, too.
+        write: Files and folders that it may also change.
         bind: First and last port of each range that nothing listens on.
         connect: Ports that nothing connects to.
         has_network: Whether any other port may be used.
@@ -162,7 +162,7 @@ def _confine(rules: dict[str, Any]) -> None:
     read, write = rules["read"], rules["write"]
     if rules["beside"]:  # afterwards, sockets of other processes are out of reach
         asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.suppress(OSError):  # the command says so itself
+        with contextlib.suppress(OSError):  # the command reports it itself
             asking.connect(f"\0{rules['beside']}")
             os.set_inheritable(asking.fileno(), True)
             os.environ["CHARONIA_BESIDE_SOCKET"] = str(asking.detach())
@@ -175,7 +175,7 @@ def _confine(rules: dict[str, Any]) -> None:
         restrict(rules["landlock"], read, write, *ports, has_network=rules["network"])
     if os.getuid() == 0:
         drop_rights(rules["user"])
-    if rules["parent"]:  # a change of users forgets it
+    if rules["parent"]:  # a change of users resets it
         _check(_libc.prctl(_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0), "prctl")
         if os.getppid() != rules["parent"]:
             raise OSError("the platform has ended")

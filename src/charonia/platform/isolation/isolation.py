@@ -1,7 +1,7 @@
 """Runs processes of projects so that the platform's own files, other projects and their servers are out of reach.
 
-`confine.py` confines each process with all that the kernel offers: Landlock; a mount namespace, in which folders of
-users are empty; and, where the platform runs as root, a user for each project. See `docs/threat_model.md`.
+`confine.py` confines each process with everything that the kernel offers: Landlock; a mount namespace, in which folders
+of users are empty; and, where the platform runs as root, a user for each project. See `docs/threat_model.md`.
 """
 
 import hashlib
@@ -42,12 +42,12 @@ FIRST_USER = 1_900_000_000
 """User id of the first project; by convention, no system uses this range."""
 
 TEMPORARY_PREFIX = "charonia-run-"
-"""Temporary folders of rooms begin like this, followed by a hash of the data folder."""
+"""Prefix of the temporary folders of rooms; a hash of the data folder follows."""
 
 PROBE_S_MAX = 30.0
 
 COLLECTED_BYTES_MAX = 64 * 2**20
-"""Largest file that is taken over from a confined process."""
+"""Largest file that is copied from a confined process."""
 
 _BASE = ".base"
 _LAUNCHER = Path(confine.__file__)
@@ -73,7 +73,7 @@ class Reach:
     Attributes:
         read: Files and folders to read.
         write: Folders to change.
-        python: The interpreter, None for the platform's; those of the project's environments are always in reach.
+        python: The interpreter, None for the platform's; the environments of the project are always in reach.
         ports: Ports of deployments that it listens on.
         beside: Abstract socket of another server that it needs at its start.
         project: Number of its project, None for a process that runs no code of a project: where projects have users,
@@ -94,7 +94,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What confines processes on this machine.
+    """The layers that confine processes on this machine.
 
     Attributes:
         landlock: Version of Landlock, 0 for none.
@@ -173,7 +173,7 @@ class Isolation:
                 shutil.rmtree(room.temporary, ignore_errors=True)
 
     def sweep(self, used: Collection[Path]) -> None:
-        """Remove the rooms that a platform with this data folder has left behind because it was killed.
+        """Remove rooms that a killed platform with this data folder has left behind.
 
         Args:
             used: Temporary folders of processes that outlive the platform.
@@ -191,12 +191,12 @@ class Isolation:
         return PrivateFolders(home, temporary)
 
     def give(self, path: Path, project: int | None) -> None:
-        """Let the user of a project own a file or folder."""
+        """Give a file or folder to the user of a project."""
         if self.layers.has_users and project is not None:
             os.chown(path, _user(project), _user(project), follow_symlinks=False)
 
     def give_all(self, folder: Path, project: int) -> None:
-        """Let the user of a project own a folder and its content."""
+        """Give a folder and its content to the user of a project."""
         for path in (folder, *folder.rglob("*")) if self.layers.has_users else ():
             self.give(path, project)
 
@@ -250,7 +250,7 @@ class Isolation:
 
 
 def collect(source: Path, target: Path) -> bool:
-    """Copy a file that a confined process has left, unless it is a link, a pipe or too large.
+    """Copy a file of a confined process, unless it is a link, a pipe or too large.
 
     Returns:
         Whether it was copied.
@@ -328,12 +328,12 @@ def _devices() -> list[str]:
 
 
 def base_file(environment_folder: Path) -> Path:
-    """Return the file that says where the interpreter of an environment lies: outside of what its packages change."""
+    """Return the file with the location of an environment's interpreter: outside of the folder of its packages."""
     return environment_folder.with_suffix(_BASE)
 
 
 def note_base(environment_folder: Path, python: Path) -> None:
-    """Write down where the interpreter lies that a new environment is based on, before packages are installed."""
+    """Record the location of the interpreter that a new environment is based on, before packages are installed."""
     base_file(environment_folder).write_text(str(python.resolve().parents[1]), encoding="utf-8")
 
 

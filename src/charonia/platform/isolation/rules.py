@@ -69,14 +69,14 @@ class Rules:
 
     Attributes:
         read: Files and folders to read and to execute.
-        write: Those to change, too.
-        hidden: Folders that look empty but for these.
+        write: Files and folders that it may also change.
+        hidden: Folders that look empty except for these.
         folder: The working folder.
         bind: First and last port of each range that it cannot listen on.
         connect: Ports that it cannot connect to, of any machine.
         network: Whether it can use any other port.
-        beside: Abstract socket that is connected before, "" for none.
-        parent: The process together with which it is ended, 0 for none.
+        beside: Abstract socket to connect to first, "" for none.
+        parent: The process whose end also ends it, 0 for none.
         user: The user that a process of root becomes, 0 for root without capabilities.
         namespace: How folders are hidden: "mount", "user" for a user namespace, "" for not at all.
         landlock: Version of Landlock, 0 for none.

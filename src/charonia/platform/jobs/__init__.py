@@ -1,1 +1,1 @@
-"""Measurements that are started from a model or a deployment: `charonia perf` and `charonia tune`."""
+"""Measurements of a model or a deployment: `charonia perf` and `charonia tune`."""

@@ -1,4 +1,4 @@
-"""The command lines of measurements, and what is read from their results. Pure."""
+"""Builds the command lines of measurements, and reads their results. Pure."""
 
 import csv
 import json
@@ -81,7 +81,7 @@ class PerfJob:
 
         Args:
             url: The endpoint of the protocol: "http://127.0.0.1:9000".
-            folder: Where it writes.
+            folder: Folder for the results.
         """
         return [
             *("perf", "-m", self.model, "-u", url.removeprefix("http://").removeprefix("grpc://")),
@@ -99,7 +99,7 @@ class TuneJob:
     Attributes:
         model: The model.
         version: Its version in the registry.
-        minutes: Most time for it.
+        minutes: Time limit.
         latency_budget_ms: Largest p99 latency in milliseconds, 0 for none.
         environment: Environment to serve it in, "" for the platform's own Python.
     """
@@ -142,7 +142,7 @@ def _bounds(found: re.Match[str]) -> tuple[int, int, int]:
 
 
 def level_begun(line: str) -> int | None:
-    """Return how many requests are in flight in the level that a line of a measurement begins, None for other lines."""
+    """Return the number of requests in flight of the level that a line starts, None for other lines."""
     found = _LEVEL.fullmatch(line.strip())
     return int(found[1]) if found is not None else None
 
@@ -160,18 +160,18 @@ def levels(text: str) -> list[dict[str, Any]]:
 
 
 def seconds_left(line: str) -> float | None:
-    """Return how long a search still takes at most, from a line of its output; None if the line does not say."""
+    """Return the remaining time of a search at most, from a line of its output; None for other lines."""
     found = _PROGRESS.search(line)
     return float(found[1]) if found is not None else None
 
 
 def recommendation(text: str, model: str) -> dict[str, Any]:
-    """Return what a search found for a model, from its JSON.
+    """Return the result of a search for a model, from its JSON.
 
     Returns:
-        `conclusion`; `gain`, of throughput over the default as a factor; `sentences`; and, of the best
-        configuration, `config`, the text of its config.pbtxt, and `change`, what a deployment says of the model to have
-        it, empty where that is the configuration that it has. Without a best one, just the first and the sentences.
+        `conclusion`; `gain`, of throughput over the default as a factor; `sentences`; and, of the best configuration,
+        `config`, the text of its config.pbtxt, and `change`, the members of the model in a deployment's specification
+        that select it, empty for the current configuration. Without a best one, only the first and the sentences.
     """
     group = json.loads(text)["groups"][0]
     decision = group["decision"]
@@ -191,10 +191,10 @@ def recommendation(text: str, model: str) -> dict[str, Any]:
 
 
 def _as_deployed(change: Mapping[str, Any], batches: bool) -> dict[str, Any]:
-    """Return a change of a variant as the members of a model of a deployment.
+    """Return a change of a variant as members of a model in a deployment's specification.
 
     Args:
-        change: The change; None for what stays as it is.
+        change: The change; None for unchanged values.
         batches: Whether the variant has dynamic batching.
     """
     size, threads = change["max_batch_size"], change["thread_count"]

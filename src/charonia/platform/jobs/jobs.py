@@ -1,4 +1,4 @@
-"""Starts measurements as tasks, and does them."""
+"""Starts measurements as tasks, and carries them out."""
 
 import shutil
 import sys
@@ -38,20 +38,20 @@ PERF, TUNE = "perf", "tune"
 
 PERF_S_MAX = 3600.0
 SPARE_S = 600.0
-"""How much longer than its budget a search may take: it starts servers, and writes its reports."""
+"""Extra time beyond a search's budget, for starting servers and writing reports."""
 
 _MEASURED = (0, 1, 2, 4)
-"""Exit statuses of `charonia perf` that come with a result."""
+"""Exit statuses of `charonia perf` with a result."""
 
 _FOUND = (0, 2)
-"""Those of `charonia tune`."""
+"""Exit statuses of `charonia tune` with a result."""
 
 
 def start_perf(session: Session, project: ProjectRow, deployment: str, job: PerfJob, author: str) -> TaskRow:
     """Add the task that measures a model of a deployment.
 
     Raises:
-        ServingError: NOT_FOUND if there is no such deployment, or it has no such model.
+        ServingError: NOT_FOUND for an unknown deployment, or a model that it lacks.
     """
     row = session.scalar(
         select(DeploymentRow).where(
@@ -59,7 +59,7 @@ def start_perf(session: Session, project: ProjectRow, deployment: str, job: Perf
         )
     )
     if row is None:
-        raise not_found(f"there is no deployment '{deployment}' in project '{project.name}'")
+        raise not_found(f"deployment '{deployment}' does not exist in project '{project.name}'")
     spec = session.scalar(
         select(RevisionRow.spec).where(RevisionRow.deployment_id == row.id, RevisionRow.number == row.wanted)
     )
@@ -74,8 +74,8 @@ def start_tune(session: Session, project: ProjectRow, workloads: Workloads, job:
     """Add the task that searches the best configuration of a version of a model.
 
     Raises:
-        NotPermittedError: If the version holds code and the caller may not run it.
-        ServingError: INVALID_ARG if there is no such version, or no such environment that is ready.
+        NotPermittedError: If the version contains code and the caller may not run it.
+        ServingError: INVALID_ARG for an unknown version, or an environment that is unknown or not ready.
     """
     if workloads.named(session, project.id, _trial(job)).runs_code:
         who.demand_code(project.name)
@@ -83,7 +83,7 @@ def start_tune(session: Session, project: ProjectRow, workloads: Workloads, job:
 
 
 def found(session: Session, project_id: int, model: str, version: int = 0) -> TaskRow | None:
-    """Return the last search that came to its end, of a version of a model, or of any for 0."""
+    """Return the last completed search for a version of a model, or for any version if it is 0."""
     subject = TaskRow.subject == f"{model}/{version}" if version else TaskRow.subject.startswith(f"{model}/")
     query = select(TaskRow).where(
         TaskRow.kind == TUNE, TaskRow.project_id == project_id, TaskRow.state == "done", subject
@@ -92,7 +92,7 @@ def found(session: Session, project_id: int, model: str, version: int = 0) -> Ta
 
 
 def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database, isolation: Isolation) -> Handler:
-    """Return what does the tasks that measure a deployment."""
+    """Return the handler of tasks that measure a deployment."""
 
     def handle(run: TaskRun) -> Mapping[str, Any]:
         job = PerfJob(**run.arguments["job"])
@@ -119,7 +119,7 @@ def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database, is
             status = run.run(
                 isolation.command(command, room, Reach(project=run.project_id)),
                 timeout_s=PERF_S_MAX,
-                environment={**variables, "CHARONIA_API_KEY": seen.key},  # other users see a command line
+                environment={**variables, "CHARONIA_API_KEY": seen.key},  # command lines are visible to other users
                 folder=room.home,
                 on_line=report,
             )
@@ -133,13 +133,13 @@ def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database, is
 
 
 def tune_handler(workloads: Workloads, database: Database, isolation: Isolation) -> Handler:
-    """Return what does the tasks that search configurations."""
+    """Return the handler of tasks that search configurations."""
 
     def handle(run: TaskRun) -> Mapping[str, Any]:
         job = TuneJob(**run.arguments["job"])
         with database.reading() as session:
             named = workloads.named(session, run.project_id, _trial(job))
-        run.progress(0.02, "the files of the model are fetched")
+        run.progress(0.02, "fetching the files of the model")
         workloads.place(named)
         workload = workloads.workload("tune", 0, named)
         shutil.rmtree(run.folder / "repository", ignore_errors=True)
@@ -173,7 +173,7 @@ def tune_handler(workloads: Workloads, database: Database, isolation: Isolation)
 
 
 def _collect(room: PrivateFolders, run: TaskRun, *names: str) -> None:
-    """Take over what a measurement has left."""
+    """Copy the results of a measurement."""
     for name in names:
         collect(room.home / name, run.folder / name)
 

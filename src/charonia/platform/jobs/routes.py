@@ -33,24 +33,24 @@ class SearchRequest(RequestBody):
 
     model: Text
     version: Number
-    minutes: Amount = Field(5.0, description="Most time for it.")
+    minutes: Amount = Field(5.0, description="Time limit.")
     latency_budget_ms: Amount = Field(0.0, description="Largest p99 latency in milliseconds, 0 for none.")
     environment: Text = Field("", description="Environment to serve it in, empty for the platform's own Python.")
 
 
 class FoundBody(BaseModel):
-    """What a search has found."""
+    """The result of a search."""
 
-    task: int = Field(description="The task, 0 where nothing was searched yet.")
+    task: int = Field(description="The task, 0 if there was no search yet.")
     version: int = Field(description="The version that was measured.")
     result: dict[str, Any] = Field(
-        description="`conclusion`, `sentences`, `gain`, `config`; `change`: what a deployment says of the model for it."
+        description="`conclusion`, `sentences`, `gain`, `config`; `change`: members of the model in a specification."
     )
 
 
 @router.post("/projects/{project}/jobs/perf", status_code=202)
 def measure(platform: Here, who: Caller, project: Text, body: MeasureRequest) -> TaskBody:
-    """Measure a model of a deployment, with load on it."""
+    """Measure a model of a deployment under load."""
     values = body.model_dump()
     deployment = values.pop("deployment")
     job = PerfJob(**values)
@@ -65,7 +65,7 @@ def measure(platform: Here, who: Caller, project: Text, body: MeasureRequest) ->
 
 @router.post("/projects/{project}/jobs/tune", status_code=202)
 def search(platform: Here, who: Caller, project: Text, body: SearchRequest) -> TaskBody:
-    """Search the best configuration of a version of a model, on a server of its own on the platform's machine."""
+    """Search the best configuration of a version of a model, on a separate server on the platform's machine."""
     job = TuneJob(**body.model_dump())
     with platform.database.transaction() as session:
         owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -78,7 +78,7 @@ def search(platform: Here, who: Caller, project: Text, body: SearchRequest) -> T
 
 @router.get("/projects/{project}/models/{model}/found")
 def get_found(platform: Here, who: Caller, project: Text, model: Text, version: Number = 0) -> FoundBody:
-    """Return what the last search for a model has found, of a version, or of any."""
+    """Return the result of the last search for a model, of one version or any."""
     with platform.database.reading() as session:
         owner = projects.find(session, who, project)
         task = jobs.found(session, owner.id, model, version)

@@ -1,4 +1,4 @@
-"""Adds versions: the task that brings the files of one, and checks it."""
+"""Adds versions: the task that imports the files of a version and checks it."""
 
 import contextlib
 import time
@@ -69,18 +69,18 @@ def add(
     source: VersionSource,
     notes: str = "",
 ) -> AddedVersion:
-    """Add a version of a model, which is made if there is none. Wake the tasks after the transaction.
+    """Add a version of a model, which is created if it does not exist. Wake the tasks after the transaction.
 
     Raises:
-        NotPermittedError: If the caller is no deployer; for a folder of the machine, no administrator of all projects.
-        ServingError: INVALID_ARG for a name or source that cannot be; NOT_FOUND; UNAVAILABLE while too much waits.
+        NotPermittedError: If the caller is not a deployer, or for a folder no administrator of all projects.
+        ServingError: INVALID_ARG for an invalid name or source; NOT_FOUND; UNAVAILABLE while too many tasks wait.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     check_name("model", name)
     source.check()
     if source.kind == "folder":
         who.demand(ProjectRole.ADMIN)
-    # One after the other: the model may be there by then, and each version gets a number of its own.
+    # One after the other: the model may exist by then, and each version gets its own number.
     session.execute(select(ProjectRow.id).where(ProjectRow.id == found.id).with_for_update())
     if source.kind == "upload":
         upload_rows.take(session, uploads, found, source.place)
@@ -117,7 +117,7 @@ class VersionTasks:
     Attributes:
         database: The tables.
         store: The files of versions.
-        uploads: Files that are being sent.
+        uploads: Files being uploaded.
         environments: Folder of the environments, a folder by project and digest each.
         hosts: Servers that versions may be read from. Administrators of all projects may name any.
         isolation: Confines checks, and what unpacks archives.
@@ -131,11 +131,11 @@ class VersionTasks:
     isolation: Isolation
 
     def add(self, run: TaskRun) -> Mapping[str, Any]:
-        """Bring the files of a version, and check it. It may run again after the platform ended in the middle.
+        """Import the files of a version, and check it. It may run again after the platform exited in the middle.
 
         Raises:
-            CancelledTaskError: If somebody has cancelled it.
-            ServingError: If the files cannot be had, or the version is refused.
+            CancelledTaskError: If it was cancelled.
+            ServingError: If the files cannot be read, or the version is refused.
         """
         with self._settling(run):
             version, name = self._version(run)
@@ -152,14 +152,14 @@ class VersionTasks:
         """Check a version again.
 
         Raises:
-            CancelledTaskError: If somebody has cancelled it.
+            CancelledTaskError: If it was cancelled.
             ServingError: If the version is refused.
         """
         with self._settling(run):
             return self._check(run)
 
     def collect(self, run: TaskRun) -> Mapping[str, Any]:
-        """Remove files that no version has, and uploads that nobody has finished.
+        """Remove files that belong to no version, and abandoned uploads.
 
         Raises:
             ServingError: UNAVAILABLE when the store cannot be reached.
@@ -178,7 +178,7 @@ class VersionTasks:
             query = select(UploadRow).where(UploadRow.batch == source.place, UploadRow.project_id == run.project_id)
             sent = {row.path: row.key for row in session.scalars(query)} if source.kind == "upload" else {}
         if source.kind == "upload" and not sent:
-            raise internal("the uploaded files are gone", hint="send them again")
+            raise internal("the uploaded files are missing", hint="upload them again")
         self.uploads.seal(list(sent.values()))
         is_admin = bool(run.arguments["may_read_folders"])
         hosts = AllowedHosts((ANY,)) if is_admin else self.hosts
@@ -195,7 +195,7 @@ class VersionTasks:
     def _arrived(
         self, run: TaskRun, version_id: int, name: str, blobs: dict[str, Blob], found: Arrangement, title: str
     ) -> None:
-        """Write down which files a version has; before this, it has none."""
+        """Record the files of a version, which has none before this."""
         may_run_code = bool(run.arguments["may_run_code"])
         if CONFIG not in blobs and may_run_code and is_pickled_estimator(blobs):
             text = render(ModelConfig(backend="sklearn", parameters={"TRUSTED": "true"}))
@@ -249,7 +249,7 @@ class VersionTasks:
         return {"version": version.number, "state": READY}
 
     def _checked(self, run: TaskRun, name: str, files: manifest.Manifest, python: CheckingPython) -> Mapping[str, Any]:
-        """Return what a check finds; where its code imports what only an environment has, a check with that."""
+        """Return the result of a check, repeated with an environment if the code imports packages that only it has."""
         failure: ServingError | None = None
         found: Mapping[str, Any] = {}
         try:
@@ -267,13 +267,13 @@ class VersionTasks:
         return found
 
     def _python(self, run: TaskRun, report: VersionReport) -> CheckingPython | None:
-        """Return an interpreter that has what a version needs, None for none."""
+        """Return an interpreter with the packages that a version needs, None for none."""
         if all(need.is_here for need in report.needs):
             return CheckingPython()
         return self._having(run, {need.name for need in report.needs})
 
     def _having(self, run: TaskRun, wanted: set[str]) -> CheckingPython | None:
-        """Return the interpreter of an environment that has some packages, None for none."""
+        """Return the interpreter of an environment that has these packages, None for none."""
         with self.database.reading() as session:
             query = select(EnvironmentRow).where(
                 EnvironmentRow.project_id == run.project_id, EnvironmentRow.state == "ready"
@@ -299,7 +299,7 @@ class VersionTasks:
                 setattr(row, key, value)
 
     def _drop_uploads(self, run: TaskRun) -> None:
-        """Remove uploaded files that now are in the store."""
+        """Remove uploaded files that are now in the store."""
         source = VersionSource(**run.arguments["source"])
         if source.kind == "upload":
             with self.database.transaction() as session:
@@ -308,7 +308,7 @@ class VersionTasks:
 
     @contextmanager
     def _settling(self, run: TaskRun) -> Iterator[None]:
-        """Write down why a version is not ready, unless the platform ends and the task will run again."""
+        """Record why a version is not ready, unless the platform exits and the task will run again."""
         try:
             yield
         except ServingError as error:
@@ -332,12 +332,12 @@ class VersionTasks:
             row.state, row.reason = REFUSED, problem
             row.report = {**row.report, "problem": problem, "hint": hint}
             source = run.arguments.get("source", {})
-            if source.get("kind") == "upload":  # what was sent is still there: a new attempt can use it
+            if source.get("kind") == "upload":  # the upload still exists: a new attempt can use it
                 rows = session.scalars(select(UploadRow).where(UploadRow.batch == source["place"])).all()
                 self.uploads.unseal([upload.key for upload in rows])
                 for upload in rows:
                     upload.is_taken = False
-            with contextlib.suppress(ServingError):  # too many tasks wait: a later one does it
+            with contextlib.suppress(ServingError):  # too many tasks wait: a later task collects
                 collect_later(session, run.project_id)
 
     def _used(self) -> set[str]:
@@ -350,7 +350,6 @@ class VersionTasks:
 
 
 def version_handlers(work: VersionTasks) -> dict[str, Handler]:
-    """Return who does which kind of task."""
     return {ADD: work.add, CHECK: work.check, COLLECT: work.collect}
 
 
@@ -358,7 +357,7 @@ class _Pace:
     """Reports progress, and notices a cancellation, from time to time.
 
     Attributes:
-        total: Bytes that are expected, 0 while that is unknown.
+        total: Expected bytes, 0 while unknown.
     """
 
     def __init__(self, run: TaskRun) -> None:
@@ -368,10 +367,10 @@ class _Pace:
         self._looked = time.monotonic()
 
     def seen(self, count: int) -> None:
-        """Take note of bytes that have arrived.
+        """Count bytes that have arrived.
 
         Raises:
-            CancelledTaskError: If somebody has cancelled the task.
+            CancelledTaskError: If the task was cancelled.
         """
         self._got += count
         if time.monotonic() - self._looked > LOOK_S:

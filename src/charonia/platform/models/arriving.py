@@ -1,4 +1,4 @@
-"""Where the files of a version come from: one form for all of it."""
+"""Sources of a version's files behind one interface."""
 
 import contextlib
 import os
@@ -21,20 +21,20 @@ START_BYTES = 64
 """Bytes of a file that are read to recognise it."""
 
 LISTED_MAX = 10 * FILES_MAX
-"""Files that are looked at; those of other versions are among them."""
+"""Most files of a source, including files of other versions."""
 
 Seen = Callable[[int], None]
-"""Told how many more bytes have arrived; what it raises ends the work."""
+"""Receives the number of bytes that have arrived; an exception cancels the work."""
 
 
 class ArrivingFiles(Protocol):
-    """Files that are to become a version."""
+    """The files of a future version."""
 
     def sizes(self) -> Mapping[str, int]:
         """Return the size of each file by its path.
 
         Raises:
-            ServingError: UNAVAILABLE when they cannot be read; INVALID_ARG for paths that cannot be, or too many.
+            ServingError: UNAVAILABLE when they cannot be read; INVALID_ARG for invalid paths, or too many.
         """
         ...
 
@@ -56,15 +56,15 @@ class ArrivingFiles(Protocol):
         ...
 
     def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
-        """Return where a file lies on this machine, after it was brought there. Raises as `keep`."""
+        """Return the path of a file on this machine, fetching it if necessary. Raises as `keep`."""
         ...
 
 
 class OwnFiles:
-    """Files of this machine that belong to the platform, and that nobody changes any more.
+    """Immutable files of this machine that belong to the platform.
 
     Args:
-        files: Where each is, by path.
+        files: The path of each, by path in the version.
     """
 
     def __init__(self, files: Mapping[str, Path]) -> None:
@@ -87,18 +87,18 @@ class OwnFiles:
 
 
 class FolderFiles:
-    """A folder of this machine that belongs to somebody else.
+    """A folder of this machine that the platform does not own.
 
     Args:
         folder: Its path.
 
     Raises:
-        ServingError: NOT_FOUND if there is no such folder.
+        ServingError: NOT_FOUND if the folder does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise not_found(f"folder '{folder}': there is none on the platform's machine")
+            raise not_found(f"folder '{folder}': it does not exist on the platform's machine")
         self._folder = folder
 
     def sizes(self) -> Mapping[str, int]:
@@ -129,7 +129,7 @@ class RemoteFiles:
 
     Args:
         store: The store.
-        only: The one file that is meant, None for all.
+        only: The only file to read, None for all.
     """
 
     def __init__(self, store: RemoteStore, only: RemoteFile | None = None) -> None:
@@ -140,15 +140,13 @@ class RemoteFiles:
     def sizes(self) -> Mapping[str, int]:
         self._files = {}
         for file in self._store.files() if self._only is None else (self._only,):
-            if file.path.endswith("/") or not file.path:  # stands for a folder
+            if file.path.endswith("/") or not file.path:  # a marker of a folder
                 continue
             if len(self._files) >= LISTED_MAX:
                 raise invalid(f"'{self._store.uri}': expected at most {LISTED_MAX} files, found more")
             self._files[safe_path(file.path)] = file
         if not self._files:
-            raise not_found(
-                f"'{self._store.uri}': there is no file below this address", hint="give the address of a folder"
-            )
+            raise not_found(f"'{self._store.uri}': no files below this address", hint="give the address of a folder")
         return {path: file.size for path, file in self._files.items()}
 
     def read(self, path: str, limit: int) -> bytes:
@@ -160,7 +158,7 @@ class RemoteFiles:
         return store.add(self._pieces(path, seen), what=f"file '{path}'")
 
     def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
-        """Bring a file here, as content that no version has. See `ArrivingFiles`."""
+        """Fetch a file as content that no version has yet. See `ArrivingFiles`."""
         return store.local.path(store.local.add(self._pieces(path, seen), what=f"file '{path}'").sha256)
 
     def _pieces(self, path: str, seen: Seen) -> Iterator[bytes]:
@@ -175,7 +173,7 @@ class RemoteFiles:
 
 @contextmanager
 def unpacked(files: ArrivingFiles, store: ArtifactStore, isolation: Isolation, seen: Seen) -> Iterator[ArrivingFiles]:
-    """Yield files as they came; of a single archive, what is in it.
+    """Yield the files unchanged, or the content of a single archive.
 
     Raises:
         ServingError: As `archives.unpack`.

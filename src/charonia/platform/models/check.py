@@ -1,6 +1,6 @@
 """Checks a version as `charonia config` and `charonia doctor` do.
 
-They run in processes of their own, because a file that crashes its reader must not end the platform.
+Both run in separate processes, because a file that crashes its reader must not end the platform.
 """
 
 import importlib.util
@@ -41,13 +41,13 @@ TEXT_BYTES_MAX = 16 * 1024 * 1024
 PROBLEM_CHARS_MAX = 4000
 
 LLAMA_PARAMETERS = "1/model.json"
-"""Parameters of llama.cpp beside its model; those of the configuration take precedence."""
+"""Parameters of llama.cpp next to its model; those in the configuration take precedence."""
 
 _ABSENT = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
 def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionReport:
-    """Return what the names of files and the configuration tell, without running anything.
+    """Return the result of reading file names and the configuration, without running anything.
 
     Raises:
         ServingError: INVALID_ARG for a configuration that cannot be read, or of another model.
@@ -86,7 +86,7 @@ def full_check(
     """Return the fields of a `VersionReport` that a check finds.
 
     Raises:
-        CancelledTaskError: If somebody has cancelled the task.
+        CancelledTaskError: If the task was cancelled.
         ServingError: INVALID_ARG with all problems of the configuration, or why the model cannot be read.
     """
     with store.scratch() as repository, isolation.room(run.project_id) as room:
@@ -117,19 +117,19 @@ def full_check(
 
 
 def absent_module(message: str) -> str:
-    """Return the package that a refusal says cannot be imported, as package indexes write it; "" for none."""
+    """Return the package that a refusal reports as missing, as package indexes write it; "" for none."""
     found = _ABSENT.search(message)
     return found[1].lower().replace("_", "-") if found is not None else ""
 
 
 def read_config(lines: Sequence[str], folder: str) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the configuration that `charonia config --json` has printed, and what it says was inferred.
+    """Return the configuration printed by `charonia config --json`, and the notes about inferred values.
 
     Standard output and standard error come together: the configuration begins with a line "{" and ends with "}".
 
     Args:
         lines: The output.
-        folder: Path of the model, which is taken out of the notes.
+        folder: Path of the model, which is removed from the notes.
     """
     if "{" not in lines or "}" not in lines:
         return None, []
@@ -141,7 +141,7 @@ def read_config(lines: Sequence[str], folder: str) -> tuple[dict[str, Any] | Non
 
 
 def read_warnings(lines: Sequence[str]) -> list[str]:
-    """Return what `charonia doctor --json` has to say against a model."""
+    """Return the objections of `charonia doctor --json` to a model."""
     text = "\n".join(lines)
     start = text.find("{\n")
     if start < 0:
@@ -158,7 +158,7 @@ def read_warnings(lines: Sequence[str]) -> list[str]:
 def _code(
     name: str, files: Manifest, config: ModelConfig, store: ArtifactStore, read: Callable[[str], str]
 ) -> list[str]:
-    """Return why a model is not known to be data, from its configuration and from what its files hold."""
+    """Return why a model is not known to be data, from its configuration and the content of its files."""
     found: list[str] = []
     weights: set[str] = set()
     for path in sorted(path for path in files if path.lower().endswith(".onnx")):

@@ -10,15 +10,15 @@ from charonia.platform.tasks.runner import TaskRun
 from charonia.python_command import python_module
 
 CHECK_S_MAX = 600.0
-"""Time that a command may take."""
+"""Time limit of a command."""
 
 OUTPUT_LINES_MAX = 100_000
-"""Lines of a command's output that are looked at."""
+"""Lines of a command's output that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckingPython:
-    """An interpreter that checks.
+    """An interpreter for checks.
 
     Attributes:
         name: Name of its environment, "" for the platform's own.
@@ -31,14 +31,14 @@ class CheckingPython:
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """What the commands of a check have in common.
+    """What all commands of a check share.
 
     Attributes:
-        run: The task, whose log has what they write.
+        run: The task; its log receives their output.
         python: The interpreter.
         isolation: Confines them.
         room: Their private folders.
-        repository: The repository with the model, which they only read.
+        repository: The repository with the model, which is read-only for them.
     """
 
     run: TaskRun
@@ -50,7 +50,7 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True)
 class CheckOutput:
-    """What a command has done.
+    """The result of a command.
 
     Attributes:
         status: Its exit status.
@@ -74,19 +74,19 @@ def charonia(
     Args:
         check: The check.
         arguments: Its name and arguments.
-        timeout_s: After this it is ended.
-        memory_bytes: Memory that each of its processes may take, 0 for no limit.
-        enough: Whether it is ended after a line.
+        timeout_s: Time limit.
+        memory_bytes: Memory limit of each process, 0 for none.
+        enough: Returns whether to stop the command after a line.
 
     Raises:
-        CancelledTaskError: If somebody has cancelled the task.
-        ServingError: INTERNAL if it took too long.
+        CancelledTaskError: If the task was cancelled.
+        ServingError: INTERNAL after the time limit.
     """
     output: list[str] = []
 
     def keep(line: str) -> None:
         if len(output) < OUTPUT_LINES_MAX:
-            output.append(line.replace("\0", "\ufffd"))  # which PostgreSQL does not take
+            output.append(line.replace("\0", "\ufffd"))  # which PostgreSQL rejects
 
     command = python_module("charonia", *arguments, python=check.python.path)
     if memory_bytes:

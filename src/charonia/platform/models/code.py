@@ -120,7 +120,7 @@ _PLAIN_MEMBERS = frozenset(
     | {"sequence_batching", "ensemble_scheduling", "instance_group", "metric_tags", "model_warmup"}
     | {"model_transaction_policy", "response_cache", "model_metrics"}
 )
-"""Members of a configuration that have no say in what reads the files of a model."""
+"""Members of a configuration that do not affect what reads the files of a model."""
 
 _EXAMINED_MEMBERS = frozenset(
     {"platform", "backend", "runtime", "optimization", "default_model_filename", "parameters", "model_operations"}
@@ -140,7 +140,7 @@ class NeededPackage:
 
     Attributes:
         name: As package indexes have it.
-        module: What is imported.
+        module: Name of its module.
         extra: Extra of Charonia that installs it.
     """
 
@@ -164,10 +164,10 @@ _NEEDS = {
 
 
 def backend_of(name: str, paths: Iterable[str], config: ModelConfig) -> str:
-    """Return the backend of a model as a server finds it, "ensemble" for an ensemble, "" where nothing tells.
+    """Return the backend of a model as a server finds it, "ensemble" for an ensemble, "" if it cannot be determined.
 
     Args:
-        name: Its name: the end of a name may say it, too.
+        name: Its name, whose suffix may name the backend.
         paths: Files of the model's folder.
         config: Its configuration as written.
     """
@@ -275,7 +275,7 @@ def dependencies(read: Callable[[str], str], paths: Iterable[str]) -> str:
             "dependencies", []
         )
     except tomllib.TOMLDecodeError:
-        return ""  # the check says so
+        return ""  # the check reports it
     return "\n".join(map(str, listed_there)) if isinstance(listed_there, list) else ""
 
 
@@ -296,7 +296,7 @@ def code_in_onnx(path: str, files: Iterable[str], operators: Container[str]) -> 
 
 
 def _reason_of_file(path: str, is_weights: bool) -> str:
-    """Return why a file is not known to be data, "" where it is."""
+    """Return why a file is not known to be data, "" if it is."""
     suffix = PurePosixPath(path).suffix.lower()
     is_tensor = is_weights or path.startswith(_DATA_FOLDERS)
     if suffix in _DATA_SUFFIXES or (is_tensor and suffix not in _CODE_SUFFIXES):
@@ -305,7 +305,7 @@ def _reason_of_file(path: str, is_weights: bool) -> str:
 
 
 def _parameters(config: ModelConfig) -> Iterator[Mapping[str, str]]:
-    """Yield the parameters of a model, and of the accelerators that it asks for."""
+    """Yield the parameters of a model, and of the accelerators that it requests."""
     yield config.parameters
     asked = config.optimization.execution_accelerators if config.optimization is not None else None
     if asked is not None:
@@ -314,7 +314,7 @@ def _parameters(config: ModelConfig) -> Iterator[Mapping[str, str]]:
 
 
 def _members_with_code(config: ModelConfig, backend: str) -> Iterator[str]:
-    """Yield the other members of a configuration that may bring code."""
+    """Yield the other members of a configuration that can introduce code."""
     if config.model_operations is not None and config.model_operations.op_library_filename:
         yield "model_operations: it names a library"
     agents = config.model_repository_agents.agents if config.model_repository_agents is not None else ()

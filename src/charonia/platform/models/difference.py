@@ -1,4 +1,4 @@
-"""What differs between two versions: their configurations, their files. Pure."""
+"""Differences between two versions: their configurations and files. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ class ChangedValue:
     """A field of the configuration that differs.
 
     Attributes:
-        path: Which: "input[0].dims".
-        before: Its value in the first version, None where it has none.
+        path: Its path: "input[0].dims".
+        before: Its value in the first version, None if absent.
         after: Its value in the second one.
     """
 
@@ -24,7 +24,7 @@ class ChangedValue:
 
 @dataclass(frozen=True, slots=True)
 class VersionDifference:
-    """What differs between two versions.
+    """Differences between two versions.
 
     Attributes:
         before: Number of the first.
@@ -32,7 +32,7 @@ class VersionDifference:
         config: Fields of the configurations that differ.
         added: Files that only the second one has.
         removed: Files that only the first one has.
-        changed: Files that both have, with different content.
+        changed: Files with different content.
     """
 
     before: int
@@ -44,7 +44,7 @@ class VersionDifference:
 
 
 def changed_values(before: Any, after: Any, path: str = "") -> Iterator[ChangedValue]:
-    """Yield what differs between two JSON values. Entries of lists with names are compared by name."""
+    """Yield the differences between two JSON values. Entries of lists with names are compared by name."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
             yield from changed_values(before.get(key), after.get(key), f"{path}.{key}" if path else key)

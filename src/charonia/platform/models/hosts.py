@@ -1,4 +1,4 @@
-"""Which servers a version may be read from: whoever adds one names them, and the platform sees more than they do."""
+"""Decides which servers a version may be read from: users name them, and the platform reaches more than users do."""
 
 import ipaddress
 import socket
@@ -24,7 +24,7 @@ def resolve(host: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Servers that may be read from. A stranger's server is none, wherever it is: it may send on to any other.
+    """Servers that may be read from. Unknown servers are refused wherever they are: they may redirect to any other.
 
     Attributes:
         entries: Names, addresses, networks such as 10.1.0.0/16; "*" for all.
@@ -35,7 +35,7 @@ class AllowedHosts:
     resolve: Callable[[str], Sequence[str]] = resolve
 
     def check_store(self, place: StoreAddress) -> None:
-        """Check the server of a store; one that is not named is the cloud's, or one that the platform was told.
+        """Check the server of a store; an address without one means the cloud's, or the platform's own setting.
 
         Raises:
             ServingError: As `check`.
@@ -54,7 +54,7 @@ class AllowedHosts:
         try:
             host = urlsplit(url).hostname or ""
         except ValueError as error:
-            raise invalid(f"'{url}' is no address: {error}") from None
+            raise invalid(f"'{url}' is not an address: {error}") from None
         if host in self.entries or ANY in self.entries or self._is_in_networks(host, url):
             return
         raise invalid(

@@ -1,12 +1,12 @@
-"""Finds the model in what was sent: which file belongs where in the model's folder. Pure.
+"""Finds the model among uploaded files: which file belongs where in the model's folder. Pure.
 
-What is understood, with or without folders around it:
+It recognises, with or without folders around it:
 
 - the folder of a model in a repository: config.pbtxt and folders of versions, of which one is taken
 - the content of a version: files under the names that backends look for, such as model.onnx
-- one file of a known form, such as resnet.onnx, with what lies beside it
+- one file of a known form, such as resnet.onnx, with the files next to it
 - a SavedModel
-- a model that MLflow has written, where one of its flavours is served
+- a model written by MLflow, if one of its flavours is served
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ MLMODEL = "MLmodel"
 REQUIREMENTS = "requirements.txt"
 
 _WEIGHTS = {"model.xml": ".bin", "model.pdmodel": ".pdiparams"}
-"""Suffix of the weights that lie beside a model under the same name."""
+"""Suffix of the weights next to a model with the same name."""
 
 _FLAVOURS = (
     ("onnx", "data"),
@@ -36,7 +36,7 @@ _FLAVOURS = (
     ("lightgbm", "data"),
     ("sklearn", "pickled_model"),
 )
-"""Flavours of MLflow that are served, in the order in which they are looked for, and the field with their path."""
+"""Flavours of MLflow that are served, in order of preference, and the field with their path."""
 
 _LIGHTGBM_SUFFIX = ".lgb"
 
@@ -45,11 +45,11 @@ NAMES_IN_MESSAGE_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A model's folder, made of what was sent.
+    """A model's folder, arranged from uploaded files.
 
     Attributes:
-        files: Path of what was sent, by path in the model's folder.
-        left_out: What was sent and is not kept.
+        files: Path of the uploaded file, by path in the model's folder.
+        left_out: Uploaded files that are not kept.
     """
 
     files: Mapping[str, str]
@@ -57,9 +57,9 @@ class Arrangement:
 
 
 def model_root(paths: Sequence[str]) -> str:
-    """Return the folder, with "/" at its end, that all content lies in; "" for none.
+    """Return the folder, with "/" at its end, that contains all content; "" for none.
 
-    The folder of a version is none: what lies around it would be missed.
+    The folder of a version does not count: files around it would be missed.
     """
     kept = [path for path in paths if is_content(path)]
     root = ""
@@ -81,13 +81,13 @@ def arrange(
     """Find the model.
 
     Args:
-        paths: What was sent.
+        paths: The uploaded files.
         start: Returns the first bytes of a file.
         take: Which of several versions to take, 0 for the highest.
-        flavours: The flavours of the MLmodel in `model_root`, None where there is none.
+        flavours: The flavours of the MLmodel in `model_root`, None if there is none.
 
     Raises:
-        ServingError: INVALID_ARG where there is no model, or several; UNSUPPORTED for one of a form that is not served.
+        ServingError: INVALID_ARG for no model or several; UNSUPPORTED for a form that is not served.
     """
     kept = [path for path in paths if is_content(path)]
     check_together(kept)
@@ -95,7 +95,7 @@ def arrange(
     inner = {path.removeprefix(root): path for path in kept}
     tops = sorted({path.split("/")[0] for path in inner})
     if not inner:
-        raise invalid("there is no file", hint="hidden files do not count")
+        raise invalid("expected a model, got no files", hint="hidden files do not count")
     if flavours is not None:
         files = _of_mlflow(inner, flavours, start)
     elif CONFIG in inner or any(_is_version(top) for top in tops):
@@ -113,7 +113,7 @@ def _of_folder(inner: Mapping[str, str], take: int) -> dict[str, str]:
     numbers = sorted({int(path.split("/")[0]) for path in inner if _is_version(path.split("/")[0]) and "/" in path})
     if take and take not in numbers:
         found = ", ".join(str(number) for number in numbers[:NAMES_IN_MESSAGE_MAX]) or "none"
-        raise invalid(f"there is no version {take}", hint=f"there is {found}")
+        raise invalid(f"version {take} does not exist", hint=f"there is {found}")
     number = take or (numbers[-1] if numbers else 1)
     files = {path: source for path, source in inner.items() if not _is_version(path.split("/")[0])}
     return files | {
@@ -122,7 +122,7 @@ def _of_folder(inner: Mapping[str, str], take: int) -> dict[str, str]:
 
 
 def _version_content(name: str, inner: Mapping[str, str], start: Callable[[str], bytes]) -> dict[str, str]:
-    """Return the files of a model that is no folder of a repository."""
+    """Return the files of a model that does not have the layout of a repository."""
     entries = sorted({path.split("/")[0] for path in inner})
     if {entry.filename for entry in FORMATS} & set(entries):
         return {f"1/{path}": source for path, source in inner.items()}
@@ -140,7 +140,7 @@ def _version_content(name: str, inner: Mapping[str, str], start: Callable[[str],
     if served:
         raise invalid(
             f"expected one model, got {_names(served)}",
-            hint="send one of them; if one belongs to another, name the main file as its backend expects: model.py",
+            hint="upload one of them; if one belongs to another, name the main file as its backend expects: model.py",
         )
     recognised = [(entry, form) for entry, form in found.items() if form in RECOGNISED]
     if recognised and recognised[0][1] is not None:
@@ -149,13 +149,13 @@ def _version_content(name: str, inner: Mapping[str, str], start: Callable[[str],
     if any(path.split("/")[1:2] and _is_version(path.split("/")[1]) for path in inner):
         raise invalid(f"expected one model, got a repository with {_names(folders)}", hint="add each by itself")
     raise invalid(
-        f"{_names(entries)}: no model that is known here; expected the folder of a model, or a file that ends with one "
+        f"{_names(entries)}: unsupported file type; expected the folder of a model, or a file that ends with one "
         f"of {suffixes()}"
     )
 
 
 def _beside(main: str, filename: str, inner: Mapping[str, str]) -> dict[str, str]:
-    """Return a file under the name that its backend looks for, with its weights, and all others as they are."""
+    """Return a file under the name that its backend expects, with its weights, and all others unchanged."""
     files = {f"1/{path}": source for path, source in inner.items() if path != main}
     weights = str(PurePosixPath(main).with_suffix(_WEIGHTS[filename])) if filename in _WEIGHTS else ""
     if weights in inner:
@@ -190,19 +190,19 @@ def _of_mlflow(inner: Mapping[str, str], flavours: Mapping[str, Any], start: Cal
         return files | ({REQUIREMENTS: inner[REQUIREMENTS]} if REQUIREMENTS in inner else {})
     form = next(form for form in RECOGNISED if form.members == (MLMODEL,))
     raise unsupported(
-        f"the model of MLflow has the flavours {_names(flavours)}, of which no backend serves one as it is",
+        f"the model of MLflow has the flavours {_names(flavours)}, none of which can be served directly",
         hint=f"as a Python model: {advice(form, 'FOLDER')}",
     )
 
 
 def _without_records(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of a flavour without what MLflow writes beside them: how pickles are read, Keras's module."""
+    """Return the files of a flavour without MLflow's notes: how pickles are read, Keras's module."""
     notes = {"keras_module.txt", "save_format.txt", "pickle_module_info.txt", "global_custom_objects.cloudpickle"}
     return {path: source for path, source in found.items() if path not in notes}
 
 
 def _not_served(form: Form, name: str) -> ServingError:
-    return unsupported(f"'{name}' is {form.title}, which no backend serves as it is", hint=advice(form, name))
+    return unsupported(f"'{name}' is {form.title}, which cannot be served directly", hint=advice(form, name))
 
 
 def _is_version(name: str) -> bool:

@@ -11,10 +11,10 @@ from charonia.core.errors import Code, ServingError
 from charonia.platform.models.child import CheckRun, charonia
 
 LOAD_S_MAX = 120.0
-"""Time that a version may take to load."""
+"""Time limit for loading a version."""
 
 MEMORY_SHARE_MAX = 0.5
-"""Share of the machine's memory that it may take."""
+"""Share of the machine's memory that it may use."""
 
 PROBLEM_CHARS_MAX = 2000
 
@@ -27,7 +27,7 @@ _PREFIX = re.compile(r"load failed for model '[^']*': version \d+ is at UNAVAILA
 
 @dataclass(frozen=True, slots=True)
 class LoadTrial:
-    """What has come of it.
+    """The result of a trial.
 
     Attributes:
         text: Whether it loads, or why it was not tried.
@@ -46,7 +46,7 @@ def try_to_load(check: CheckRun, config: Mapping[str, Any]) -> LoadTrial:
         config: Its completed configuration.
 
     Raises:
-        CancelledTaskError: If somebody has cancelled the task.
+        CancelledTaskError: If the task was cancelled.
     """
     reason = obstacle(config)
     if reason:
@@ -80,7 +80,7 @@ def obstacle(config: Mapping[str, Any]) -> str:
 
 
 def why_not_loaded(lines: Sequence[str], status: int) -> str:
-    """Return why a server that loads one model has ended, from what it has written."""
+    """Return why a server of one model has exited, from its output."""
     found: list[str] = []
     is_error = False
     for line in lines:

@@ -43,11 +43,11 @@ class MlflowServer:
     Credentials of the environment go only to the server that the environment names.
 
     Args:
-        address: Its address, "" for the one that the environment names.
+        address: Its address, "" for the one in the environment.
         environment: Environment variables.
 
     Raises:
-        ServingError: INVALID_ARG where no address is given, or one that is not HTTP.
+        ServingError: INVALID_ARG without an address, or with one that is not HTTP.
     """
 
     def __init__(self, address: str = "", environment: Mapping[str, str] = os.environ) -> None:
@@ -90,7 +90,7 @@ class MlflowServer:
             except ValueError:
                 raise unavailable(f"server of MLflow '{self.address}': its answer is not JSON") from None
         if not isinstance(found, dict):
-            raise unavailable(f"server of MLflow '{self.address}': its answer is no JSON object")
+            raise unavailable(f"server of MLflow '{self.address}': its answer is not a JSON object")
         return found
 
     def open(self, call: str) -> Any:

@@ -1,6 +1,6 @@
-"""What the registry tells of models and versions: the one place for the shapes of records and reports.
+"""Records of models and versions: the only place for the shapes of records and reports.
 
-The database keeps a `VersionReport` as JSON; the API sends these records as they are.
+The database stores a `VersionReport` as JSON; the API sends these records unchanged.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class TensorRecord:
     Attributes:
         name: Its name.
         data_type: Its type: "FP32".
-        shape: Its dimensions without the batch, -1 for those that vary.
+        shape: Its dimensions without the batch, -1 for variable ones.
         is_optional: Whether an input may be left out.
     """
 
@@ -47,26 +47,26 @@ class NeededPackageRecord:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """What the check of a version found.
+    """Result of the check of a version.
 
     Attributes:
         is_checked: Whether the configuration was completed from the model. If not, a package was missing.
-        checked_with: Name of the environment in which it was, "" for the platform's own Python.
-        backend: What loads it: "onnxruntime".
-        config: The complete configuration in the form of its JSON; as it was sent where it is not checked.
-        inferred: What was inferred, a sentence each.
+        checked_with: Name of the environment that was used, "" for the platform's own Python.
+        backend: Its backend: "onnxruntime".
+        config: The complete configuration in the form of its JSON; unchanged if it was not checked.
+        inferred: Inferred values, a sentence each.
         inputs: Its inputs.
         outputs: Its outputs.
         max_batch_size: The largest batch, 0 for a model without batches.
         needs: Packages of frameworks.
-        requirements: Python packages that it says it needs, a line each.
-        code: Why loading it runs code that it brings, a phrase each; none for data.
+        requirements: Python packages that it declares, a line each.
+        code: Why loading it runs code that it contains, a phrase each; none for data.
         warnings: What `charonia doctor` and the check found, a sentence each.
-        load: Whether it loads, "" where that was not tried.
-        left_out: Files that were sent and are not part of it.
+        load: Whether it loads, "" if that was not tried.
+        left_out: Uploaded files that are not part of it.
         same_as: Number of the version that has the same files, 0 for none.
         problem: Why it was refused, "" if it was not.
-        hint: What to do about it.
+        hint: How to fix it.
     """
 
     is_checked: bool = False
@@ -92,7 +92,7 @@ class VersionReport:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "VersionReport":
-        """Return the report that the database has; fields that an earlier release did not write have their defaults."""
+        """Return a report from the database; fields that an earlier release did not write have their defaults."""
         known = {each.name for each in fields(cls)}
         values = {key: value for key, value in record.items() if key in known}
         for key in ("inputs", "outputs"):
@@ -106,7 +106,7 @@ class VersionFile:
     """A file of a version.
 
     Attributes:
-        path: Where it lies in the folder of the model; files of the version itself begin with "1/".
+        path: Path in the folder of the model; files of the version itself begin with "1/".
         size: Bytes.
         sha256: Hash of its content.
     """
@@ -126,7 +126,7 @@ class VersionSummary:
         created: Seconds since the epoch.
         author: Who added it.
         size: Bytes of all files.
-        backend: What loads it, "" if that is not known yet.
+        backend: Its backend, "" if not known yet.
         runs_code: Whether it is not known to be data, so that loading it may run code.
         problem: Why it was refused, "" if it was not.
     """
@@ -146,14 +146,14 @@ class ModelSummary:
     """A model, in lists.
 
     Attributes:
-        name: Its name, which it has in servers, too.
+        name: Its name, also in servers.
         project: Its project.
-        owner: Who cares for it.
-        description: What it is.
+        owner: Its maintainer.
+        description: Its description.
         tags: Words to find it by.
         created: Seconds since the epoch.
         version_count: How many versions it has.
-        latest: The one with the highest number, None for none.
+        latest: The version with the highest number, None for none.
     """
 
     name: str
@@ -188,13 +188,13 @@ class ModelRecord:
     Attributes:
         name: Its name.
         project: Its project.
-        owner: Who cares for it.
-        description: What it is.
+        owner: Its maintainer.
+        description: Its description.
         tags: Words to find it by.
-        links: ServiceAddresses by label.
+        links: URLs by label.
         created: Seconds since the epoch.
         versions: Its versions, the newest first.
-        deployments: Names of the deployments that have it.
+        deployments: Names of the deployments that use it.
     """
 
     name: str
@@ -219,15 +219,15 @@ class VersionRecord:
         state: "arriving", "checking", "ready" or "refused".
         digest: Hash of all its files, "" until they have arrived.
         size: Bytes of all files.
-        source: Where it came from.
-        notes: What people have written about it.
+        source: Its source.
+        notes: Notes written by users.
         runs_code: Whether it is not known to be data, so that loading it may run code.
         author: Who added it.
         created: Seconds since the epoch.
-        report: What the check found.
+        report: Result of the check.
         files: Its files.
         task: The newest task about it, 0 for none: its progress and log.
-        deployments: Names of the deployments that have it.
+        deployments: Names of the deployments that use it.
     """
 
     model: str
@@ -249,12 +249,12 @@ class VersionRecord:
 
 @dataclass(frozen=True, slots=True)
 class AddedVersion:
-    """A version that is on its way.
+    """A version that is being imported.
 
     Attributes:
         model: Name of its model.
         number: Its number.
-        task: The task that brings its files and checks it.
+        task: The task that imports its files and checks it.
     """
 
     model: str
@@ -264,14 +264,14 @@ class AddedVersion:
 
 @dataclass(frozen=True, slots=True)
 class UploadRecord:
-    """A file that is being sent.
+    """A file being uploaded.
 
     Attributes:
-        key: Names it in calls.
-        batch: What all files of one version have in common.
+        key: Identifies it in calls.
+        batch: Identifier shared by all files of one version.
         path: Its name, with its folders.
-        size: How long it will be.
-        received: How many bytes have arrived: sending goes on from there.
+        size: Its final size in bytes.
+        received: Bytes that have arrived; the upload continues from there.
     """
 
     key: str
@@ -282,10 +282,10 @@ class UploadRecord:
 
 
 ADD = "model.add"
-"""Brings the files of a version and checks it."""
+"""Imports the files of a version and checks it."""
 
 CHECK = "model.check"
 """Checks a version again."""
 
 COLLECT = "artifacts.collect"
-"""Removes the files that no version has, and uploads that nobody has finished."""
+"""Removes files that belong to no version, and abandoned uploads."""

@@ -1,4 +1,4 @@
-"""Models and their versions: listed, added, changed, removed; their tags, and the deployments that have them."""
+"""Models and their versions: listed, created, changed, deleted; their tags, and the deployments that use them."""
 
 import json
 from collections import Counter
@@ -37,7 +37,7 @@ from charonia.platform.tasks import queue
 from charonia.platform.values import check_name
 
 VERSIONS_LISTED_MAX = 200
-"""Versions of a model that are listed, the newest."""
+"""Most versions of a model that are listed, latest first."""
 
 _SUMMARY = (
     VersionRow.model_id,
@@ -54,13 +54,13 @@ _SUMMARY = (
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """What people write about a model. None leaves what is there.
+    """Descriptive fields of a model that users edit. None keeps the current value.
 
     Attributes:
-        owner: Who cares for it.
-        description: What it is.
+        owner: Its maintainer.
+        description: Its description.
         tags: Words to find it by.
-        links: ServiceAddresses by label.
+        links: URLs by label.
     """
 
     owner: str | None = None
@@ -91,8 +91,8 @@ def models(
         offset: How many to skip.
 
     Raises:
-        NotPermittedError: If the caller is no viewer.
-        ServingError: NOT_FOUND without such a project.
+        NotPermittedError: If the caller is not a viewer.
+        ServingError: NOT_FOUND for an unknown project.
     """
     found = projects.find(session, who, project)
     query = select(ModelRow).where(ModelRow.project_id == found.id)
@@ -116,7 +116,7 @@ def model(session: Session, who: Principal, project: str, name: str) -> ModelRec
     """Return a model with its versions.
 
     Raises:
-        NotPermittedError: If the caller is no viewer.
+        NotPermittedError: If the caller is not a viewer.
         ServingError: NOT_FOUND.
     """
     row = find(session, projects.find(session, who, project), name)
@@ -139,7 +139,7 @@ def version(session: Session, who: Principal, project: str, name: str, number: i
     """Return a version of a model.
 
     Raises:
-        NotPermittedError: If the caller is no viewer.
+        NotPermittedError: If the caller is not a viewer.
         ServingError: NOT_FOUND.
     """
     owner = find(session, projects.find(session, who, project), name)
@@ -168,10 +168,10 @@ def version(session: Session, who: Principal, project: str, name: str, number: i
 
 
 def compare(session: Session, who: Principal, project: str, name: str, before: int, after: int) -> VersionDifference:
-    """Return what differs between two versions of a model.
+    """Return the differences between two versions of a model.
 
     Raises:
-        NotPermittedError: If the caller is no viewer.
+        NotPermittedError: If the caller is not a viewer.
         ServingError: NOT_FOUND.
     """
     owner = find(session, projects.find(session, who, project), name)
@@ -182,17 +182,17 @@ def compare(session: Session, who: Principal, project: str, name: str, before: i
 
 
 def create(session: Session, who: Principal, project: str, name: str, details: ModelDetails) -> ModelRow:
-    """Add a model without versions.
+    """Create a model without versions.
 
     Raises:
-        NotPermittedError: If the caller is no deployer.
-        ServingError: ALREADY_EXISTS; INVALID_ARG for a name or details that cannot be.
+        NotPermittedError: If the caller is not a deployer.
+        ServingError: ALREADY_EXISTS; INVALID_ARG for an invalid name or invalid details.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     check_name("model", name)
     check_details(details.tags, details.links)
     if _find(session, found, name) is not None:
-        raise conflict(f"there is a model '{name}' already", hint="add a version to it")
+        raise conflict(f"model '{name}' already exists", hint="add a version to it")
     row = ModelRow(project_id=found.id, name=name, owner=who.name, created=now(), tags=[], links={})
     _apply(row, details)
     session.add(row)
@@ -202,11 +202,11 @@ def create(session: Session, who: Principal, project: str, name: str, details: M
 
 
 def change(session: Session, who: Principal, project: str, name: str, details: ModelDetails) -> None:
-    """Change what people write about a model.
+    """Change the descriptive fields of a model.
 
     Raises:
-        NotPermittedError: If the caller is no deployer.
-        ServingError: NOT_FOUND; INVALID_ARG for details that cannot be.
+        NotPermittedError: If the caller is not a deployer.
+        ServingError: NOT_FOUND; INVALID_ARG for invalid details.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = find(session, found, name)
@@ -217,11 +217,11 @@ def change(session: Session, who: Principal, project: str, name: str, details: M
 
 
 def delete(session: Session, who: Principal, project: str, name: str) -> None:
-    """Remove a model with all its versions. Wake the tasks afterwards.
+    """Delete a model with all its versions. Wake the tasks afterwards.
 
     Raises:
-        NotPermittedError: If the caller is no deployer.
-        ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment has it, or a version is on its way.
+        NotPermittedError: If the caller is not a deployer.
+        ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment uses it, or a version is being imported.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = find(session, found, name)
@@ -237,10 +237,10 @@ def delete(session: Session, who: Principal, project: str, name: str) -> None:
 
 
 def annotate(session: Session, who: Principal, project: str, name: str, number: int, notes: str) -> None:
-    """Write notes about a version.
+    """Set the notes of a version.
 
     Raises:
-        NotPermittedError: If the caller is no deployer.
+        NotPermittedError: If the caller is not a deployer.
         ServingError: NOT_FOUND.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -249,11 +249,11 @@ def annotate(session: Session, who: Principal, project: str, name: str, number: 
 
 
 def delete_version(session: Session, who: Principal, project: str, name: str, number: int) -> None:
-    """Remove a version; its number is not given again. Wake the tasks afterwards.
+    """Delete a version; its number is not reused. Wake the tasks afterwards.
 
     Raises:
-        NotPermittedError: If the caller is no deployer.
-        ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment has it, or it is on its way.
+        NotPermittedError: If the caller is not a deployer.
+        ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment uses it, or it is being imported.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     owner = find(session, found, name)
@@ -274,11 +274,11 @@ def delete_version(session: Session, who: Principal, project: str, name: str, nu
 
 
 def check_again(session: Session, who: Principal, project: str, name: str, number: int) -> AddedVersion:
-    """Check a version once more, with the environments that there are now. Wake the tasks afterwards.
+    """Check a version again, with the current environments. Wake the tasks afterwards.
 
     Raises:
-        NotPermittedError: If the caller is no deployer, or may not run code and the version holds some.
-        ServingError: NOT_FOUND; ALREADY_EXISTS while it is on its way; INVALID_ARG for one whose files never arrived.
+        NotPermittedError: If the caller is not a deployer, or may not run code and the version contains some.
+        ServingError: NOT_FOUND; ALREADY_EXISTS while it is being imported; INVALID_ARG if its files never arrived.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     owner = find(session, found, name)
@@ -305,7 +305,7 @@ def find(session: Session, project: ProjectRow, name: str) -> ModelRow:
     """
     row = _find(session, project, name)
     if row is None:
-        raise not_found(f"there is no model '{name}' in project '{project.name}'")
+        raise not_found(f"model '{name}' does not exist in project '{project.name}'")
     return row
 
 
@@ -317,7 +317,7 @@ def find_version(session: Session, owner: ModelRow, number: int) -> VersionRow:
     """
     row = session.scalar(select(VersionRow).where(VersionRow.model_id == owner.id, VersionRow.number == number))
     if row is None:
-        raise not_found(f"there is no version {number} of model '{owner.name}'")
+        raise not_found(f"version {number} of model '{owner.name}' does not exist")
     return row
 
 
@@ -326,7 +326,7 @@ def newest_task(session: Session, owner: ModelRow, number: int) -> TaskRow | Non
 
 
 def collect_later(session: Session, project_id: int) -> None:
-    """Add the task that removes the files that no version has, unless one waits.
+    """Add the task that removes files that belong to no version, unless one waits.
 
     Raises:
         ServingError: UNAVAILABLE when too many tasks wait.
@@ -354,7 +354,7 @@ def _newest_ready(session: Session, owner: ModelRow) -> int:
 
 
 def _summaries(session: Session, project: str, rows: Sequence[ModelRow]) -> list[ModelSummary]:
-    """Return models with their newest versions, in two queries."""
+    """Return models with their latest versions, in two queries."""
     ids = [row.id for row in rows]
     counts = (
         select(
@@ -399,7 +399,7 @@ def _summary(row: Any) -> VersionSummary:
 
 
 def _settled(session: Session, owner: ModelRow, versions: Sequence[VersionSummary]) -> list[VersionSummary]:
-    """Return versions as they are: one whose task was cancelled before it began will never be ready."""
+    """Return the versions, corrected for one whose task was cancelled before it started: it will never be ready."""
     found = []
     for each in versions:
         if each.state in (ARRIVING, CHECKING):
@@ -436,7 +436,7 @@ _SCHEMES = ("https://", "http://")
 
 
 def check_details(tags: Sequence[str] | None, links: Mapping[str, str] | None) -> None:
-    """Check tags and links. None is not given.
+    """Check tags and links. None means not given.
 
     Raises:
         ServingError: INVALID_ARG for too many, for empty or long ones, and for links that browsers cannot follow.
@@ -460,13 +460,13 @@ def tag_counts(tags: Iterable[Sequence[str]]) -> dict[str, int]:
 
 
 def tag_text(text: str) -> str:
-    """Return a text as it stands within the JSON of the tags."""
+    """Return a text with the escapes of the JSON of tags."""
     return json.dumps(text)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A deployment that has a model.
+    """A deployment that uses a model.
 
     Attributes:
         deployment: Its name.
@@ -477,12 +477,12 @@ class Use:
     versions: frozenset[int]
 
     def has(self, number: int, newest: int) -> bool:
-        """Return whether it has a version; `newest` is the latest one that is ready."""
+        """Return whether it uses a version; `newest` is the latest one that is ready."""
         return number in self.versions or (not self.versions and number == newest)
 
 
 def uses(session: Session, project_id: int, model: str) -> list[Use]:
-    """Return the deployments that have a model in what they are to be or are, each once for every revision."""
+    """Return the deployments whose desired or serving revision uses a model, one entry for each revision."""
     rows = session.execute(
         select(DeploymentRow.name, RevisionRow.spec)
         .join(RevisionRow.deployment)
@@ -499,7 +499,7 @@ def uses(session: Session, project_id: int, model: str) -> list[Use]:
 
 
 def names(found: Iterable[Use]) -> list[str]:
-    """Return the names of deployments, each once."""
+    """Return the names of deployments without duplicates."""
     return list(dict.fromkeys(use.deployment for use in found))
 
 

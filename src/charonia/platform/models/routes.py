@@ -29,13 +29,13 @@ from charonia.platform.values import Limit, Number, Offset, RequestBody, Size, T
 NOTES_CHARS_MAX = 20_000
 
 PIECE_BYTES = 1024 * 1024
-"""What is collected of a body before it is written."""
+"""Bytes of a body that are collected before a write."""
 
 router = APIRouter(prefix="/api/v1/projects/{project}", tags=["models"])
 
 
 class DetailsBody(RequestBody):
-    """What people write about a model; what is left out stays as it is."""
+    """Descriptive fields of a model; omitted ones are unchanged."""
 
     owner: Text | None = Field(None, max_length=128)
     description: Text | None = Field(None, max_length=NOTES_CHARS_MAX)
@@ -47,7 +47,7 @@ class DetailsBody(RequestBody):
 
 
 class ModelBody(DetailsBody):
-    """A model to make."""
+    """A model to create."""
 
     name: Text
 
@@ -61,7 +61,7 @@ class SourceBody(RequestBody):
         description="The batch of an upload; s3://bucket/path; /path/of/a/folder; models:/NAME/VERSION of MLflow.",
     )
     take: Number = Field(0, description="Which version of a model's folder with several, 0 for the highest.")
-    server: Text = Field("", description="Address of MLflow's server, empty for the one that the platform knows.")
+    server: Text = Field("", description="Address of MLflow's server, empty for the platform's default.")
 
 
 class VersionBody(RequestBody):
@@ -78,14 +78,14 @@ class NotesBody(RequestBody):
 
 
 class FileBody(RequestBody):
-    """A file that will be sent."""
+    """A file to upload."""
 
     path: Text
     size: Size
 
 
 class UploadBody(RequestBody):
-    """Files that will be sent."""
+    """Files to upload."""
 
     files: list[FileBody]
     batch: Text = Field("", description="A batch that they are added to, empty for a new one.")
@@ -108,7 +108,7 @@ def list_models(
 
 @router.post("/models", status_code=201)
 def make_model(project: Text, body: ModelBody, who: Caller, here: Here) -> ModelRecord:
-    """Make a model without versions."""
+    """Create a model without versions."""
     with here.database.transaction() as session:
         registry.create(session, who, project, body.name, body.details())
         return registry.model(session, who, project, body.name)
@@ -123,7 +123,7 @@ def get_model(project: Text, model: Text, who: Caller, here: Here) -> ModelRecor
 
 @router.patch("/models/{model}")
 def change_model(project: Text, model: Text, body: DetailsBody, who: Caller, here: Here) -> ModelRecord:
-    """Change what people write about a model."""
+    """Change the descriptive fields of a model."""
     with here.database.transaction() as session:
         registry.change(session, who, project, model, body.details())
         return registry.model(session, who, project, model)
@@ -131,7 +131,7 @@ def change_model(project: Text, model: Text, body: DetailsBody, who: Caller, her
 
 @router.delete("/models/{model}", status_code=204)
 def delete_model(project: Text, model: Text, who: Caller, here: Here) -> None:
-    """Remove a model with all versions, unless a deployment has it."""
+    """Delete a model with all versions, unless a deployment uses it."""
     with here.database.transaction() as session:
         registry.delete(session, who, project, model)
     here.tasks.wake()
@@ -139,7 +139,7 @@ def delete_model(project: Text, model: Text, who: Caller, here: Here) -> None:
 
 @router.post("/models/{model}/versions", status_code=202)
 def add_version(project: Text, model: Text, body: VersionBody, who: Caller, here: Here) -> AddedVersion:
-    """Add a version, and the model if there is none. The task brings the files and checks them."""
+    """Add a version, and the model if it does not exist. The task imports the files and checks them."""
     source = VersionSource(**body.source.model_dump())
     with here.database.transaction() as session:
         added = arrival.add(session, here.uploads, who, project, model, source, body.notes)
@@ -149,7 +149,7 @@ def add_version(project: Text, model: Text, body: VersionBody, who: Caller, here
 
 @router.get("/models/{model}/versions/{number}")
 def get_version(project: Text, model: Text, number: Number, who: Caller, here: Here) -> VersionRecord:
-    """Return a version: its signature, its files, what the check found."""
+    """Return a version: its signature, its files, the result of its check."""
     with here.database.reading() as session:
         return registry.version(session, who, project, model, number)
 
@@ -158,7 +158,7 @@ def get_version(project: Text, model: Text, number: Number, who: Caller, here: H
 def annotate_version(
     project: Text, model: Text, number: Number, body: NotesBody, who: Caller, here: Here
 ) -> VersionRecord:
-    """Write notes about a version."""
+    """Set the notes of a version."""
     with here.database.transaction() as session:
         registry.annotate(session, who, project, model, number, body.notes)
         return registry.version(session, who, project, model, number)
@@ -166,7 +166,7 @@ def annotate_version(
 
 @router.delete("/models/{model}/versions/{number}", status_code=204)
 def delete_version(project: Text, model: Text, number: Number, who: Caller, here: Here) -> None:
-    """Remove a version, unless a deployment has it."""
+    """Delete a version, unless a deployment uses it."""
     with here.database.transaction() as session:
         registry.delete_version(session, who, project, model, number)
     here.tasks.wake()
@@ -174,7 +174,7 @@ def delete_version(project: Text, model: Text, number: Number, who: Caller, here
 
 @router.post("/models/{model}/versions/{number}/check", status_code=202)
 def check_version(project: Text, model: Text, number: Number, who: Caller, here: Here) -> AddedVersion:
-    """Check a version again, with the environments that there are now."""
+    """Check a version again, with the current environments."""
     with here.database.transaction() as session:
         added = registry.check_again(session, who, project, model, number)
     here.tasks.wake()
@@ -185,7 +185,7 @@ def check_version(project: Text, model: Text, number: Number, who: Caller, here:
 def compare_versions(
     project: Text, model: Text, number: Number, who: Caller, here: Here, before: Annotated[Number, Query(alias="from")]
 ) -> VersionDifference:
-    """Return what differs from another version, `from`: the configuration, the files."""
+    """Return the differences from another version, `from`: the configuration, the files."""
     with here.database.reading() as session:
         return registry.compare(session, who, project, model, before, number)
 
@@ -205,7 +205,7 @@ def get_file(project: Text, model: Text, number: Number, path: Text, who: Caller
 
 @router.post("/uploads", status_code=201)
 def begin_uploads(project: Text, body: UploadBody, who: Caller, here: Here) -> list[UploadRecord]:
-    """Begin to send files. Their batch is the place of a version's source when all of them have arrived."""
+    """Begin to upload files. When all have arrived, their batch is the place of a version's source."""
     files = [(file.path, file.size) for file in body.files]
     with here.database.transaction() as session:
         return uploads.begin(session, here.uploads, who, project, files, body.batch)
@@ -220,14 +220,14 @@ def list_uploads(project: Text, batch: Text, who: Caller, here: Here) -> list[Up
 
 @router.delete("/uploads", status_code=204)
 def drop_uploads(project: Text, batch: Text, who: Caller, here: Here) -> None:
-    """Give the files of a batch up."""
+    """Discard the files of a batch."""
     with here.database.transaction() as session:
         uploads.drop(session, here.uploads, who, project, batch)
 
 
 @router.get("/uploads/{key}")
 def get_upload(project: Text, key: Text, who: Caller, here: Here) -> UploadRecord:
-    """Return how much of a file has arrived: sending goes on from there."""
+    """Return how much of a file has arrived; the upload continues from there."""
     with here.database.reading() as session:
         return uploads.record(here.uploads, uploads.find(session, who, project, key))
 
@@ -245,7 +245,7 @@ async def send_piece(
     here: Here,
     offset: Annotated[Size, Query(description="Where in the file the body begins.")] = 0,
 ) -> UploadRecord:
-    """Write a piece of a file, or all the rest of it. What has arrived stays when the connection breaks."""
+    """Write a piece of a file, or all the rest of it. Received bytes are kept when the connection breaks."""
 
     def find() -> tuple[int, str, str]:
         with here.database.reading() as session:

@@ -1,4 +1,4 @@
-"""Where a version may come from: an upload, an address, a folder of the platform's machine, MLflow's registry."""
+"""Sources of a version: an upload, an address, a folder of the platform's machine, MLflow's registry."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,10 +23,10 @@ class VersionSource:
     """Where a version comes from.
 
     Attributes:
-        kind: What the place is.
+        kind: Its kind.
         place: The batch of an upload; "s3://bucket/path"; "/path/of/a/folder"; "models:/NAME/VERSION".
-        take: Which version of a model's folder with several is taken, 0 for the highest.
-        server: Address of MLflow's server, "" for the one that the platform's environment names.
+        take: Which of several versions in a model's folder to take, 0 for the highest.
+        server: Address of MLflow's server, "" for the one in the platform's environment.
     """
 
     kind: SourceKind
@@ -38,10 +38,10 @@ class VersionSource:
         return asdict(self)
 
     def check(self) -> None:
-        """Check what can be checked before anything is read.
+        """Check everything that needs no access to the source.
 
         Raises:
-            ServingError: INVALID_ARG for a place that cannot be.
+            ServingError: INVALID_ARG for an invalid place.
         """
         if not self.place or len(self.place) > PLACE_CHARS_MAX or "\0" in self.place:
             raise invalid(f"source: expected a place of 1 to {PLACE_CHARS_MAX} characters")
@@ -59,17 +59,17 @@ def open_source(
     may_read_folders: bool,
     hosts: AllowedHosts,
 ) -> tuple[ArrivingFiles, str]:
-    """Return the files, and where they come from in words. Blocks.
+    """Return the files, and their origin in words. Blocks.
 
     Args:
         source: The source.
-        uploads: Files that were sent.
+        uploads: Uploaded files.
         sent: Their keys by path, for an upload.
         may_read_folders: Whether the caller may read any folder of this machine.
         hosts: Servers that may be read from.
 
     Raises:
-        ServingError: INVALID_ARG for a place that cannot be; NOT_FOUND; UNAVAILABLE when it cannot be reached.
+        ServingError: INVALID_ARG for an invalid place; NOT_FOUND; UNAVAILABLE when it cannot be reached.
     """
     match source.kind:
         case "upload":
@@ -82,14 +82,14 @@ def open_source(
             return _folder(Path(source.place), uploads), f"folder {source.place}"
         case "mlflow":
             server = MlflowServer(source.server)
-            if source.server:  # else it is the one that the platform was told
+            if source.server:  # otherwise the platform's own setting
                 hosts.check(server.address)
             uri, name = server.artifacts(source.place)
             return _of_mlflow(server, uri, uploads if may_read_folders else None, hosts), f"{name} of {server.address}"
 
 
 def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None, hosts: AllowedHosts) -> ArrivingFiles:
-    """Return the files at an address that MLflow names; without `uploads`, none of this machine."""
+    """Return the files at an address from MLflow; without `uploads`, none of this machine."""
     scheme = uri.partition(":")[0]
     if scheme == PROXIED:
         return RemoteFiles(ProxiedArtifacts(server, uri))
@@ -107,7 +107,7 @@ def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None, hos
 def _folder(folder: Path, uploads: UploadFolder) -> ArrivingFiles:
     data = uploads.folder.parent.resolve()
     if data.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(data):
-        raise invalid(f"folder '{folder}': it holds the platform's own data", hint="name the folder of a model")
+        raise invalid(f"folder '{folder}': it contains the platform's own data", hint="name the folder of a model")
     return FolderFiles(folder)
 
 

@@ -1,4 +1,4 @@
-"""Files that are being sent by somebody: begun, found, removed."""
+"""Uploads of users: started, found, removed."""
 
 import secrets
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ FILE_BYTES_MAX = 2**40
 """Size of a file."""
 
 UPLOADS_MAX = 5 * FILES_MAX
-"""Files of a project that are being sent at a time."""
+"""Most files of a project that are uploaded at the same time."""
 
 UPLOADS_BYTES_MAX = 2 * FILE_BYTES_MAX
-"""Size of the files of a project that are being sent at a time."""
+"""Most bytes of the files of a project that are uploaded at the same time."""
 
 UNUSED_S_MAX = 24 * 3600.0
-"""After this time in which nothing has arrived, an upload is given up."""
+"""An upload without progress for this time is discarded."""
 
 
 def begin(
@@ -36,20 +36,20 @@ def begin(
     files: Sequence[tuple[str, int]],
     batch: str = "",
 ) -> list[UploadRecord]:
-    """Begin to send files.
+    """Begin to upload files.
 
     Args:
         session: A transaction.
-        folder: Where they will be.
-        who: Who sends them.
+        folder: Their folder.
+        who: The caller.
         project: Name of the project.
         files: Path and size of each.
-        batch: Batch of files that these are added to, "" for a new one.
+        batch: An existing batch to add them to, "" for a new one.
 
     Raises:
-        NotPermittedError: If the caller is no deployer.
-        ServingError: INVALID_ARG for paths and sizes that cannot be; NOT_FOUND for a batch that is not there.
-        TooManyError: Too many files of the project are being sent.
+        NotPermittedError: If the caller is not a deployer.
+        ServingError: INVALID_ARG for invalid paths and sizes; NOT_FOUND for an unknown batch.
+        TooManyError: The project uploads too many files.
         TooLargeError: They have too many bytes.
         StorageFullError: There is no room for them.
     """
@@ -95,20 +95,18 @@ def begin(
 
 
 def find(session: Session, who: Principal, project: str, key: str) -> UploadRow:
-    """Return a file that is being sent.
+    """Return a file being uploaded.
 
     Raises:
-        NotPermittedError: If the caller is no deployer.
+        NotPermittedError: If the caller is not a deployer.
         ServingError: NOT_FOUND; CANCELLED for one that is complete and belongs to a version.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = session.scalar(select(UploadRow).where(UploadRow.project_id == found.id, UploadRow.key == key))
     if row is None:
-        raise not_found(
-            f"there is no upload '{key}'", hint="begin again: it was taken over, or has waited for too long"
-        )
+        raise not_found(f"upload '{key}' does not exist", hint="start again: it was imported, or has expired")
     if row.is_taken:
-        raise ServingError(Code.CANCELLED, f"upload '{key}' is complete and being taken over")
+        raise ServingError(Code.CANCELLED, f"upload '{key}' is complete and being imported")
     return row
 
 
@@ -116,7 +114,7 @@ def records(session: Session, folder: UploadFolder, who: Principal, project: str
     """Return the files of a batch, and how much of each has arrived.
 
     Raises:
-        NotPermittedError: If the caller is no deployer.
+        NotPermittedError: If the caller is not a deployer.
         ServingError: NOT_FOUND.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -124,10 +122,10 @@ def records(session: Session, folder: UploadFolder, who: Principal, project: str
 
 
 def record(folder: UploadFolder, row: UploadRow) -> UploadRecord:
-    """Return a file that is being sent.
+    """Return a file being uploaded.
 
     Raises:
-        ServingError: NOT_FOUND if it was given up.
+        ServingError: NOT_FOUND if it was discarded.
     """
     return UploadRecord(row.key, row.batch, row.path, row.size, folder.received(row.key))
 
@@ -141,24 +139,24 @@ def list_batch(session: Session, project: ProjectRow, batch: str) -> Sequence[Up
     query = select(UploadRow).where(UploadRow.project_id == project.id, UploadRow.batch == batch)
     rows = session.scalars(query.order_by(UploadRow.id)).all()
     if not rows:
-        raise not_found(f"there are no uploads '{batch}'", hint="begin again: they were taken over, or given up")
+        raise not_found(f"upload batch '{batch}' does not exist", hint="start again: it was imported, or has expired")
     return rows
 
 
 def take(session: Session, folder: UploadFolder, project: ProjectRow, batch: str) -> Sequence[UploadRow]:
-    """Take the files of a batch for a version: nothing more may be sent.
+    """Seal the files of a batch for a version: uploads to them end.
 
     Raises:
-        ServingError: NOT_FOUND; INVALID_ARG while something is missing; ALREADY_EXISTS if it is taken already.
+        ServingError: NOT_FOUND; INVALID_ARG while something is missing; ALREADY_EXISTS if it is sealed already.
     """
     rows = list_batch(session, project, batch)
     if any(row.is_taken for row in rows):
-        raise conflict(f"a version is being made of the uploads '{batch}' already")
+        raise conflict(f"upload batch '{batch}' is already being imported as a version")
     for row in rows:
         received = folder.received(row.key)
         if received != row.size:
             raise invalid(
-                f"file '{row.path}': expected {row.size} bytes, {received} have arrived", hint="send the rest first"
+                f"file '{row.path}': expected {row.size} bytes, {received} have arrived", hint="upload the rest first"
             )
     for row in rows:
         row.is_taken = True
@@ -166,28 +164,28 @@ def take(session: Session, folder: UploadFolder, project: ProjectRow, batch: str
 
 
 def drop(session: Session, folder: UploadFolder, who: Principal, project: str, batch: str) -> None:
-    """Give the files of a batch up.
+    """Discard the files of a batch.
 
     Raises:
-        NotPermittedError: If the caller is no deployer.
-        ServingError: NOT_FOUND; ALREADY_EXISTS for those that a version is being made of.
+        NotPermittedError: If the caller is not a deployer.
+        ServingError: NOT_FOUND; ALREADY_EXISTS while a version is created from them.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     rows = list_batch(session, found, batch)
     if any(row.is_taken for row in rows):
-        raise conflict(f"a version is being made of the uploads '{batch}'")
+        raise conflict(f"upload batch '{batch}' is being imported as a version")
     remove(session, folder, rows)
 
 
 def remove(session: Session, folder: UploadFolder, rows: Sequence[UploadRow]) -> None:
-    """Remove files and what has arrived of them."""
+    """Remove files, including incomplete ones."""
     session.execute(delete(UploadRow).where(UploadRow.id.in_([row.id for row in rows])))
     for row in rows:
         folder.remove(row.key)
 
 
 def give_up(session: Session, folder: UploadFolder, older_than_s: float = UNUSED_S_MAX) -> int:
-    """Remove the files that nothing has arrived for in this time, and what belongs to none; return their number."""
+    """Remove uploads without progress for this time, and orphaned files; return their number."""
     keys = folder.unused(older_than_s)
     taken = set(session.scalars(select(UploadRow.key).where(UploadRow.is_taken)))
     gone = [key for key in keys if key not in taken]

@@ -1,1 +1,1 @@
-"""Who may do what: keys, roles, sessions, single sign-on, and the audit log."""
+"""Access control: keys, roles, sessions, single sign-on, and the audit log."""

@@ -1,4 +1,4 @@
-"""Who calls, and what they may do. Pure."""
+"""Callers and their permissions. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from charonia.core.errors import RefusalKind
 
 
 class ProjectRole(IntEnum):
-    """What somebody may do in a project. Each may do what those before it may."""
+    """Permissions in a project. Each role includes the previous ones."""
 
     VIEWER = 1
     DEPLOYER = 2
@@ -17,10 +17,10 @@ class ProjectRole(IntEnum):
 
 
 class NotPermittedError(Exception):
-    """A call that may not be made.
+    """A call that is not permitted.
 
     Attributes:
-        kind: Whether nobody was named, or somebody who may not.
+        kind: Whether the caller is unknown, or lacks a permission.
         message: One sentence.
     """
 
@@ -32,12 +32,12 @@ class NotPermittedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role that somebody has.
+    """A role of a user or key.
 
     Attributes:
         role: The role.
         project: Name of the project, "" for all.
-        may_run_code: Whether a deployer may use models that hold code.
+        may_run_code: Whether a deployer may use models that contain code.
     """
 
     role: ProjectRole
@@ -47,14 +47,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who is known.
+    """An authenticated caller.
 
     Attributes:
         name: As the audit log has it: "key ci", "Ada Lovelace <ada@example.org>".
         everywhere: The role in all projects, None for none.
         roles: Roles by name of the project.
-        may_run_code: Names of the projects in which a deployer may use models that hold code; "*" for all.
-        address: Where the call came from.
+        may_run_code: Names of the projects in which a deployer may use models that contain code; "*" for all.
+        address: Address of the caller.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Principal:
 
     @classmethod
     def of(cls, name: str, grants: Iterable[Grant], address: str = "") -> Self:
-        """Return somebody with these roles."""
+        """Return a principal with these roles."""
         grants = list(grants)
         return cls(
             name,
@@ -76,7 +76,7 @@ class Principal:
         )
 
     def grants(self) -> list[Grant]:
-        """Return the roles, that in all projects first."""
+        """Return the roles; the role in all projects comes first."""
         code = self.may_run_code
         everywhere = [] if self.everywhere is None else [Grant(self.everywhere, "", "*" in code)]
         return everywhere + [Grant(role, project, project in code) for project, role in sorted(self.roles.items())]
@@ -87,7 +87,7 @@ class Principal:
         return max(found, default=None)
 
     def seen(self, grants: Iterable[Grant]) -> list[Grant]:
-        """Return the roles of somebody, without those in projects in which the caller has none."""
+        """Return the roles of another user that the caller may see: not those in foreign projects."""
         return [grant for grant in grants if not grant.project or self.role(grant.project) is not None]
 
     def demand(self, role: ProjectRole, project: str = "") -> None:
@@ -117,7 +117,7 @@ class Principal:
         return found
 
     def demand_code(self, project: str) -> None:
-        """Check that the caller may add and deploy models that hold code.
+        """Check that the caller may add and deploy models that contain code.
 
         Raises:
             NotPermittedError: If not.
@@ -130,7 +130,7 @@ class Principal:
 
 
 def permits(demand: Callable[..., None], *arguments: object) -> bool:
-    """Return whether a caller may do what a method of theirs demands."""
+    """Return whether a caller satisfies one of their `demand` methods."""
     try:
         demand(*arguments)
     except NotPermittedError:

@@ -20,11 +20,11 @@ def note(
     *,
     project_id: int | None = None,
 ) -> None:
-    """Write down a change, in the transaction that makes it.
+    """Record a change, in the transaction that makes it.
 
     Args:
         session: That transaction.
-        who: Who makes it.
+        who: The caller.
         action: A noun and a verb: "deployment.update".
         subject: The thing: "default/reader".
         detail: What changed, as JSON; no secrets.
@@ -46,11 +46,11 @@ def note(
 def entries(
     session: Session, who: Principal, *, project: str = "", before: int = 0, limit: int = 100
 ) -> Sequence[AuditRow]:
-    """Return changes, the newest first, with their projects.
+    """Return changes, latest first, with their projects.
 
     Args:
         session: A session.
-        who: Who asks. Without a role in all projects, they see those of their own.
+        who: The caller. Without a role in all projects, they see only changes in their projects.
         project: Only this project, "" for all.
         before: Only entries with a smaller id, 0 for all: the id of the last one that the caller has.
         limit: How many.

@@ -1,4 +1,4 @@
-"""Who makes a call: by an API key, or by the cookie of a session."""
+"""Authenticates calls: by an API key, or by the session cookie of a browser."""
 
 import contextlib
 import hmac
@@ -50,10 +50,10 @@ def caller(
         ),
     ],
 ) -> Principal:
-    """Return who makes a call. `request.state.csrf` is then the token for forms, "" for an API key.
+    """Return the caller. `request.state.csrf` is then the token for forms, "" for an API key.
 
     Raises:
-        NotPermittedError: If nobody is named, or a browser sends a change without its token.
+        NotPermittedError: If the caller is unknown, or a browser sends a change without its token.
     """
     address = request.client.host if request.client else ""
     request.state.csrf = ""
@@ -80,7 +80,7 @@ def caller(
 
 
 Caller = Annotated[Principal, Depends(caller)]
-"""Who makes a call, as a parameter of a route."""
+"""The caller, as a parameter of a route."""
 
 
 def _by_key(platform: Platform, secret: str, address: str) -> Principal:

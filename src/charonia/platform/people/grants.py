@@ -1,4 +1,4 @@
-"""Roles of keys and users: who may give them, and how they are kept."""
+"""Roles of keys and users: granting and storing them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,17 +19,17 @@ def kept(rows: Iterable[GrantRow]) -> list[Grant]:
 
 
 def new_rows(session: Session, who: Principal, grants: Sequence[Grant]) -> list[GrantRow]:
-    """Return rows for roles that somebody gives.
+    """Return rows for roles that the caller grants.
 
     Raises:
         NotPermittedError: If they do not administer each of the projects.
-        ServingError: NOT_FOUND for a project that there is not.
+        ServingError: NOT_FOUND for an unknown project.
     """
     demand_all(who, grants)
     names = {grant.project for grant in grants} - {""}
     projects = {row.name: row for row in session.scalars(select(ProjectRow).where(ProjectRow.name.in_(names)))}
     for name in sorted(names - projects.keys()):
-        raise not_found(f"there is no project '{name}'")
+        raise not_found(f"project '{name}' does not exist")
     return [
         GrantRow(
             project=projects.get(grant.project),
@@ -42,7 +42,7 @@ def new_rows(session: Session, who: Principal, grants: Sequence[Grant]) -> list[
 
 
 def demand_all(who: Principal, grants: Iterable[Grant]) -> None:
-    """Check that somebody may give and take these roles.
+    """Check that the caller may grant and revoke these roles.
 
     Raises:
         NotPermittedError: If they do not administer each of the projects.

@@ -1,4 +1,4 @@
-"""Headers that tell browsers what the pages may do, on every response; and which pages may call the platform."""
+"""Security headers on every response, and the check that only this platform's own pages call it."""
 
 from urllib.parse import urlsplit
 
@@ -33,7 +33,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
-"""Those that a route has set itself stay as they are."""
+"""Headers that a route has already set are kept."""
 
 TRANSPORT_POLICY = "max-age=31536000"
 
@@ -43,7 +43,7 @@ class SecurityHeaders:
 
     Args:
         app: The application.
-        is_https: Whether browsers reach it with HTTPS only.
+        is_https: Whether browsers use only HTTPS.
     """
 
     def __init__(self, app: ASGIApp, is_https: bool) -> None:
@@ -68,7 +68,7 @@ class OwnPages:
 
     Args:
         app: The application.
-        settings: Its settings. The host is checked where it listens on the loopback interface.
+        settings: Its settings. The host is checked if it listens on the loopback interface.
     """
 
     def __init__(self, app: ASGIApp, settings: PlatformSettings) -> None:

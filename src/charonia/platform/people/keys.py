@@ -15,23 +15,23 @@ from charonia.platform.people.secrets import digest_of, new_secret
 from charonia.platform.values import TIME_S_MAX, check_name
 
 PREFIX = "charonia_"
-"""What keys begin with, so that programs that look for leaked secrets know them."""
+"""Prefix of all keys, so that programs that search for leaked secrets recognise them."""
 
 USED_S = 60.0
-"""How exactly the time of last use is kept, in seconds."""
+"""Resolution of the time of last use, in seconds."""
 
 
 def create(
     session: Session, who: Principal, name: str, grants: Sequence[Grant], *, expires: float = 0.0
 ) -> tuple[KeyRow, str]:
-    """Make a key, and return it with the secret, which is not kept.
+    """Create a key, and return it with the secret, which is not stored.
 
     Args:
         session: A transaction.
-        who: Who makes it; they administer every project that it has a role in.
-        name: What it is for.
+        who: The caller, who administers every project that it has a role in.
+        name: Its purpose.
         grants: Its roles.
-        expires: When it stops, in seconds since the epoch; 0 for never.
+        expires: When it expires, in seconds since the epoch; 0 for never.
 
     Raises:
         NotPermittedError: If the caller may not give these roles.
@@ -44,7 +44,7 @@ def create(
         raise invalid(f"expires: expected 0 or a time up to the year 9999, got {expires:g}")
     demand_all(who, grants)  # before the name is looked up: a stranger must not learn which names there are
     if session.scalar(select(KeyRow.id).where(KeyRow.name == name)) is not None:
-        raise conflict(f"there is a key '{name}' already", hint="revoke it, or choose another name")
+        raise conflict(f"key '{name}' already exists", hint="revoke it, or choose another name")
     secret = new_secret(PREFIX)
     key = KeyRow(
         name=name, digest=digest_of(secret), expires=expires, grants=new_rows(session, who, grants), created=now()
@@ -65,7 +65,7 @@ def visible(session: Session, who: Principal, *, offset: int = 0, limit: int = 1
 
 
 def revoke(session: Session, who: Principal, name: str) -> None:
-    """Remove a key; calls with it are refused from now on.
+    """Delete a key; calls with it are refused from now on.
 
     Raises:
         NotPermittedError: If the caller administers no project, or not every project that it has a role in.
@@ -73,14 +73,14 @@ def revoke(session: Session, who: Principal, name: str) -> None:
     """
     key = session.scalar(_administered(who).where(KeyRow.name == name))
     if key is None:
-        raise not_found(f"there is no key '{name}'")
+        raise not_found(f"key '{name}' does not exist")
     demand_all(who, kept(key.grants))
     session.delete(key)
     audit.note(session, who, "key.revoke", name)
 
 
 def holder(session: Session, secret: str, address: str) -> tuple[Principal, KeyRow] | None:
-    """Return who has a key, None for one that is unknown or has expired."""
+    """Return the owner of a key, None for one that is unknown or has expired."""
     key = session.scalar(
         select(KeyRow).where(KeyRow.digest == digest_of(secret), or_(KeyRow.expires == 0, KeyRow.expires > now()))
     )

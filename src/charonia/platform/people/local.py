@@ -1,4 +1,4 @@
-"""What the owner of this machine gets at each start: a key for commands, and a link for a browser."""
+"""Credentials of this machine's owner at each start: a key for commands, and a link for a browser."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ KEY_NAME = "owner"
 
 
 def prepare(session: Session, data: Path) -> str:
-    """Add what a platform has from the start, where it is missing, and return the secret of a link for the owner.
+    """Create the initial records where they are missing, and return the secret of a link for the owner.
 
     The key in the data folder is kept as long as the platform knows it.
     """

@@ -1,4 +1,4 @@
-"""The addresses by which browsers sign in and out."""
+"""Routes for signing in and out."""
 
 import logging
 
@@ -20,7 +20,7 @@ SIGN_ON_PATH = "/login/sso"
 SIGN_IN_COOKIE = "charonia_sign_in"
 
 NEXT_CHARS_MAX = 2000
-"""Longest path of a page to continue at: a cookie holds it."""
+"""Longest path of the page to return to: a cookie holds it."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get(LINK_PATH)
 def use_link(request: Request, platform: Here, token: Text = "") -> Response:
-    """Sign in with a link, which works once."""
+    """Sign in with a link, which works one time."""
     with platform.database.transaction() as session:
         cookie = sessions.use_link(session, token, _address(request))
     return _not_signed_in("link") if cookie is None else _signed_in(platform.settings, cookie, "/")
@@ -57,7 +57,7 @@ def go_to_provider(request: Request, platform: Here, next: Text = "/") -> Respon
 
 @router.get(CALLBACK_PATH)
 def come_back(request: Request, platform: Here, code: Text = "", state: Text = "") -> Response:
-    """Sign in a person who comes back from the provider."""
+    """Sign in a user who returns from the provider."""
     try:
         provider = _provider(platform)
         sent = provider.returned(request.cookies.get(SIGN_IN_COOKIE, ""), state)
@@ -102,7 +102,7 @@ def _provider(platform: Platform) -> Provider:
 
 
 def _signed_in(settings: PlatformSettings, cookie: str, path: str) -> Response:
-    """Return the response that gives a browser its session, and leads it to a page."""
+    """Return the response that gives a browser its session, and redirects it to a page."""
     response = RedirectResponse(path, 303)
     response.set_cookie(
         sessions.COOKIE,
@@ -121,7 +121,7 @@ def _explained(error: ServingError) -> Response:
 
 
 def _not_signed_in(problem: str) -> Response:
-    """Lead a browser to the login page, with a word for what was wrong: `link`, `provider` or `refused`."""
+    """Redirect a browser to the login page with the kind of problem: `link`, `provider` or `refused`."""
     return RedirectResponse(f"{LOGIN_PAGE}?problem={problem}", 303)
 
 

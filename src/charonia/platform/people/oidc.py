@@ -26,13 +26,13 @@ SCOPE = "openid profile email"
 CALLBACK_PATH = "/login/callback"
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signatures that nobody but the provider can make."""
+"""Signatures that only the provider can create."""
 
 ANSWER_S_MAX = 10.0
-"""Time that the provider has to answer."""
+"""Time limit for the provider to answer."""
 
 METADATA_S = 3600.0
-"""Time for which its metadata and its keys are kept."""
+"""How long its metadata and its keys are cached."""
 
 LEEWAY_S = 60
 """How much its clock may differ."""
@@ -41,7 +41,7 @@ RETRY_S = 5.0
 """After the provider has failed to answer, the platform does not call it again for this time."""
 
 SIGN_IN_S = 600.0
-"""Time that a person has at the provider."""
+"""Time limit for a user to sign in at the provider."""
 
 STARTS_MAX = 60
 """Sign-ins that an address may start in `WINDOW_S`."""
@@ -55,13 +55,13 @@ _SEAL = "HS256"
 
 
 class SentBrowser(NamedTuple):
-    """What must match when a browser comes back from the provider.
+    """The values that must match when a browser returns from the provider.
 
     Attributes:
-        state: In the address to which it comes back.
+        state: In the address to which it returns.
         nonce: In the ID token.
-        verifier: Whose hash the provider got: PKCE.
-        next: Path of the page that the browser wants.
+        verifier: The provider received its hash: PKCE.
+        next: Path of the page to show afterwards.
     """
 
     state: str
@@ -71,12 +71,12 @@ class SentBrowser(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Somebody whom the provider vouches for.
+    """A user whom the provider has authenticated.
 
     Attributes:
         issuer: The provider.
-        subject: Their name there, which stays the same.
-        name: As people call them.
+        subject: Their permanent identifier there.
+        name: Their display name.
         email: Their address, "" unless the provider has verified it.
     """
 
@@ -90,8 +90,8 @@ class Provider:
     """The provider of single sign-on.
 
     Args:
-        settings: Its address, and who we are there.
-        url: Where browsers reach the platform.
+        settings: Its address, and the platform's credentials there.
+        url: Address of the platform for browsers.
     """
 
     def __init__(self, settings: Oidc, url: str) -> None:
@@ -106,13 +106,13 @@ class Provider:
         self._starts = AddressLimit()
 
     def send(self, address: str, next: str) -> tuple[str, str]:
-        """Return where to send a browser, and the cookie that it must bring back.
+        """Return the address to redirect a browser to, and the cookie that it must send back.
 
         The cookie holds the state of the sign-in, signed: the platform stores nothing for anonymous callers.
 
         Args:
             address: Address of the browser.
-            next: Path of the page that it wants.
+            next: Path of the page to show afterwards.
 
         Raises:
             ServingError: UNAVAILABLE when the provider does not answer, or the address starts too many sign-ins.
@@ -127,10 +127,10 @@ class Provider:
         return self._address(sent), jwt.encode({"alg": _SEAL}, claims, self._seal)
 
     def returned(self, cookie: str, state: str) -> SentBrowser:
-        """Return what a browser was sent with, from its cookie.
+        """Return the values that a browser was sent with, from its cookie.
 
         Raises:
-            ServingError: INVALID_ARG for a cookie that is not from here, too old, or for another state.
+            ServingError: INVALID_ARG for a cookie that is forged, too old, or for another state.
         """
         try:
             claims = jwt.decode(cookie, self._seal, [_SEAL]).claims
@@ -156,11 +156,11 @@ class Provider:
         return address
 
     def identity(self, code: str, sent: SentBrowser) -> Identity:
-        """Return who has come back.
+        """Return the identity of a user who has returned.
 
         Args:
-            code: What the browser brings.
-            sent: What it was sent with.
+            code: The code that the browser brings.
+            sent: The values that it was sent with.
 
         Raises:
             ServingError: INVALID_ARG if the provider refuses the code, or its token is not valid; UNAVAILABLE when it
@@ -181,7 +181,7 @@ class Provider:
         return Identity(self._settings.issuer, subject, name if email else f"{name} ({subject})", email)
 
     def _token(self, client: OAuth2Client, endpoint: str, code: str, sent: SentBrowser) -> Mapping[str, Any]:
-        """Return what the provider gives for a code; the client has its access token then."""
+        """Exchange a code for tokens; afterwards the client has the access token."""
         try:
             token: Mapping[str, Any] = client.fetch_token(
                 endpoint,
@@ -197,7 +197,7 @@ class Provider:
         return token
 
     def _claims(self, token: Mapping[str, Any], keys: Mapping[str, Any], sent: SentBrowser) -> Mapping[str, Any]:
-        """Return what the ID token says, after it was checked."""
+        """Return the claims of the ID token after checking it."""
         try:
             decoded = jwt.decode(
                 str(token.get("id_token", "")), KeySet.import_key_set(cast(KeySetSerialization, keys)), list(ALGORITHMS)
@@ -301,7 +301,7 @@ def _json(client: OAuth2Client, address: str) -> dict[str, Any]:
 
 
 def _asked(client: OAuth2Client, endpoint: str, subject: str) -> Mapping[str, Any]:
-    """Return the claims that a provider does not write into ID tokens, as OpenID Connect 5.4 lets it."""
+    """Return the claims that a provider leaves out of ID tokens, as OpenID Connect 5.4 permits."""
     try:
         response = client.request("GET", endpoint)
         response.raise_for_status()
@@ -309,5 +309,5 @@ def _asked(client: OAuth2Client, endpoint: str, subject: str) -> Mapping[str, An
     except (HTTPError, OAuthError, ValueError) as error:
         raise unavailable(f"single sign-on: the provider does not say who is signing in: {error!r}") from error
     if not isinstance(found, dict) or found.get("sub") != subject:
-        raise invalid("single sign-on: the provider names somebody other than its token does")
+        raise invalid("single sign-on: the provider's user information is not about the user of its token")
     return found

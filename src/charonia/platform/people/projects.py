@@ -1,4 +1,4 @@
-"""Projects: what belongs together, and what roles are given for."""
+"""Projects: groups of resources, and the scope of roles."""
 
 from collections.abc import Sequence
 
@@ -13,20 +13,20 @@ from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.values import check_name
 
 DEFAULT = "default"
-"""The project that exists from the start."""
+"""The project that always exists."""
 
 
 def create(session: Session, who: Principal, name: str) -> ProjectRow:
-    """Add a project.
+    """Create a project.
 
     Raises:
         NotPermittedError: If the caller is not an administrator of all projects.
-        ServingError: INVALID_ARG for a name that addresses cannot have; ALREADY_EXISTS.
+        ServingError: INVALID_ARG for a name that is not valid in addresses; ALREADY_EXISTS.
     """
     who.demand(ProjectRole.ADMIN)
     check_name("project", name)
     if _find(session, name) is not None:
-        raise conflict(f"there is a project '{name}' already")
+        raise conflict(f"project '{name}' already exists")
     project = ProjectRow(name=name, created=now())
     session.add(project)
     session.flush()
@@ -46,13 +46,13 @@ def find(session: Session, who: Principal, name: str, role: ProjectRole = Projec
     """Return a project in which the caller has a role.
 
     Raises:
-        NotPermittedError: If they have not; also where there is no such project, unless they see all.
+        NotPermittedError: If they have none; also for an unknown project, unless they see all projects.
         ServingError: NOT_FOUND.
     """
     who.demand(role, name)
     project = _find(session, name)
     if project is None:
-        raise not_found(f"there is no project '{name}'")
+        raise not_found(f"project '{name}' does not exist")
     return project
 
 

@@ -1,4 +1,4 @@
-"""The API of people: projects, keys, users, the audit log."""
+"""The API of users, keys, projects and the audit log."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ class RoleBody(RequestBody):
 
     role: Literal["viewer", "deployer", "admin"]
     project: Text = Field("", description="Name of the project, empty for all.")
-    may_run_code: bool = Field(False, description="Whether a deployer may use models that hold code.")
+    may_run_code: bool = Field(False, description="Whether a deployer may use models that contain code.")
 
     def grant(self) -> Grant:
         return Grant(ProjectRole[self.role.upper()], self.project, self.may_run_code)
@@ -40,7 +40,7 @@ class ProjectBody(RequestBody):
 
 
 class KeyRequest(RequestBody):
-    """A key to make."""
+    """A key to create."""
 
     name: Text
     roles: list[RoleBody]
@@ -54,7 +54,7 @@ class KeyBody(BaseModel):
     roles: list[RoleBody]
     created: float
     expires: float
-    used: float = Field(description="About when it was used last; 0 for never.")
+    used: float = Field(description="Approximate time of last use; 0 for never.")
 
     @classmethod
     def of(cls, key: KeyRow, who: Principal) -> "KeyBody":
@@ -63,13 +63,13 @@ class KeyBody(BaseModel):
 
 
 class NewKeyBody(KeyBody):
-    """A key that was made."""
+    """A new key."""
 
-    key: str = Field(description="The key. It is shown this once.")
+    key: str = Field(description="The key. It is shown only once.")
 
 
 class UserRequest(RequestBody):
-    """Somebody who will sign in with links."""
+    """A user who will sign in with links."""
 
     name: Text
     email: Text = ""
@@ -81,7 +81,7 @@ class UserBody(BaseModel):
     id: int
     name: str
     email: str
-    issuer: str = Field(description="Who vouches for them: a provider, or `local` for links.")
+    issuer: str = Field(description="Who authenticates them: a provider, or `local` for links.")
     roles: list[RoleBody]
     created: float
 
@@ -92,7 +92,7 @@ class UserBody(BaseModel):
 
 
 class UserRoleBody(RequestBody):
-    """The role that a user is to have in a project, in place of the one before."""
+    """The new role of a user in a project."""
 
     role: Literal["none", "viewer", "deployer", "admin"]
     project: Text = Field("", description="Name of the project, empty for all.")
@@ -100,13 +100,13 @@ class UserRoleBody(RequestBody):
 
 
 class LinkBody(BaseModel):
-    """A link that signs somebody in, once."""
+    """A link that signs in a user, one time."""
 
     url: str
 
 
 class CallerBody(BaseModel):
-    """Who calls."""
+    """The caller."""
 
     name: str
     roles: list[RoleBody]
@@ -140,7 +140,7 @@ class AuditBody(BaseModel):
 
 @router.get("/me")
 def me(who: Caller) -> CallerBody:
-    """Say who calls, and what they may do."""
+    """Return the caller and their roles."""
     return CallerBody(name=who.name, roles=[RoleBody.of(grant) for grant in who.grants()])
 
 
@@ -153,7 +153,7 @@ def list_projects(platform: Here, who: Caller, limit: Limit = 100, offset: Offse
 
 @router.post("/projects", status_code=201)
 def create_project(platform: Here, who: Caller, body: ProjectBody) -> ProjectBody:
-    """Add a project."""
+    """Create a project."""
     with platform.database.transaction() as session:
         return ProjectBody(name=projects.create(session, who, body.name).name)
 
@@ -167,7 +167,7 @@ def list_keys(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 
 
 @router.post("/keys", status_code=201)
 def create_key(platform: Here, who: Caller, body: KeyRequest) -> NewKeyBody:
-    """Make an API key."""
+    """Create an API key."""
     grants = [role.grant() for role in body.roles]
     with platform.database.transaction() as session:
         key, secret = keys.create(session, who, body.name, grants, expires=body.expires)
@@ -176,28 +176,28 @@ def create_key(platform: Here, who: Caller, body: KeyRequest) -> NewKeyBody:
 
 @router.delete("/keys/{name}", status_code=204)
 def revoke_key(platform: Here, who: Caller, name: Text) -> None:
-    """Remove an API key; calls with it are refused from now on."""
+    """Delete an API key; calls with it are refused from now on."""
     with platform.database.transaction() as session:
         keys.revoke(session, who, name)
 
 
 @router.get("/users")
 def list_users(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[UserBody]:
-    """List the people who can sign in."""
+    """List the users who can sign in."""
     with platform.database.reading() as session:
         return [UserBody.of(user, who) for user in users.known(session, who, offset=offset, limit=limit)]
 
 
 @router.post("/users", status_code=201)
 def create_user(platform: Here, who: Caller, body: UserRequest) -> UserBody:
-    """Add somebody who signs in with links."""
+    """Create a user who signs in with links."""
     with platform.database.transaction() as session:
         return UserBody.of(users.create(session, who, body.name, body.email), who)
 
 
 @router.post("/users/{id}/link", status_code=201)
 def make_link(platform: Here, who: Caller, id: Number) -> LinkBody:
-    """Make a link that signs a user in, once, within a day."""
+    """Create a link that signs a user in, one time, within a day."""
     with platform.database.transaction() as session:
         secret = users.link(session, who, id)
     return LinkBody(url=login.link(platform.settings, secret))
@@ -205,7 +205,7 @@ def make_link(platform: Here, who: Caller, id: Number) -> LinkBody:
 
 @router.put("/users/{id}/role")
 def set_role(platform: Here, who: Caller, id: Number, body: UserRoleBody) -> UserBody:
-    """Give a user a role in a project or in all, in place of the one before."""
+    """Set the role of a user in one project or in all."""
     grant = None if body.role == "none" else Grant(ProjectRole[body.role.upper()], body.project, body.may_run_code)
     with platform.database.transaction() as session:
         return UserBody.of(users.set_role(session, who, id, body.project, grant), who)
@@ -213,7 +213,7 @@ def set_role(platform: Here, who: Caller, id: Number, body: UserRoleBody) -> Use
 
 @router.delete("/users/{id}", status_code=204)
 def remove_user(platform: Here, who: Caller, id: Number) -> None:
-    """Remove a user and end their sessions."""
+    """Delete a user and end their sessions."""
     with platform.database.transaction() as session:
         users.remove(session, who, id)
 
@@ -223,10 +223,10 @@ def list_changes(
     platform: Here,
     who: Caller,
     project: Text = "",
-    before: Annotated[Number, Query(description="Only entries with a smaller id; 0 for the newest.")] = 0,
+    before: Annotated[Number, Query(description="Only entries with a smaller id; 0 for the latest.")] = 0,
     limit: Limit = 100,
 ) -> list[AuditBody]:
-    """List changes, the newest first."""
+    """List changes, latest first."""
     with platform.database.reading() as session:
         rows = audit.entries(session, who, project=project, before=before, limit=limit)
         return [AuditBody.of(row) for row in rows]

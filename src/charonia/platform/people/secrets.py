@@ -1,4 +1,4 @@
-"""Secrets that the platform gives out: keys, links, cookies. It keeps their SHA-256 only."""
+"""Secrets that the platform issues: keys, links, cookies. It stores only their SHA-256."""
 
 import hashlib
 import secrets
@@ -11,5 +11,5 @@ def new_secret(prefix: str = "") -> str:
 
 
 def digest_of(secret: str) -> str:
-    """Return what is kept of a secret. It is long and random, so that a plain hash is enough."""
+    """Return the stored form of a secret. Secrets are long and random, so a plain hash is enough."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Sessions of browsers: begun with a link or through single sign-on, kept as a cookie."""
+"""Sessions of browsers: started with a link or through single sign-on, identified by a cookie."""
 
 from typing import NamedTuple
 
@@ -14,15 +14,15 @@ from charonia.platform.people.secrets import digest_of, new_secret
 COOKIE = "charonia_session"
 
 SESSION_S = 14 * 24 * 3600.0
-"""Time after which people sign in again."""
+"""Time after which users must sign in again."""
 
 
 class Visitor(NamedTuple):
-    """Somebody at a browser.
+    """A signed-in user of a browser.
 
     Attributes:
-        principal: Who it is.
-        csrf: What their forms must send with a change.
+        principal: The user.
+        csrf: Token that their forms must send with a change.
     """
 
     principal: Principal
@@ -30,7 +30,7 @@ class Visitor(NamedTuple):
 
 
 def begin(session: Session, user: UserRow, address: str) -> str:
-    """Begin a session, and return the value of its cookie."""
+    """Start a session, and return the value of its cookie."""
     session.execute(delete(SessionRow).where(SessionRow.expires <= now()))
     secret = new_secret()
     session.add(
@@ -43,7 +43,7 @@ def begin(session: Session, user: UserRow, address: str) -> str:
 
 
 def use_link(session: Session, secret: str, address: str) -> str | None:
-    """Begin the session that a link allows; return the value of its cookie, None for a link that is none any more."""
+    """Start the session that a link permits; return the value of its cookie, None if the link is no longer valid."""
     session.execute(delete(LoginLinkRow).where(LoginLinkRow.expires <= now()))
     user_id = session.scalar(
         delete(LoginLinkRow).where(LoginLinkRow.digest == digest_of(secret)).returning(LoginLinkRow.user_id)
@@ -52,7 +52,7 @@ def use_link(session: Session, secret: str, address: str) -> str | None:
 
 
 def visitor(session: Session, cookie: str, address: str) -> Visitor | None:
-    """Return who has the cookie of a session, None for one that has ended."""
+    """Return the user of a session cookie, None if the session has ended."""
     found = session.scalar(
         select(SessionRow)
         .options(joinedload(SessionRow.user))

@@ -1,4 +1,4 @@
-"""People: those who sign in with a link or through single sign-on."""
+"""Users, who sign in with a link or through single sign-on."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from charonia.platform.people.oidc import Identity
 from charonia.platform.people.secrets import digest_of, new_secret
 
 LOCAL = "local"
-"""Issuer of those who sign in with links."""
+"""Issuer of users who sign in with links."""
 
 OWNER = "owner"
 """Subject of the owner of this machine."""
@@ -23,7 +23,7 @@ OWNER = "owner"
 EMAIL_CHARS_MAX = 255
 
 LINK_S = 24 * 3600.0
-"""Time in which a link must be used."""
+"""Lifetime of a link."""
 
 
 def principal(user: UserRow, address: str = "") -> Principal:
@@ -33,14 +33,14 @@ def principal(user: UserRow, address: str = "") -> Principal:
 
 
 def owner(session: Session) -> UserRow:
-    """Return the owner of this machine, who administers everything; added if missing."""
+    """Return the owner of this machine, who administers everything; created if missing."""
     user = _find(session, LOCAL, OWNER) or _new(session, LOCAL, OWNER, "owner", "")
     _let_administer(session, user)
     return user
 
 
 def create(session: Session, who: Principal, name: str, email: str = "") -> UserRow:
-    """Add somebody who signs in with links.
+    """Create a user who signs in with links.
 
     Raises:
         NotPermittedError: If the caller does not administer all projects.
@@ -67,7 +67,7 @@ def known(session: Session, who: Principal, *, offset: int = 0, limit: int = 100
 
 
 def link(session: Session, who: Principal, user_id: int) -> str:
-    """Return the secret of a link that signs a user in, once, within `LINK_S`.
+    """Return the secret of a link that signs a user in, one time, within `LINK_S`.
 
     Raises:
         NotPermittedError: If the caller does not administer all projects.
@@ -87,11 +87,11 @@ def new_link(session: Session, user: UserRow) -> str:
 
 
 def set_role(session: Session, who: Principal, user_id: int, project: str, grant: Grant | None) -> UserRow:
-    """Give a user a role in a project, in place of the one that they have; None takes it.
+    """Set the role of a user in a project; None removes it.
 
     Args:
         session: A transaction.
-        who: Who does it.
+        who: The caller.
         user_id: The user.
         project: The project, "" for all.
         grant: The role.
@@ -111,7 +111,7 @@ def set_role(session: Session, who: Principal, user_id: int, project: str, grant
 
 
 def remove(session: Session, who: Principal, user_id: int) -> None:
-    """Remove a user, with their sessions.
+    """Delete a user, with their sessions.
 
     Raises:
         NotPermittedError: If the caller does not administer all projects.
@@ -124,7 +124,7 @@ def remove(session: Session, who: Principal, user_id: int) -> None:
 
 
 def signed_in(session: Session, who: Identity, *, is_admin: bool) -> UserRow:
-    """Return the user whom a provider has named, added if new; with the role of an administrator if they are one."""
+    """Return the user whom a provider has authenticated, created if new; administrators get their role."""
     user = _find(session, who.issuer, who.subject) or _new(session, who.issuer, who.subject, who.name, who.email)
     user.name, user.email = who.name[:NAME_CHARS_MAX], who.email
     if is_admin:
@@ -151,5 +151,5 @@ def _find(session: Session, issuer: str, subject: str) -> UserRow | None:
 def _get(session: Session, user_id: int) -> UserRow:
     user = session.get(UserRow, user_id)
     if user is None:
-        raise not_found(f"there is no user {user_id}")
+        raise not_found(f"user {user_id} does not exist")
     return user

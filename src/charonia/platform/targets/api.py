@@ -1,7 +1,7 @@
-"""What the platform asks of a place where deployments run.
+"""The interface between the platform and a place where deployments run: a target.
 
-A target brings about one revision of a deployment at a time. It keeps nothing in the platform's database: what runs is
-found where it runs, so that a platform that starts again adopts it. All calls block, and come from threads.
+A target applies one revision of a deployment at a time. It stores nothing in the platform's database: it finds
+running servers in the place itself, so a restarted platform adopts them. All calls block, and come from threads.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ from charonia.platform.deployments.spec import DeploymentSpec
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """A model with the versions that are to run.
+    """A model with the versions to serve.
 
     Attributes:
         name: Its name.
         versions: By number, the folder with its files on this machine.
-        config: Its configuration, with what the deployment changes: the text of a config.pbtxt.
+        config: Its configuration including the deployment's changes: the text of a config.pbtxt.
         size: Bytes of all files.
         digests: Hash of the content by number of the version.
-        files: What the store of models' files has of each version, by path within the model's folder.
+        files: Entries of the artifact store for each version, by path within the model's folder.
     """
 
     name: str
@@ -38,16 +38,16 @@ class PlacedModel:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A revision, with all that it names.
+    """A revision with everything it refers to.
 
     Attributes:
         deployment: "PROJECT/NAME".
         revision: Its number.
-        spec: What was asked for.
+        spec: The specification.
         models: The models.
         python: The interpreter of its environment, None for the platform's own.
         keys: Lines of the file of API keys of its servers for clients; see `key_files`.
-        packages: What its environment asks for, as pip takes it, where that is built elsewhere.
+        packages: Requirements of its environment in pip's syntax, where the environment is built elsewhere.
         project_id: Number of its project.
     """
 
@@ -80,12 +80,11 @@ def key_files(platform_key: str, keys: Sequence[str]) -> dict[str, str]:
 
 
 def key_file(spec: DeploymentSpec) -> str:
-    """Return the name of the file of API keys that the servers of a deployment read."""
     return KEYS_FILE if spec.keys else OPEN_KEYS_FILE
 
 
 class RevisionPhase(Enum):
-    """What a revision does at a target."""
+    """State of a revision at a target."""
 
     ABSENT = "absent"
     STARTING = "starting"
@@ -102,11 +101,11 @@ class Replica:
     Attributes:
         name: "pid 4711", the name of a pod.
         is_ready: Whether it answers.
-        restarts: How often it was started again.
-        reason: What is wrong with it, in words; "" for nothing.
-        doing: What it does if it is not ready and nothing is wrong: "it starts".
-        http: Address of the HTTP endpoint that it alone has, "" where there is none.
-        metrics: Address of its metrics, "" where there is none.
+        restarts: How often it was restarted.
+        reason: Why it is unhealthy, for display; "" if it is healthy.
+        doing: Its current step if it is healthy but not ready: "it starts".
+        http: Address of its own HTTP endpoint, "" if it has none.
+        metrics: Address of its metrics, "" if it has none.
     """
 
     name: str
@@ -120,21 +119,21 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a target sees of a deployment.
+    """State of a deployment as its target reports it.
 
     Attributes:
         serving: The revision that answers requests, 0 for none.
-        applying: The revision that is being brought about, or has failed to be; 0 for none.
-        phase: How far that one is; of the one that serves where none is being brought about.
-        doing: What is being done now, for people.
-        reason: Why it failed, in words.
+        applying: The revision being applied, or one that has failed; 0 for none.
+        phase: Progress of `applying`, or of `serving` if nothing is being applied.
+        doing: The current step, for display.
+        reason: Why `applying` failed, for display.
         http: Address of the protocol's HTTP endpoint, "" where nothing serves: "http://127.0.0.1:9000".
         grpc: Address of its gRPC endpoint.
         metrics: Address of its metrics.
         key: The API key with which the platform calls its servers, "" where it has none.
         replicas: Its servers.
-        wanted_replicas: How many there are to be.
-        scaled_by: Who decides how many there are between the bounds, in words; "" for the platform.
+        wanted_replicas: Number of servers to run.
+        scaled_by: Who sets the number of servers within the bounds, for display; "" for the platform.
     """
 
     serving: int = 0
@@ -161,28 +160,28 @@ class DeploymentTarget(Protocol):
     name: str
 
     def problems(self, workload: Workload) -> Sequence[str]:
-        """Return why a workload does not fit here, a sentence each: memory, devices, ports. Nothing is started."""
+        """Return why a workload does not fit here, one sentence per reason: memory, devices, ports. Starts nothing."""
         ...
 
     def apply(self, workload: Workload) -> None:
-        """Begin to bring a workload about, in place of what serves; return at once.
+        """Begin to replace the serving revision with a workload, and return immediately.
 
-        What serves goes on until the new one is ready, and stays if that fails. Applying what is being applied
-        already, or serves, changes nothing; what has failed begins again.
+        The serving revision continues until the new one is ready, and stays if the new one fails. Applying a workload
+        that is being applied, or already serves, changes nothing; one that has failed starts again.
 
         Raises:
-            ServingError: UNAVAILABLE when the target cannot be reached, or is not done with what was applied before.
+            ServingError: UNAVAILABLE if the target cannot be reached, or has not finished the previous change.
         """
         ...
 
     def scale(self, deployment: str, replicas: int) -> str:
-        """Let a deployment have so many servers, beginning with those that it has.
+        """Scale a deployment, starting from its current servers.
 
-        It is called at each look at a deployment that is to run, so that a target which brings things about server by
-        server can take its next step.
+        The reconciler calls this on each pass over a running deployment, so a target that works server by server can
+        take its next step.
 
         Returns:
-            Why there is no room for so many, in words; "" where there is, or they are there.
+            Why there is no room for this many servers; "" if there is, or if they already run.
 
         Raises:
             ServingError: UNAVAILABLE when the target cannot be reached.
@@ -190,11 +189,11 @@ class DeploymentTarget(Protocol):
         ...
 
     def abandon(self, deployment: str) -> None:
-        """Give up what is being brought about, if anything; what serves stays."""
+        """Cancel the revision being applied, if any; the serving one stays."""
         ...
 
     def observe(self, deployment: str) -> Observed:
-        """Return what is there now.
+        """Return the current state.
 
         Raises:
             ServingError: UNAVAILABLE when the target cannot be reached.
@@ -202,22 +201,22 @@ class DeploymentTarget(Protocol):
         ...
 
     def stop(self, deployment: str) -> None:
-        """Begin to end a deployment: requests in flight are finished. Its address stays its own.
+        """Begin to stop a deployment: it completes requests in flight and keeps its address.
 
-        It is called again until nothing is left, so that what does not end can be killed.
+        The reconciler repeats the call until nothing is left, so the target can kill a server that does not exit.
         """
         ...
 
     def remove(self, deployment: str) -> None:
-        """Remove what is left of a deployment that has been stopped."""
+        """Remove the leftovers of a stopped deployment."""
         ...
 
     def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
-        """Let these be the lines of the file of API keys of a deployment, at once."""
+        """Replace the lines of a deployment's file of API keys immediately."""
         ...
 
     def deployments(self) -> Sequence[str]:
-        """Return the names of all deployments that there is anything of, so that what nobody wants can be removed."""
+        """Return the names of all deployments that have left a trace here, so that orphans can be removed."""
         ...
 
     def log(self, deployment: str, lines: int) -> str:

@@ -11,10 +11,10 @@ ENGINE_BYTES = 200 * MIB
 """Memory of a server without its models."""
 
 WEIGHTS_FACTOR = 1.2
-"""Memory of a model beside the size of its files, where a deployment does not say how much it may use."""
+"""Memory of a model beyond the size of its files, if the deployment sets no limit."""
 
 IDLE_CORES_MIN = 0.5
-"""Cores that have to be idle for one more server to help those that there are."""
+"""Idle cores required before one more server helps the existing ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class GpuMemory:
 
     Attributes:
         total_bytes: All of it.
-        free_bytes: What nobody uses now.
+        free_bytes: Memory not in use.
     """
 
     total_bytes: int
@@ -32,14 +32,14 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """What a machine has.
+    """Resources of a machine.
 
     Attributes:
         cores: CPU cores.
         available_bytes: Memory that is not in use.
         gpus: Number of GPUs.
-        gpu_memory: Their memory; none where NVIDIA's management library does not say.
-        idle_cores: Cores that had nothing to do lately; None where that is not known.
+        gpu_memory: Their memory; empty if NVIDIA's management library does not report it.
+        idle_cores: Cores that were idle recently; None if unknown.
     """
 
     cores: int
@@ -51,12 +51,12 @@ class LocalMachine:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one server may use.
+    """Resources of one server.
 
     Attributes:
         memory_bytes: Memory.
         gpus: Numbers of its GPUs.
-        gpu_bytes: Memory of each of them, 0 where nothing was said.
+        gpu_bytes: Memory of each of them, 0 if not specified.
     """
 
     memory_bytes: int
@@ -65,7 +65,7 @@ class Needs:
 
 
 def needs_of(workload: Workload) -> Needs:
-    """Return what a server of a workload may use, or an estimate from the size of its files."""
+    """Return the resources of a server of a workload, estimated from the size of its files if not specified."""
     spec = workload.spec
     estimate = ENGINE_BYTES + round(WEIGHTS_FACTOR * sum(model.size for model in workload.models))
     return Needs(spec.memory_mib * MIB or estimate, spec.gpus, spec.gpu_memory_mib * MIB)
@@ -76,10 +76,10 @@ def misfits(workload: Workload, machine: LocalMachine, promised: Sequence[Needs]
 
     Args:
         workload: The workload.
-        machine: What the machine has.
-        promised: What each server of the other deployments may use.
-        running: Servers of this deployment that there are. They are upgraded one after the other, so one more engine
-            than them runs at a time.
+        machine: The machine.
+        promised: Resources of each server of the other deployments.
+        running: Existing servers of this deployment. They are upgraded one after the other, so at most one extra engine
+            runs at a time.
     """
     spec, needs = workload.spec, needs_of(workload)
     more = max(1, spec.replicas_min - running)
@@ -106,9 +106,9 @@ def misfits(workload: Workload, machine: LocalMachine, promised: Sequence[Needs]
 
 
 def obstacle(needs: Needs, more: int, machine: LocalMachine, promised: Sequence[Needs]) -> str:
-    """Return why a machine has no room for so many further servers while others run, "" where it has.
+    """Return why a machine has no room for `more` servers while others run, "" if it has room.
 
-    `promised` is what those of all deployments may use.
+    `promised` lists the resources of the servers of all deployments.
     """
     if machine.idle_cores is not None and machine.idle_cores < IDLE_CORES_MIN:
         return f"{machine.idle_cores:.1f} of {machine.cores} cores are idle, and one more server would need them"

@@ -1,8 +1,8 @@
-"""The target `local`: guarded `charonia serve` processes of its own for each deployment, behind one address.
+"""The target `local`: guarded `charonia serve` processes for each deployment, behind one address.
 
-The servers survive the platform, and are found again by their folders. They share their listening sockets, so one may
-come or go without a lost request. Later revisions are brought about by `charonia upgrade`, one server after the other;
-how traffic is split is changed in the servers that run. `rollout.py` says which step comes next.
+The servers survive the platform, which finds them again by their folders. They share their listening sockets, so they
+can start and stop without a lost request. `charonia upgrade` applies later revisions, one server after the other; a new
+traffic split is applied to running servers. `rollout.py` decides the next step.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ _DEVICE = re.compile(r"nvidia[0-9]+")
 
 
 def this_machine(devices: Path = Path("/dev")) -> LocalMachine:
-    """Return what this machine has now: the driver of GPUs makes one device file for each."""
+    """Return the resources of this machine: the driver of GPUs creates one device file for each."""
     gpus = sum(1 for entry in devices.glob("nvidia*") if _DEVICE.fullmatch(entry.name))
     cores = len(os.sched_getaffinity(0))
     return LocalMachine(
@@ -66,7 +66,7 @@ def this_machine(devices: Path = Path("/dev")) -> LocalMachine:
 
 
 def gpu_memory(api: Any = None) -> Sequence[GpuMemory]:
-    """Return the memory of the GPUs, nothing where it is not known.
+    """Return the memory of the GPUs, nothing if unknown.
 
     Args:
         api: The module `pynvml` of the package nvidia-ml-py (extra `gpu`), None to import it.
@@ -74,7 +74,7 @@ def gpu_memory(api: Any = None) -> Sequence[GpuMemory]:
     try:
         api = api or import_module("pynvml")
         api.nvmlInit()
-    except Exception:  # no package, or no driver: the library has an error class of its own
+    except Exception:  # no package, or no driver: the library has its own error class
         return ()
     try:
         handles = [api.nvmlDeviceGetHandleByIndex(number) for number in range(api.nvmlDeviceGetCount())]
@@ -90,7 +90,7 @@ PORTS = 2
 """A deployment has one for HTTP and the next one for gRPC; each of its servers one for HTTP, and one for metrics."""
 
 PORT_RACES_MAX = 5
-"""How often a server is started with other ports because another program was faster to take them."""
+"""How often a server is restarted with other ports because another program took its ports first."""
 
 _KEY_BYTES = 32
 
@@ -99,10 +99,10 @@ class LocalTarget:
     """Deployments on this machine. See `DeploymentTarget`.
 
     Args:
-        folder: Where they are kept.
+        folder: Parent of their folders.
         ports: First and last port.
         isolation: Confines servers; by default, as `charonia platform` does.
-        machine: Returns what the machine has.
+        machine: Returns the resources of the machine.
     """
 
     name = "local"
@@ -143,10 +143,10 @@ class LocalTarget:
             if is_there and goal.revision == number and not goal.failed:
                 return
             if folder.stopping_since() and is_there:
-                raise unavailable(f"the servers of '{name}' end", hint="wait until they have ended")
+                raise unavailable(f"the servers of '{name}' are stopping", hint="wait until they have stopped")
             moving = any(one.phase in (ReplicaPhase.MOVING, ReplicaPhase.FINISHING) for one in servers)
             if is_there and (moving or not (goal.is_reached or goal.failed)):
-                raise unavailable(f"revision {goal.revision} of '{name}' is not over yet")
+                raise unavailable(f"revision {goal.revision} of '{name}' is still being applied")
             with self._lock:
                 self._prepare(folder, workload)
             for one in servers:
@@ -158,7 +158,7 @@ class LocalTarget:
             self._step(folder)
 
     def scale(self, deployment: str, replicas: int) -> str:
-        """Let there be so many servers, and take the next step of what was applied. See `DeploymentTarget`."""
+        """Scale the servers, and take the next step of the rollout. See `DeploymentTarget`."""
         with self._held(deployment):
             folder = self._folder(deployment)
             goal, servers = self._look(folder)
@@ -248,14 +248,14 @@ class LocalTarget:
 
     @contextmanager
     def _held(self, deployment: str) -> Iterator[None]:
-        """Let one thread at a time work on a deployment."""
+        """Serialise work on a deployment."""
         with self._lock:
             lock = self._locks.setdefault(deployment, threading.RLock())
         with lock:
             yield
 
     def _taken(self) -> set[int]:
-        """Return the ports that belong to deployments and servers, also to those that do not run."""
+        """Return the ports of all deployments and servers, whether they run or not."""
         notes = [self._folder(name) for name in self.deployments()]
         owners: list[NotesFolder] = [
             *notes,
@@ -264,7 +264,7 @@ class LocalTarget:
         return {port for owner in owners for name in ("address", "ports") for port in owner.read(name).get("ports", ())}
 
     def _promised(self, deployment: str) -> list[Needs]:
-        """Return what all servers of the other deployments may use."""
+        """Return the resources of all servers of the other deployments."""
         found = []
         for name in self.deployments():
             folder = self._folder(name)
@@ -275,7 +275,7 @@ class LocalTarget:
         return found
 
     def _obstacle(self, folder: DeploymentFolder, goal: RolloutGoal, more: int) -> str:
-        """Return why this machine has no room for so many more servers of a deployment, "" where it has."""
+        """Return why this machine has no room for `more` servers of a deployment, "" if it has."""
         if more <= 0:
             return ""
         name = f"{folder.path.parent.name}/{folder.path.name}"
@@ -286,7 +286,7 @@ class LocalTarget:
         return obstacle(needs, more, self._machine(), [*self._promised(name), *own])
 
     def _prepare(self, folder: DeploymentFolder, workload: Workload) -> None:
-        """Write all that the revision needs."""
+        """Write the files of the revision."""
         folder.served.mkdir(parents=True, exist_ok=True)
         if not folder.read("address"):
             folder.write("address", ports=self._free_ports())
@@ -315,7 +315,7 @@ class LocalTarget:
         return found[0]
 
     def _look(self, folder: DeploymentFolder) -> tuple[RolloutGoal, list[ServerState]]:
-        """Return what is to be, and the servers; write down what has come of it."""
+        """Return the goal and the servers, and record progress."""
         before = _read_goal(folder)
         looked = [self._server(folder, number).look() for number in folder.servers()]
         servers = [self._after_race(folder, before, one, looked) for one in looked]
@@ -330,7 +330,7 @@ class LocalTarget:
     def _after_race(
         self, folder: DeploymentFolder, goal: RolloutGoal, one: ServerState, servers: Sequence[ServerState]
     ) -> ServerState:
-        """Start a server with other ports that another program has taken since they were chosen."""
+        """Restart a server with other ports after another program has taken its ports."""
         server = self._server(folder, one.number)
         races = int(server.folder.read("races").get("count", 0))
         if not one.failure or one.applying != goal.revision or races >= PORT_RACES_MAX or not server.has_lost_port():
@@ -341,10 +341,10 @@ class LocalTarget:
             with self._lock:
                 folder.write("address", ports=self._free_ports())
         self._start(folder, server, goal.revision, next((each.number for each in servers if each.phase in RUNNING), 0))
-        return replace(server.look(), failure="")  # whether it has lost again is for the next look
+        return replace(server.look(), failure="")  # the next pass notices if it has lost again
 
     def _step(self, folder: DeploymentFolder, looked: tuple[RolloutGoal, list[ServerState]] | None = None) -> None:
-        """Do what comes next, by what a look has just found."""
+        """Take the next step, based on the latest observation."""
         goal, servers = looked or self._look(folder)
         made = str(folder.revision(goal.revision).read("serve").get("made", "")) if goal.revision else ""
         for act in next_acts(goal, servers, made):
@@ -362,7 +362,7 @@ class LocalTarget:
                     server.end()
                 case ForgetServer():
                     server.remove()
-        for one in servers:  # those that were told to end long ago
+        for one in servers:  # kill servers that are overdue
             if one.phase is ReplicaPhase.ENDING:
                 self._server(folder, one.number).end()
         numbers = folder.servers()
@@ -385,7 +385,7 @@ class LocalTarget:
             _write_goal(folder, given_up(goal, str(error)))
 
     def _seen(self, folder: DeploymentFolder, goal: RolloutGoal, servers: Sequence[ServerState]) -> Observed:
-        """Return what is seen of servers that live."""
+        """Return the observation of running servers."""
         serving, ports = answering(goal, servers), folder.read("address")["ports"]
         is_failed = bool(goal.failed)
         phase = RevisionPhase.READY if goal.is_reached and serving else RevisionPhase.STARTING
@@ -419,7 +419,7 @@ def _write_goal(folder: DeploymentFolder, goal: RolloutGoal) -> None:
 
 
 def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
-    """Return the arguments of `charonia serve` that all servers of a revision have."""
+    """Return the arguments of `charonia serve` for all servers of a revision."""
     spec = workload.spec
     arguments = [
         f"--model-repository={folder.revision(workload.revision).path / 'repository'}",
@@ -435,7 +435,7 @@ def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
 
 
 def _launcher(workload: Workload) -> str:
-    """Return a script that runs the interpreter of a revision, with the GPUs that it may see."""
+    """Return a script that runs the interpreter of a revision with its visible GPUs."""
     python = str(workload.python or sys.executable)
     gpus = ",".join(map(str, workload.spec.gpus))
     return f"#!/bin/sh\nCUDA_VISIBLE_DEVICES='{gpus}' exec {_quoted(python)} \"$@\"\n"
@@ -451,7 +451,7 @@ def _read_project(folder: DeploymentFolder) -> int:
 
 
 def _made(workload: Workload) -> str:
-    """Return what stands for all of a workload but its traffic: servers of equal ones are the same."""
+    """Return a digest of a workload without its traffic: servers with equal digests are interchangeable."""
     spec = workload.spec
     models: list[Sequence[object]] = [
         [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
@@ -462,7 +462,7 @@ def _made(workload: Workload) -> str:
 
 
 class FreePorts:
-    """Looks for free ports in a row.
+    """Finds free ports in a row.
 
     Args:
         ports: First and last port.
@@ -474,7 +474,7 @@ class FreePorts:
         self._count = count
 
     def find_many(self, taken: Container[int], rows: int) -> list[list[int]]:
-        """Return as many rows of ports that nobody listens on, without those that are taken, or fewer."""
+        """Return at most `rows` rows of ports that are neither taken nor in use."""
         found: list[list[int]] = []
         for first in range(self.first, self.last - self._count + 2, self._count):
             ports = list(range(first, first + self._count))
@@ -483,7 +483,7 @@ class FreePorts:
         return found
 
     def are_free(self, ports: Sequence[int]) -> bool:
-        """Return whether these are as many as wanted, and nobody listens on any of them."""
+        """Return whether the number of ports is right and nothing listens on any of them."""
         return len(ports) == self._count and all(map(_is_free, ports))
 
 

@@ -1,21 +1,21 @@
-"""The folder of a deployment on this machine: what is kept of it there, and its processes.
+"""The folder of a deployment on this machine: its state and its processes.
 
 address.json   ports of HTTP and gRPC; they stay as long as the deployment exists once they have answered
-goal.json      what is to be: see `rollout.RolloutGoal`
-stopping       the deployment was told to end
+goal.json      the desired state: see `rollout.RolloutGoal`
+stopping       marks that the deployment must stop
 keys.txt, open-keys.txt  API keys of all its servers: see `api.key_files`; `platform.key` has that of the platform
 rev-N/         a revision: its repository, its interpreter, and in `serve.json` how its servers are started
 server-N/      a server:
-    ports.json     ports of its own HTTP endpoint and of its metrics
-    races.json     how often another program was faster to take them
-    lock           held by the server as long as it lives, whoever has started it
-    pid            number of its process, which it writes itself
-    applying.json  the revision that is brought about in it
+        ports.json     ports of its HTTP endpoint and of its metrics
+        races.json     how often another program took its ports first
+        lock           held by the server while it lives, regardless of the process that started it
+        pid            id of its process, which it writes itself
+        applying.json  the revision being applied
     serving.json   the revision that answers
     starts.json    how often it was started, and when last
-    stopping       it was told to end
-    log            what it says
-    steps, exit    what the last upgrade has said, and how it ended
+        stopping       marks that it must stop
+        log            its output
+        steps, exit    output and exit status of the last upgrade
 """
 
 import contextlib
@@ -33,19 +33,19 @@ from typing import IO, Any
 from charonia.core.errors import unavailable
 
 LOG_BYTES_MAX = 32 * 2**20
-"""A log that is longer is cut; what is cut off stays as `log.1` until it happens again."""
+"""A longer log is truncated; the part that was cut stays as `log.1` until the next cut."""
 
 LINES_MAX = 1000
-"""Lines of a log that are looked at for the reason of an end."""
+"""Lines of a log that are searched for the reason of an exit."""
 
 PRIVATE_MODE = 0o600
 
 
 class NotesFolder:
-    """A folder with notes: values under names.
+    """A folder with named notes.
 
     Args:
-        path: Where it is, or will be.
+        path: Its path; it need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +53,7 @@ class NotesFolder:
         self._stopping = path / "stopping"
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return what was written under a name, {} for nothing."""
+        """Return the values of a note, {} if there is none."""
         try:
             found = json.loads((self.path / f"{name}.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -61,28 +61,27 @@ class NotesFolder:
         return found if isinstance(found, dict) else {}
 
     def write(self, name: str, **values: Any) -> None:
-        """Write values under a name, in one step."""
+        """Write a note atomically."""
         write_whole(self.path / f"{name}.json", json.dumps(values))
 
     def forget(self, *names: str) -> None:
-        """Remove what was written under names."""
+        """Remove notes."""
         for name in names:
             (self.path / f"{name}.json").unlink(missing_ok=True)
 
     def stopping_since(self) -> float:
-        """Return when it was told to end, in seconds since the epoch; 0.0 if it was not."""
+        """Return when it was marked as stopping, in seconds since the epoch; 0.0 if it was not."""
         try:
             return self._stopping.stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def note_stopping(self) -> None:
-        """Write down that it is told to end."""
+        """Mark it as stopping, if it exists."""
         if self.path.exists():
             self._stopping.touch()
 
     def forget_stopping(self) -> None:
-        """Write down that it is not told to end."""
         self._stopping.unlink(missing_ok=True)
 
 
@@ -91,7 +90,7 @@ class DeploymentFolder(NotesFolder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.served = path / "served"  # the servers see this, and nothing else
+        self.served = path / "served"  # servers see only this folder
         self.platform_key = path / "platform.key"
 
     def revision(self, number: int) -> NotesFolder:
@@ -101,7 +100,7 @@ class DeploymentFolder(NotesFolder):
         return ServerFolder(self.path / f"server-{number}")
 
     def servers(self) -> list[int]:
-        """Return the numbers of all servers that there is anything of."""
+        """Return the numbers of all servers that have a folder."""
         return sorted(number for number, _ in _numbered(self.path, "server"))
 
     def tidy(self, kept: Container[int]) -> None:
@@ -123,7 +122,7 @@ class ServerFolder(NotesFolder):
         return is_locked(self.path / "lock")
 
     def pid(self) -> int:
-        """Return the number of the server's process, 0 if it has not written it yet."""
+        """Return the id of the server's process, 0 if it has not written it yet."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return int(self._pid.read_text())
         return 0
@@ -144,7 +143,7 @@ class ServerFolder(NotesFolder):
         with _held(self.path / "lock") as lock, self.log.open("ab") as log:
             self.forget_pid()
             self.forget_stopping()
-            # The process writes its number itself: nothing is lost if this one ends right here.
+            # The process writes its id itself: nothing is lost if this process dies right here.
             script = 'echo $$ > "$0.new" && mv "$0.new" "$0" && exec "$@"'
             command = ["/bin/sh", "-c", script, str(self._pid), *command]
             _start(command, self.path, log, environment, pass_fds=[lock.fileno()])
@@ -157,12 +156,12 @@ class ServerFolder(NotesFolder):
         return self.log.stat().st_size if self.log.exists() else 0
 
     def log_from(self, start: int) -> str:
-        """Return the end of the log, without what was there when it had `start` bytes."""
+        """Return the end of the log, from byte `start` on."""
         size = self.log_size()
         return tail(self.log, LINES_MAX, bytes_max=size - start if size >= start else size)
 
     def cut_log(self) -> None:
-        """Keep the log within its limit. The server appends to it, and goes on at its new end."""
+        """Keep the log within its limit. The server appends to it, and continues at its new end."""
         with contextlib.suppress(FileNotFoundError):
             if self.log.stat().st_size > LOG_BYTES_MAX:
                 shutil.copyfile(self.log, self.log.with_suffix(".1"))
@@ -170,7 +169,7 @@ class ServerFolder(NotesFolder):
 
 
 class Steps:
-    """A command about a server that goes on without this process: `steps` has its output, `exit` its status.
+    """A command about a server that outlives this process: `steps` has its output, `exit` its status.
 
     Args:
         folder: The folder of the server.
@@ -193,16 +192,15 @@ class Steps:
             _start(["/bin/sh", "-c", script, str(self._exit), *command], self._exit.parent, output, environment)
 
     def forget(self) -> None:
-        """Forget the command before."""
+        """Remove the results of the previous command."""
         self._exit.unlink(missing_ok=True)
         self._output.unlink(missing_ok=True)
 
     def is_begun(self) -> bool:
-        """Return whether it was begun since the one before was forgotten."""
+        """Return whether a command was started since the last `forget`."""
         return self._output.exists()
 
     def text(self) -> str:
-        """Return what it has said."""
         return tail(self._output, LINES_MAX)
 
     def status(self) -> int | None:
@@ -219,7 +217,7 @@ def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644, finish: Callable[[Path], None] | None = None) -> None:
-    """Write a file in one step, so that nobody sees a part of it; `finish` is called before it has its name."""
+    """Write a file atomically, so that no reader sees a part of it; `finish` is called before the rename."""
     new = path.with_name(f".{path.name}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -261,7 +259,7 @@ def _start(
     *,
     pass_fds: Sequence[int] = (),
 ) -> None:
-    """Start a command that is no child of this process: nobody has to wait for it."""
+    """Start a detached command: this process need not wait for it."""
     subprocess.run(
         ["/bin/sh", "-c", '"$@" &', "sh", *command],
         stdin=subprocess.DEVNULL,
@@ -277,10 +275,10 @@ def _start(
 
 @contextmanager
 def _held(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that is locked until it, and all that a process has inherited of it, is closed.
+    """Yield a file that is locked until every handle of it is closed, including inherited ones.
 
     Raises:
-        ServingError: UNAVAILABLE while somebody else holds it.
+        ServingError: UNAVAILABLE while another process holds it.
     """
     with path.open("ab") as file:
         try:

@@ -1,4 +1,4 @@
-"""One server of a deployment on this machine: `charonia serve` in a folder of its own, which survives the platform."""
+"""One server of a deployment on this machine: `charonia serve` in a dedicated folder; it survives the platform."""
 
 import contextlib
 import shutil
@@ -35,10 +35,10 @@ from charonia.python_command import python_module
 HOST = "127.0.0.1"
 
 KILL_S = 90.0
-"""Time that a server has to end after SIGTERM."""
+"""Time for a server to exit after SIGTERM."""
 
 SOCKETS = "charonia-sockets-"
-"""Beginning of the name of the abstract socket at which a server shares its listening sockets; its process follows."""
+"""Prefix of the abstract socket at which a server shares its listening sockets; its process id follows."""
 
 _taking_over = threading.Lock()
 
@@ -54,7 +54,7 @@ class DeployedServer:
     Args:
         deployment: The folder of the deployment.
         number: Its number.
-        unwell: Since when servers do not answer, by their folder, in seconds of the monotonic clock.
+        unwell: When servers stopped answering, by their folder, in seconds of the monotonic clock.
         isolation: Confines it.
     """
 
@@ -69,7 +69,7 @@ class DeployedServer:
 
     @property
     def http(self) -> str:
-        """Address of the HTTP endpoint that it alone has."""
+        """Address of its own HTTP endpoint."""
         return f"http://{HOST}:{self._ports[0]}"
 
     @property
@@ -77,7 +77,7 @@ class DeployedServer:
         return f"http://{HOST}:{self._ports[1]}/metrics"
 
     def look(self) -> ServerState:
-        """Return what it does, and write down what has come of what was begun."""
+        """Return its state, and record the outcome of its steps."""
         applying, serving = self.folder.read("applying"), self.folder.read("serving")
         starts = self.folder.read("starts")
         count, since_s = int(starts.get("count", 0)), max(0.0, time.time() - float(starts.get("time", 0.0)))
@@ -103,7 +103,7 @@ class DeployedServer:
         return has_lost_port(self.folder.log_from(int(self.folder.read("applying").get("log_from", 0))))
 
     def shown(self, state: ServerState) -> Replica:
-        """Return it as people see it."""
+        """Return it for display."""
         reason = state.failure if state.phase is ReplicaPhase.GONE else ""
         doing = _DOING.get(state.phase, "")
         if not state.is_ready and not reason and not doing:
@@ -121,7 +121,7 @@ class DeployedServer:
         )
 
     def doing(self) -> str:
-        """Return what it says about what is being done."""
+        """Return its report on the current step."""
         applying = self.folder.read("applying")
         if applying.get("is_upgrade"):
             return last_line(Steps(self.folder.path).text())
@@ -136,7 +136,7 @@ class DeployedServer:
         starts, how = int(self.folder.read("starts").get("count", 0)), self._how(revision)
         self.folder.write("starts", count=starts + 1, time=time.time())
         self.folder.forget("serving")
-        self.folder.forget_pid()  # one that has none was never started
+        self.folder.forget_pid()  # without a process id it was never started
         self.folder.write(
             "applying", revision=revision, is_upgrade=False, made=how["made"], log_from=self.folder.log_size()
         )
@@ -156,16 +156,16 @@ class DeployedServer:
         self.folder.start(self._isolation.command(command, room, reach), self._isolation.environment(room))
 
     def upgrade(self, revision: int) -> None:
-        """Let a revision take the place of the one that it has."""
+        """Upgrade it in place to a revision."""
         steps = Steps(self.folder.path)
-        steps.forget()  # one that was never begun is begun again
+        steps.forget()  # an upgrade that never started is started again
         self.folder.write("applying", revision=revision, is_upgrade=True, made=self._how(revision)["made"])
         command = python_module("charonia", "upgrade", str(self.folder.pid()))
         command += ["--python", self._python(revision), "--", *self._arguments(revision)]
         steps.start(command, self._control_environment())
 
     def retune(self, revision: int) -> None:
-        """Split traffic as a revision says, now and whenever it is started again.
+        """Split traffic as a revision says, now and after restarts.
 
         Raises:
             ServingError: It refuses, or does not answer.
@@ -179,7 +179,7 @@ class DeployedServer:
         self.folder.write("serving", revision=revision, base=base, made=serving["made"])
 
     def cancel(self) -> None:
-        """Give up what is being brought about in it."""
+        """Cancel the revision being applied."""
         applying = self.folder.read("applying")
         if applying and self.folder.is_running():
             if applying["is_upgrade"]:
@@ -192,7 +192,7 @@ class DeployedServer:
                 self.folder.signal(signal.SIGKILL)
 
     def end(self) -> None:
-        """Tell it to end, or kill it where that was long ago."""
+        """Send SIGTERM, or SIGKILL if it is overdue."""
         since = self.folder.stopping_since()
         if not self.folder.is_running():
             self.folder.forget("applying", "serving", "starts")
@@ -204,7 +204,7 @@ class DeployedServer:
             self.folder.signal(signal.SIGKILL)
 
     def remove(self) -> None:
-        """Remove what is left of it."""
+        """Remove its leftovers."""
         self._unwell.pop(str(self.folder.path), None)
         self._leave_room()
         shutil.rmtree(self.folder.path, ignore_errors=True)
@@ -215,10 +215,10 @@ class DeployedServer:
         return {int(note[name]) for note in (serving, applying) for name in ("revision", "base") if name in note}
 
     def _control_environment(self) -> dict[str, str]:
-        """Return the variables of a command that tells the server something.
+        """Return the variables of a command that controls the server.
 
-        The command is not confined: the kernel would keep it from the server's socket. It is the platform's own
-        program, runs nothing that the server answers, and has no variable of the platform and no home of a model.
+        The command is not confined: the kernel would deny it the server's socket. It is the platform's own program,
+        executes nothing that the server answers, and has no variable of the platform and no home of a model.
         """
         return self._isolation.environment(PrivateFolders(self.folder.path, self.folder.path), installs=False)
 
@@ -258,7 +258,7 @@ class DeployedServer:
         return replace(state, applying=int(applying["revision"]), failure=reason)
 
     def _under_way(self, applying: Mapping[str, Any], state: ServerState) -> ServerState:
-        """Return how far the revision is that is brought about, and write down what has come of it."""
+        """Return the progress of the revision being applied, and record its outcome."""
         number, made = int(applying["revision"]), str(applying["made"])
         state = replace(state, applying=number)
         if not applying["is_upgrade"]:
@@ -279,9 +279,9 @@ class DeployedServer:
         return replace(state, phase=ReplicaPhase.UP, failure=why_not_upgraded(text))
 
     def _take_over(self, applying: Mapping[str, Any]) -> None:
-        """Write down that the new engine has all new requests, and let it split traffic as its revision says.
+        """Record that the new engine receives all new requests, and let it split traffic as its revision says.
 
-        It has kept what the one before was asked for. What it is asked for itself comes after this, and stays.
+        It has inherited the traffic settings made at the previous engine. Settings made at itself come later, and stay.
         """
         number = int(applying["revision"])
         with _taking_over:
@@ -292,7 +292,7 @@ class DeployedServer:
                 self._note_serving(applying)
 
     def _serves(self, applying: Mapping[str, Any]) -> None:
-        """Write down that a revision has been brought about."""
+        """Record that a revision has been applied."""
         self._note_serving(applying)
         self.folder.forget("applying", "races")
 

@@ -7,7 +7,7 @@ from charonia.platform.targets.api import PlacedModel
 
 
 def make_model_folder(repository: Path, model: PlacedModel) -> None:
-    """Make a model's folder with hard links to the files of its versions; what they share is that of the newest."""
+    """Create a model's folder with hard links to the files of its versions; shared files are those in the latest."""
     folder = repository / model.name
     for number, source in sorted(model.versions.items()):
         for path in sorted(source.rglob("*")):

@@ -1,9 +1,9 @@
-"""How the servers of a deployment on one machine become what is wanted: one step at a time. Pure.
+"""Decides the next step of the servers of a deployment on one machine. Pure.
 
-A revision is brought about server by server: each is upgraded in place, so none is ever missing, and one that has moved
-and is ready comes before the next. The first server of a deployment starts alone, the others beside it. If one fails,
-the revision has failed: those that have it already go back. A server of a revision that has been brought about before,
-and ends, is started again with a back-off, beside those that are left; if none is left, the reconciler decides.
+A revision is applied server by server: each is upgraded in place, so none is ever missing, and the next one follows
+when it has moved and is ready. The first server of a deployment starts alone, the others beside it. If one fails, the
+revision has failed: upgraded servers roll back. A server of an established revision that exits is restarted with a
+back-off, beside the remaining ones; if none remains, the reconciler decides.
 """
 
 from collections.abc import Sequence
@@ -11,28 +11,28 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 UNWELL_S_MAX = 20.0
-"""A server that has not answered for so long is not upgraded but replaced."""
+"""A server that has not answered for this long is replaced instead of upgraded."""
 
 BACK_OFF_S = 1.0
-"""Pause before a server is started again beside others; it doubles with each start that follows."""
+"""Pause before a server is restarted beside others; it doubles with each consecutive start."""
 
 BACK_OFF_S_MAX = 60.0
 
 LOST_STARTS_MAX = 5
-"""Starts after which a server has failed that has always exited before its process was known."""
+"""Starts after which a server has failed that always exited before its process was known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutGoal:
-    """What is to be.
+    """The desired state.
 
     Attributes:
         revision: The revision of all servers, 0 for none at all.
-        count: How many there are to be.
-        before: The one that they go back to if this one fails, 0 for none.
-        is_reached: Whether it has been so: what fails from then on does not count against the revision.
-        failed: The revision that was given up because it failed, 0 for none.
-        reason: Why.
+        count: Number of servers.
+        before: The revision to roll back to, 0 for none.
+        is_reached: Whether the state has been reached: later failures do not count against the revision.
+        failed: The revision that was abandoned because it failed, 0 for none.
+        reason: Why it failed.
     """
 
     revision: int = 0
@@ -44,20 +44,20 @@ class RolloutGoal:
 
 
 class ReplicaPhase(Enum):
-    """What a server does."""
+    """State of a server."""
 
     GONE = "gone"
     STARTING = "starting"
     UP = "up"
     MOVING = "moving"
-    """The next revision starts in it, and the one before answers."""
+    """The next revision starts in it, and the previous one answers."""
     FINISHING = "finishing"
-    """The next revision answers, and the one before finishes what it has begun."""
+    """The next revision answers, and the previous one completes its requests."""
     ENDING = "ending"
 
 
 RUNNING = (ReplicaPhase.UP, ReplicaPhase.MOVING, ReplicaPhase.FINISHING)
-"""They answer, if they are well."""
+"""They answer, if they are healthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,15 @@ class ServerState:
 
     Attributes:
         number: Its number, from 1 on.
-        phase: What it does.
+        phase: Its state.
         revision: The revision that answers, 0 for none.
-        applying: The one that is being brought about, or has failed to be; 0 for none.
-        made: What stands for the content of the one that answers.
+        applying: The revision being applied, or one that has failed; 0 for none.
+        made: Digest of the content of the revision that answers.
         is_ready: Whether it answers, with all models.
         unwell_s: For how long it has not.
-        failure: Why the one that was applied has failed, "" if it has not.
+        failure: Why the applied revision has failed, "" if it has not.
         starts: How often it was started.
-        since_start_s: How long ago that was last.
+        since_start_s: Seconds since the last start.
     """
 
     number: int
@@ -91,7 +91,7 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class StartServer:
-    """Start a server, on sockets of its own or beside another one (0 for none)."""
+    """Start a server on its own sockets, or beside another one (0 for none)."""
 
     number: int
     beside: int = 0
@@ -99,35 +99,35 @@ class StartServer:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeServer:
-    """Let the revision take the place of the one that a server has."""
+    """Upgrade a server in place to the revision."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RetuneServer:
-    """Change how a server splits its traffic: nothing else is different in the revision."""
+    """Change the traffic split of a server: the revisions do not differ otherwise."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndServer:
-    """Tell a server to end."""
+    """Tell a server to stop."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetServer:
-    """Remove what is left of a server that has ended and is not wanted."""
+    """Remove the leftovers of an unwanted server that has exited."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelServer:
-    """Give up what is being brought about in a server: it is not wanted any more."""
+    """Cancel an unwanted revision in a server."""
 
     number: int
 
@@ -136,7 +136,7 @@ Act = CancelServer | StartServer | UpgradeServer | RetuneServer | EndServer | Fo
 
 
 def judged(goal: RolloutGoal, servers: Sequence[ServerState]) -> RolloutGoal:
-    """Return what is to be from now on: whether the goal is reached, or has to be given up."""
+    """Return the goal, with the information whether it is reached or has failed."""
     if goal.is_reached or not goal.revision:
         return goal
     failures = [one for one in servers if one.failure and one.applying == goal.revision]
@@ -149,7 +149,7 @@ def judged(goal: RolloutGoal, servers: Sequence[ServerState]) -> RolloutGoal:
 
 
 def given_up(goal: RolloutGoal, reason: str) -> RolloutGoal:
-    """Return the goal after a revision that was given up, for a reason or because somebody says so ("")."""
+    """Return the goal after its revision has failed for a reason, or was cancelled ("")."""
     failed = goal.revision if reason else 0
     return RolloutGoal(goal.before, goal.count if goal.before else 0, goal.before, failed=failed, reason=reason)
 
@@ -158,9 +158,9 @@ def next_acts(goal: RolloutGoal, servers: Sequence[ServerState], made: str) -> l
     """Return what to do now.
 
     Args:
-        goal: What is to be, as `judged` has it.
-        servers: The servers that there are, also those that have ended.
-        made: What stands for the content of the wanted revision.
+        goal: The goal, as `judged` returns it.
+        servers: All servers, including exited ones.
+        made: Digest of the content of the goal's revision.
     """
     kept, surplus = _chosen(goal, servers)
     acts: list[Act] = [CancelServer(one.number) for one in servers if _strays(one, goal)]
@@ -175,7 +175,7 @@ def next_acts(goal: RolloutGoal, servers: Sequence[ServerState], made: str) -> l
 
 
 def answering(goal: RolloutGoal, servers: Sequence[ServerState]) -> int:
-    """Return the revision that answers requests, 0 for none: of two, the one before."""
+    """Return the revision that answers requests, 0 for none; of two, the previous one."""
     found = {one.revision for one in servers if one.phase in RUNNING and one.revision}
     if goal.is_reached or not found:
         return goal.revision if goal.revision in found else max(found, default=0)
@@ -188,12 +188,12 @@ def back_off_s(starts: int) -> float:
 
 
 def _strays(one: ServerState, goal: RolloutGoal) -> bool:
-    """Whether a revision is being brought about in a server that is not wanted any more."""
+    """Whether an unwanted revision is being applied in a server."""
     return one.phase in (ReplicaPhase.STARTING, ReplicaPhase.MOVING) and one.applying not in (0, goal.revision)
 
 
 def _chosen(goal: RolloutGoal, servers: Sequence[ServerState]) -> tuple[list[ServerState], list[ServerState]]:
-    """Return the servers that are kept, and those that are one too many: of equal ones, the last."""
+    """Return the servers to keep, and the surplus ones: of equal ones, the last."""
     by_worth = sorted(servers, key=lambda one: (one.phase is ReplicaPhase.ENDING, not one.is_ready, one.number))
     lasting = [one for one in by_worth if one.phase is not ReplicaPhase.ENDING]
     kept = lasting[: goal.count if goal.revision else 0]
@@ -201,7 +201,7 @@ def _chosen(goal: RolloutGoal, servers: Sequence[ServerState]) -> tuple[list[Ser
 
 
 def _upgrades(goal: RolloutGoal, kept: Sequence[ServerState], made: str) -> list[Act]:
-    """Return what is to be done with a server of another revision; nothing while one is on its way."""
+    """Return the next act on a server of another revision; none while an upgrade is under way."""
     if any(one.phase in (ReplicaPhase.MOVING, ReplicaPhase.FINISHING) for one in kept):
         return []
     others = [one for one in kept if one.phase is ReplicaPhase.UP and one.revision != goal.revision]
@@ -214,7 +214,7 @@ def _upgrades(goal: RolloutGoal, kept: Sequence[ServerState], made: str) -> list
 
 
 def _starts(goal: RolloutGoal, kept: Sequence[ServerState], servers: Sequence[ServerState]) -> list[Act]:
-    """Return the servers to start: the first alone, all others beside one that is up."""
+    """Return the servers to start: the first alone, all others beside a running one."""
     if not goal.revision or any(one.phase in RUNNING and one.revision != goal.revision for one in kept):
         return []  # the revision has to prove itself where there is one to go back to
     taken = {one.number for one in servers}

@@ -1,4 +1,4 @@
-"""What the platform asks of the server of a deployment, and does at it, for example to its traffic."""
+"""Calls of the platform to the servers of a deployment, for example about traffic."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def ask(
         address: Address of its HTTP endpoint.
         path: Path of the call.
         key: An API key, "" for none.
-        body: What is sent, None for nothing.
+        body: The JSON body, None for none.
         method: The method; POST by default where there is a body, else GET.
 
     Raises:
@@ -48,7 +48,7 @@ def ask(
 
 
 def server_is_ready(address: str) -> bool:
-    """Whether a server answers, with all of its models."""
+    """Whether a server answers and all of its models are ready."""
     try:
         answer = http_call("GET", f"{address}/v2/health/ready", timeout_s=HEALTH_S_MAX, bytes_max=0)
         return answer.status == HTTPStatus.OK
@@ -77,20 +77,20 @@ SETTINGS = ("weights", "sticky", "shadow")
 
 
 def traffic_of(config: str) -> Mapping[str, Any]:
-    """Return how a configuration splits traffic, {} if it says nothing."""
+    """Return the traffic split of a configuration, {} if it has none."""
     traffic: Mapping[str, Any] = json.loads(pbtxt.parse(config).parameters.get(TRAFFIC, "{}"))
     return traffic
 
 
 def without_traffic(config: str) -> str:
-    """Return a configuration without how it splits traffic."""
+    """Return a configuration without its traffic split."""
     parsed = pbtxt.parse(config)
     rest = {name: value for name, value in parsed.parameters.items() if name != TRAFFIC}
     return pbtxt.render(replace(parsed, parameters=rest))
 
 
 def forget_changes(address: str, key: str, model: str) -> None:
-    """Let a server split the traffic of a model as its configuration says, whatever was asked for before.
+    """Reset the traffic split of a model to its configuration, discarding earlier calls.
 
     Raises:
         ServingError: UNAVAILABLE if it does not answer.
@@ -98,12 +98,12 @@ def forget_changes(address: str, key: str, model: str) -> None:
     try:
         ask(address, model_path(model, "traffic"), key=key, method="DELETE")
     except ServingError as error:
-        if error.code is Code.UNAVAILABLE:  # else it has no such model, or no traffic
+        if error.code is Code.UNAVAILABLE:  # otherwise it has no such model, or no traffic
             raise
 
 
 def change_traffic(address: str, key: str, model: str, traffic: Mapping[str, Any]) -> None:
-    """Let a server split the traffic of a model so; what is not given is reset.
+    """Set the traffic split of a model; omitted settings are reset.
 
     Raises:
         ServingError: INVALID_ARG or NOT_FOUND if it refuses; UNAVAILABLE if it does not answer.

@@ -1,1 +1,1 @@
-"""Work that takes long: it has progress, a log, and can be cancelled."""
+"""Long-running work: it reports progress, writes a log, and can be cancelled."""

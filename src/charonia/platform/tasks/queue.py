@@ -50,13 +50,13 @@ def add(
 def page(
     session: Session, project: ProjectRow, *, kind: str = "", before: int = 0, limit: int = 100
 ) -> Sequence[TaskRow]:
-    """Return the tasks of a project, the newest first.
+    """Return the tasks of a project, newest first.
 
     Args:
         session: A session.
         project: The project.
-        kind: Only those of a kind, "" for all.
-        before: Only those with a smaller number, 0 for all.
+        kind: Only tasks of this kind, "" for all.
+        before: Only tasks with a smaller number, 0 for all.
         limit: How many.
     """
     query = select(TaskRow).where(TaskRow.project_id == project.id).options(joinedload(TaskRow.project))
@@ -68,14 +68,14 @@ def page(
 
 
 def cancel(session: Session, task_id: int) -> TaskRow:
-    """Cancel a task: at once if it waits, as soon as it notices if it runs.
+    """Cancel a task: immediately if it waits, as soon as it notices if it runs.
 
     Raises:
-        ServingError: NOT_FOUND if there is none of that number.
+        ServingError: NOT_FOUND for an unknown number.
     """
     task = session.get(TaskRow, task_id)
     if task is None:
-        raise not_found(f"there is no task {task_id}")
+        raise not_found(f"task {task_id} does not exist")
     if task.state == "waiting":
         task.state, task.ended, task.reason = "cancelled", now(), "it was cancelled"
     task.is_cancelled = True

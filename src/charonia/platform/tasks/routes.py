@@ -1,4 +1,4 @@
-"""The API of tasks: what they do, their logs and what they leave, and how they are cancelled."""
+"""The API of tasks: lists, logs, result files, cancellation."""
 
 import mimetypes
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from charonia.platform.tasks import queue
 from charonia.platform.values import Limit, Number, Size, Text
 
 LOG_PIECE_BYTES = 256 * 1024
-"""Most of a log in one answer."""
+"""Most bytes of a log in one answer."""
 
 REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 )
-"""A report is one file with its script. It may run that, and reach nothing: neither the network nor the session."""
+"""A report is one file with its script. It may run its script, but has no access to the network or the session."""
 
 router = APIRouter(prefix="/api/v1", tags=["tasks"])
 
@@ -35,7 +35,7 @@ class TaskBody(BaseModel):
     id: int
     kind: str
     project: str
-    subject: str = Field(description="What it is about: an environment, MODEL/VERSION, a deployment.")
+    subject: str = Field(description="Its object: an environment, MODEL/VERSION, a deployment.")
     state: str = Field(description="`waiting`, `running`, `done`, `failed` or `cancelled`.")
     progress: float = Field(description="From 0 to 1.")
     doing: str
@@ -43,9 +43,9 @@ class TaskBody(BaseModel):
     result: dict[str, Any]
     author: str
     created: float
-    started: float = Field(description="0 before that, as `ended`.")
+    started: float = Field(description="0 before the start, as `ended`.")
     ended: float
-    files: list[str] = Field(description="What it has left; only of a single task.")
+    files: list[str] = Field(description="Result files; only for a single task.")
 
     @classmethod
     def of(cls, row: TaskRow, files: list[str] | None = None) -> "TaskBody":
@@ -58,11 +58,11 @@ def list_tasks(
     platform: Here,
     who: Caller,
     project: Text,
-    kind: Annotated[Text, Query(description="Only those of a kind.")] = "",
-    before: Annotated[Number, Query(description="Only those with a smaller number; 0 for all.")] = 0,
+    kind: Annotated[Text, Query(description="Only tasks of this kind.")] = "",
+    before: Annotated[Number, Query(description="Only tasks with a smaller number; 0 for all.")] = 0,
     limit: Limit = 100,
 ) -> list[TaskBody]:
-    """List the tasks of a project, the newest first."""
+    """List the tasks of a project, newest first."""
     with platform.database.reading() as session:
         owner = projects.find(session, who, project)
         return [TaskBody.of(row) for row in queue.page(session, owner, kind=kind, before=before, limit=limit)]
@@ -93,7 +93,7 @@ def get_log(
 
 @router.post("/tasks/{number}/cancel")
 def cancel_task(platform: Here, who: Caller, number: Number) -> TaskBody:
-    """Cancel a task: at once if it waits, as soon as it notices if it runs."""
+    """Cancel a task: immediately if it waits, as soon as it notices if it runs."""
     with platform.database.transaction() as session:
         row = _visible(session, who, number, ProjectRole.DEPLOYER)
         queue.cancel(session, number)
@@ -103,11 +103,11 @@ def cancel_task(platform: Here, who: Caller, number: Number) -> TaskBody:
 
 @router.get("/tasks/{number}/files/{name}")
 def get_file(platform: Here, who: Caller, number: Number, name: Text) -> FileResponse:
-    """Return a file that a task has left, such as a report."""
+    """Return a result file of a task, such as a report."""
     with platform.database.reading() as session:
         _visible(session, who, number)
     if name not in _files(platform, number):
-        raise not_found(f"task {number} has left no file '{name}'")
+        raise not_found(f"task {number} has no result file '{name}'")
     headers = {"Content-Security-Policy": REPORT_POLICY, "Cache-Control": "no-store"}
     kind = mimetypes.guess_type(name)[0] or "text/plain"
     return FileResponse(platform.tasks.folder(number) / name, headers=headers, media_type=kind)
@@ -126,7 +126,7 @@ def log_piece(platform: Platform, number: int, offset: int) -> bytes:
 def _visible(session: Session, who: Principal, number: int, role: ProjectRole = ProjectRole.VIEWER) -> TaskRow:
     row = session.get(TaskRow, number)
     if row is None or who.role(row.project.name) is None:
-        raise not_found(f"there is no task {number}")
+        raise not_found(f"task {number} does not exist")
     who.demand(role, row.project.name)
     return row
 

@@ -1,6 +1,6 @@
-"""Runs tasks, a few at a time: each in a thread, with commands in processes of their own.
+"""Runs tasks, a few at a time: each in a thread, with commands in separate processes.
 
-A task that was running when the platform ended runs again, so what it does must be repeatable.
+A task that was running when the platform exited runs again, so handlers must be idempotent.
 """
 
 import contextlib
@@ -35,17 +35,17 @@ PROJECT_WAITING_MAX = 200
 """Tasks of one project that may wait; more are refused."""
 
 ATTEMPTS_MAX = 3
-"""How often a task is begun that was running whenever the platform ended."""
+"""How often a task is started that was running whenever the platform exited."""
 
 LOG_BYTES_MAX = 16 * 2**20
-"""What is kept of a task's log."""
+"""Size limit of a task's log."""
 
 LOOK_S = 0.2
-"""Pause between two looks for a cancellation."""
+"""Interval between checks for a cancellation."""
 
 
 class CancelledTaskError(Exception):
-    """Somebody has cancelled the task."""
+    """The task was cancelled."""
 
 
 class TaskRun:
@@ -54,9 +54,9 @@ class TaskRun:
     Attributes:
         id: Its number.
         project_id: Its project.
-        subject: What it is about.
-        arguments: What it was given.
-        folder: For what it leaves: its log, reports.
+        subject: Its object, for display.
+        arguments: Its arguments.
+        folder: For its log and result files.
     """
 
     def __init__(self, database: Database, task: TaskRow, folder: Path, closing: threading.Event) -> None:
@@ -77,10 +77,10 @@ class TaskRun:
                 file.write(text.rstrip("\n") + "\n")
 
     def progress(self, done: float, doing: str) -> None:
-        """Say how far it is, from 0 to 1, and what it does now.
+        """Report progress from 0 to 1, and the current step.
 
         Raises:
-            CancelledTaskError: If somebody has cancelled it.
+            CancelledTaskError: If it was cancelled.
         """
         with self._database.transaction() as session:
             task = session.get_one(TaskRow, self.id)
@@ -90,7 +90,7 @@ class TaskRun:
             raise CancelledTaskError
 
     def check(self) -> None:
-        """Raise `CancelledTaskError` if somebody has cancelled it, or the platform ends."""
+        """Raise `CancelledTaskError` if it was cancelled, or the platform exits."""
         if self._closing.is_set():
             raise CancelledTaskError
         with self._database.reading() as session:
@@ -111,16 +111,16 @@ class TaskRun:
 
         Args:
             command: Program and arguments.
-            timeout_s: After this it is ended.
-            environment: Its environment variables; those of the platform by default.
-            folder: Its working folder; that of the platform by default.
+            timeout_s: Time limit.
+            environment: Its environment variables; inherited by default.
+            folder: Its working folder; inherited by default.
             on_line: Called with each line of its output.
-            enough: Called with each line of its output; after one for which it is true, the command is ended, and its
-                exit status is 0.
+            enough: Called with each line of its output; when it returns true, the command is stopped and its exit
+                status is 0.
 
         Raises:
-            CancelledTaskError: If somebody has cancelled the task; the command has ended then.
-            ServingError: INTERNAL if it took too long.
+            CancelledTaskError: If the task was cancelled; the command has exited then.
+            ServingError: INTERNAL after the time limit.
         """
         started, is_enough = now(), threading.Event()
 
@@ -132,7 +132,7 @@ class TaskRun:
                 is_enough.set()
 
         with subprocess.Popen(
-            with_parent_death_signal(command, signal.SIGTERM),  # the task runs again: not beside what is left of it
+            with_parent_death_signal(command, signal.SIGTERM),  # the task runs again, not beside its leftovers
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -162,16 +162,16 @@ class TaskRun:
 
 
 Handler = Callable[[TaskRun], Mapping[str, Any]]
-"""Does the work of a task and returns its result; raises ServingError with the reason when it fails."""
+"""Does the work of a task and returns its result; raises ServingError with the reason if it fails."""
 
 
 class TaskRunner:
     """Runs the tasks of a platform.
 
     Args:
-        database: Where they are.
+        database: Where they are stored.
         folder: For logs and reports, a folder for each task.
-        handlers: Who does a kind of task.
+        handlers: The handler of each kind of task.
     """
 
     def __init__(self, database: Database, folder: Path, handlers: Mapping[str, Handler]) -> None:
@@ -185,7 +185,7 @@ class TaskRunner:
         self._threads = [threading.Thread(target=self._work, name=f"task-{n}", daemon=True) for n in range(TASKS_MAX)]
 
     def start(self) -> None:
-        """Take up what was running when the platform ended, and begin."""
+        """Start, beginning with the tasks that were running when the platform exited."""
         with self._database.transaction() as session:
             session.execute(
                 update(TaskRow)
@@ -197,7 +197,7 @@ class TaskRunner:
             thread.start()
 
     def close(self) -> None:
-        """Stop; commands that run are ended, and their tasks run again when the platform is back."""
+        """Stop; running commands are stopped, and their tasks run again after a restart."""
         self._closing.set()
         with self._wake:
             self._wake.notify_all()
@@ -206,7 +206,7 @@ class TaskRunner:
                 thread.join(2 * END_S_MAX)
 
     def wake(self) -> None:
-        """Say that there is a new task."""
+        """Wake a worker after a new task."""
         with self._wake:
             self._wake.notify()
 
@@ -273,7 +273,7 @@ class TaskRunner:
 
 
 def next_project(heads: Mapping[int, int], busy: Mapping[int, int], turns: Mapping[int, int]) -> int | None:
-    """Return the project whose task is next: of those with the fewest running tasks, the one that waits longest.
+    """Return the project whose task is next: of the projects with the fewest running tasks, the longest waiting one.
 
     Args:
         heads: Number of the first waiting task, by project.
@@ -285,7 +285,7 @@ def next_project(heads: Mapping[int, int], busy: Mapping[int, int], turns: Mappi
 
 
 def _no_handler(run: TaskRun) -> Mapping[str, Any]:
-    raise internal(f"nobody does the task {run.id} about '{run.subject}'")
+    raise internal(f"task {run.id} about '{run.subject}' has no handler")
 
 
 def _read(process: subprocess.Popen[str], look: Callable[[str], None]) -> None:
@@ -295,11 +295,11 @@ def _read(process: subprocess.Popen[str], look: Callable[[str], None]) -> None:
 
 
 END_S_MAX = 5.0
-"""Time that a command has to end after SIGTERM."""
+"""Time for a command to exit after SIGTERM."""
 
 
 def end_group(process: subprocess.Popen[str], end_s_max: float = END_S_MAX) -> None:
-    """End a command that leads a session of its own: with SIGTERM, then with SIGKILL."""
+    """Stop a command that leads a separate session: with SIGTERM, then with SIGKILL."""
     if process.poll() is None:
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,1 +1,1 @@
-"""Versions of models that are tried before they are deployed."""
+"""Tries versions of models before they are deployed."""

@@ -1,4 +1,4 @@
-"""The server of a trial: one version, in a process that lives as long as somebody uses it."""
+"""The server of a trial: one version, in a process that runs while it is used."""
 
 import hashlib
 import logging
@@ -29,13 +29,13 @@ from charonia.python_command import python_module
 _log = logging.getLogger(__name__)
 
 START_S_MAX = 300.0
-"""Time that a version has to become ready."""
+"""Time limit for a version to become ready."""
 
 IDLE_S_MAX = 600.0
-"""A server that nobody has asked for so long ends."""
+"""A server that has not been used for this long is stopped."""
 
 LOG_LINES_MAX = 500
-"""Lines of what it says that are kept."""
+"""Lines of its output that are kept."""
 
 _LINE_BYTES_MAX = 16 * 1024
 _LOOK_S = 0.1
@@ -45,7 +45,7 @@ _ADDRESS = re.compile(r"Started HTTPService at (\S+:\d+)")
 
 
 class TrialPhase(StrEnum):
-    """What becomes of a trial."""
+    """State of a trial."""
 
     NONE = "none"
     STARTING = "starting"
@@ -55,11 +55,11 @@ class TrialPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """A trial as it is now.
+    """A snapshot of a trial.
 
     Attributes:
         phase: Whether a server runs.
-        doing: What happens while it starts.
+        doing: The current step while it starts.
         reason: Why it has failed.
         seconds: How long it has been starting.
     """
@@ -71,14 +71,14 @@ class TrialView:
 
 
 class TrialServer:
-    """A server of one version. Any thread may ask for what it has become.
+    """A server of one version. Any thread may read its state.
 
     Args:
-        folder: For its files, which are removed when it ends.
-        workload: Brings the version's files to this machine, and says what runs; called in a thread of its own.
+        folder: For its files, which are removed when it exits.
+        workload: Fetches the version's files, and returns the workload; called in a separate thread.
         isolation: Confines the server.
-        start_s_max: Time that it has to become ready.
-        idle_s_max: It ends when it was not used for so long.
+        start_s_max: Time limit to become ready.
+        idle_s_max: It is stopped when it was not used for this long.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class TrialServer:
         self._workload = workload
         self._isolation = isolation
         self._start_s_max, self._idle_s_max = start_s_max, idle_s_max
-        self._phase, self._reason, self._doing = TrialPhase.STARTING, "", "the files of the version are fetched"
+        self._phase, self._reason, self._doing = TrialPhase.STARTING, "", "fetching the files of the version"
         self._hidden = ""
         self._lines: deque[str] = deque(maxlen=LOG_LINES_MAX)
         self._began = self._used = time.monotonic()
         self._ending = threading.Event()
-        # The kernel ends the server together with the thread that has started it: this one lasts.
+        # The kernel kills the server together with the thread that started it, so this thread must last.
         self._thread = threading.Thread(target=self._run, name="trial", daemon=True)
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class TrialServer:
 
     @property
     def is_open(self) -> bool:
-        """Whether it starts or runs."""
+        """Whether it is starting or running."""
         return self._phase in (TrialPhase.STARTING, TrialPhase.READY) and not self._ending.is_set()
 
     @property
@@ -126,7 +126,7 @@ class TrialServer:
         return "".join(tuple(self._lines))
 
     def view(self) -> TrialView:
-        """Return what it has become."""
+        """Return its state."""
         phase = TrialPhase.NONE if self._ending.is_set() else self._phase
         return TrialView(phase, self._doing, self._reason, time.monotonic() - self._began)
 
@@ -144,7 +144,7 @@ class TrialServer:
             self._fail(f"{type(error).__name__}: {error}")
 
     def _command(self, folder: Path, workload: Workload, room: PrivateFolders) -> Sequence[str]:
-        """Write what the server needs, and return how it is started."""
+        """Write the server's files, and return its command."""
         self._hidden = f"{folder / 'repository'}/"
         for model in workload.models:
             make_model_folder(folder / "repository", model)
@@ -161,7 +161,7 @@ class TrialServer:
         return self._isolation.command(command, room, reach)
 
     def _serve(self, command: Sequence[str], room: PrivateFolders) -> None:
-        """Run the server until it ends, nobody uses it, or somebody ends it."""
+        """Run the server until it exits, is idle for too long, or is stopped."""
         self._doing = "the server starts"
         with subprocess.Popen(
             with_parent_death_signal(command, signal.SIGTERM),

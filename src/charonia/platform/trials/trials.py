@@ -1,4 +1,4 @@
-"""Starts servers of single versions when somebody wants to try one."""
+"""Starts servers of single versions on demand."""
 
 import shutil
 import threading
@@ -18,17 +18,17 @@ TRIALS_MAX = 4
 """Servers that run at the same time."""
 
 KEPT_MAX = 50
-"""Trials whose end is remembered."""
+"""Ended trials that are remembered."""
 
 _Key = tuple[str, str, int]
 
 
 class Trials:
-    """The versions that are tried. Any thread may call.
+    """The versions being tried. Any thread may call.
 
     Args:
-        database: Where versions are written down.
-        workloads: Makes workloads.
+        database: The tables.
+        workloads: Creates workloads.
         folder: For the files of their servers.
         isolation: Confines their servers.
     """
@@ -43,11 +43,11 @@ class Trials:
         shutil.rmtree(folder, ignore_errors=True)  # of a platform that was killed; its servers ended with it
 
     def start(self, who: Principal, project: str, model: str, number: int, environment: str = "") -> None:
-        """Start the server of a version, unless it runs.
+        """Start the server of a version, unless it is running.
 
         Raises:
-            NotPermittedError: If the caller is no deployer, or the version holds code and they may not run it.
-            ServingError: INVALID_ARG if there is no such version, environment, or it is not ready; UNAVAILABLE while
+            NotPermittedError: If the caller is not a deployer, or the version contains code and they may not run it.
+            ServingError: INVALID_ARG for an unknown version or environment, or one that is not ready; UNAVAILABLE while
                 too many run.
         """
         spec = DeploymentSpec("trial", models=(DeployedModel(model, versions=(number,)),), environment=environment)
@@ -71,7 +71,7 @@ class Trials:
             if len(open_ones) >= TRIALS_MAX:
                 raise unavailable(
                     f"{TRIALS_MAX} versions are tried already: {', '.join(open_ones)}",
-                    hint="stop one on its page, or wait until nobody uses it",
+                    hint="stop one on its page, or wait until one is idle",
                 )
             for old in [at for at, server in self._servers.items() if not server.is_open][:-KEPT_MAX]:
                 del self._servers[old]
@@ -81,34 +81,34 @@ class Trials:
             audit.note(session, who, "version.try", f"{project}/{model}/{number}", project_id=found.id)
 
     def look(self, who: Principal, project: str, model: str, number: int) -> tuple[TrialView, str]:
-        """Return what has become of the trial of a version, and the end of its log.
+        """Return the state of the trial of a version, and the end of its log.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
+            NotPermittedError: If the caller is not a deployer.
         """
         who.demand(ProjectRole.DEPLOYER, project)
         server = self._servers.get((project, model, number))
         return (server.view(), server.log) if server is not None else (TrialView(), "")
 
     def use(self, who: Principal, project: str, model: str, number: int) -> tuple[str, str]:
-        """Return the address of the server of a version and a key for it, and keep it for a while.
+        """Return the address of the server of a version and a key for it, and extend its life.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
+            NotPermittedError: If the caller is not a deployer.
             ServingError: UNAVAILABLE while it does not run.
         """
         who.demand(ProjectRole.DEPLOYER, project)
         server = self._servers.get((project, model, number))
         if server is None or server.view().phase is not TrialPhase.READY:
-            raise unavailable(f"no server of version {number} of '{model}' runs now", hint="start it again")
+            raise unavailable(f"version {number} of '{model}' has no running server", hint="start it again")
         server.use()
         return server.address, server.key
 
     def stop(self, who: Principal, project: str, model: str, number: int) -> None:
-        """Begin to end the server of a version, if it runs.
+        """Stop the server of a version, if it runs.
 
         Raises:
-            NotPermittedError: If the caller is no deployer.
+            NotPermittedError: If the caller is not a deployer.
         """
         who.demand(ProjectRole.DEPLOYER, project)
         with self._lock:
@@ -117,7 +117,7 @@ class Trials:
             server.end()
 
     def close(self) -> None:
-        """End all servers."""
+        """Stop all servers."""
         with self._lock:
             servers = list(self._servers.values())
         for server in servers:

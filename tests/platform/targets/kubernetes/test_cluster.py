@@ -69,7 +69,7 @@ def test_an_api_server_that_is_not_able_to_answer_is_unavailable(stage: ClusterS
     target = stage.target()
     stage.api.faults.append(Fault("PATCH", "/deployments/", 500, times=api.RETRIES_MAX + 1))
 
-    with pytest.raises(ServingError, match="is not able to answer now") as raised:
+    with pytest.raises(ServingError, match="is unavailable") as raised:
         target.apply(workload(1))
 
     assert raised.value.code is Code.UNAVAILABLE
@@ -223,7 +223,7 @@ def test_a_namespace_that_is_not_there_is_named(stage: ClusterStage) -> None:
     document["contexts"][0]["context"]["namespace"] = "nowhere"
     stage.config.write_text(json.dumps(document))
 
-    with pytest.raises(ServingError, match=r'namespaces "nowhere" not found.*is the namespace there') as raised:
+    with pytest.raises(ServingError, match=r'namespaces "nowhere" not found.*does the namespace exist') as raised:
         stage.target().apply(workload(1))
 
     assert raised.value.code is Code.NOT_FOUND
@@ -262,7 +262,7 @@ def test_what_somebody_else_has_changed_is_not_taken_from_them(stage: ClusterSta
         target.apply(workload(2))
 
     assert raised.value.code is Code.ALREADY_EXISTS
-    assert f"Deployment '{OBJECT}' was changed by somebody else" in raised.value.message
+    assert f"Deployment '{OBJECT}' was changed by another field manager" in raised.value.message
     assert 'conflict with "kubectl-edit"' in raised.value.message
     assert serves(target, 1)
 
@@ -271,7 +271,7 @@ def test_objects_of_others_stay_as_they_are(stage: ClusterStage) -> None:
     service = {"apiVersion": "v1", "metadata": {"name": OBJECT}, "spec": {"selector": {"app": "shop"}}}
     before = stage.api.put("services", service)
 
-    with pytest.raises(ServingError, match=f"Service '{OBJECT}' in namespace 'models' is not of this platform"):
+    with pytest.raises(ServingError, match=f"Service '{OBJECT}' in namespace 'models' does not belong to this platform"):
         stage.target().apply(workload(1))
 
     assert stage.api.get("services", OBJECT) == before
@@ -286,7 +286,7 @@ def test_two_platforms_share_a_namespace_and_do_not_see_each_other(stage: Cluste
     assert list(other.deployments()) == []
     assert other.observe(NAME).phase is RevisionPhase.ABSENT
     other.remove(NAME)
-    with pytest.raises(ServingError, match="is not of this platform"):
+    with pytest.raises(ServingError, match="does not belong to this platform"):
         other.apply(workload(1))
     assert serves(one, 1)
 

@@ -40,7 +40,7 @@ def test_what_no_node_can_ever_give() -> None:
         "device.gpus: the node with the most GPUs in the cluster has 1, got 2",
     ]
     assert list(node_misfits(PodNeed(3, GIB, 1), nodes)) == [
-        "device: no node of the cluster has all that a server needs: cores, memory and GPUs together"
+        "device: no node of the cluster has enough cores, memory and GPUs together"
     ]
     assert list(node_misfits(PodNeed(1000, GIB, 1), [])) == []  # they may not be looked at
 

@@ -148,7 +148,7 @@ def test_neither_target_takes_what_the_other_has(stage: ClusterStage) -> None:
     assert serves(ours, 1)
 
     assert (list(ours.deployments()), list(others.deployments())) == ([NAME], [])
-    with pytest.raises(ServingError, match="is not of this platform"):
+    with pytest.raises(ServingError, match="does not belong to this platform"):
         stage.kserve_target(owner="another").apply(workload(1))
 
 
@@ -175,4 +175,4 @@ def test_a_cluster_without_kserve_is_named(stage: ClusterStage) -> None:
     with pytest.raises(ServingError, match="inferenceservices: the server could not find") as caught:
         stage.kserve_target().problems(workload(1))
 
-    assert "is what the cluster lacks installed?" in caught.value.hint
+    assert "are the required CRDs installed?" in caught.value.hint

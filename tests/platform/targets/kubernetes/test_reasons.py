@@ -73,7 +73,7 @@ CASES = {
     ),
     "evicted": (
         pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."),
-        "it was evicted from its node: The node was low on resource: memory. (hint: memory_mib reserves what it needs)",
+        "it was evicted from its node: The node was low on resource: memory. (hint: memory_mib reserves memory for it)",
     ),
     "refused by its node": (
         pod(phase="Failed", reason="UnexpectedAdmissionError", message="no GPU left"),

@@ -146,7 +146,7 @@ def test_a_fixed_number_of_replicas_is_taken_back_from_the_autoscaler(stage: Clu
     target.apply(workload(3, version=1, replicas_min=4, replicas_max=4))  # what was taken is ours as an update, too
     assert serves(target, 3)
     stage.api.change("deployments", OBJECT, ("spec", "replicas"), 7, manager="kubectl")
-    with pytest.raises(ServingError, match=r'changed by somebody else: .*replicas.*conflict with "kubectl"'):
+    with pytest.raises(ServingError, match=r'changed by another field manager: .*replicas.*conflict with "kubectl"'):
         target.apply(workload(4, version=2, replicas_min=3, replicas_max=3))
 
 

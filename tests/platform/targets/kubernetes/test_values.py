@@ -137,4 +137,4 @@ def test_what_is_missing_to_render_is_said(tmp_path: Path) -> None:
     assert "--helm: '/nowhere/helm' cannot be run" in Chart("", "/nowhere/helm", "").problem()
     assert "install Helm" in Chart("", "/nowhere/helm", "").problem()
     assert Chart("/nowhere", "helm", "").problem() == "--kubernetes-chart: there is no chart in '/nowhere'"
-    assert "--kubernetes-values: there is no file" in Chart("", "helm", str(tmp_path / "no.yaml")).problem()
+    assert "--kubernetes-values: the file" in Chart("", "helm", str(tmp_path / "no.yaml")).problem()

@@ -1,4 +1,4 @@
-// Charts of one deployment: what it did in the last minutes, asked for again and again.
+// Charts of one deployment over the last minutes, polled.
 
 const PAUSE_MS = 2000;
 const SHOWN_S_MIN = 60;

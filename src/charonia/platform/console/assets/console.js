@@ -1,9 +1,9 @@
-// What all pages have: the menu of narrow screens, questions before what cannot be undone, and what went wrong.
+// Shared by all pages: the menu of narrow screens, confirmations, and error messages.
 
 const ran = document.querySelector("[data-runs]") !== null;
 const sure = document.getElementById("sure");
 
-// A message at the corner; it stays until it is closed if something went wrong.
+// Shows a message in the corner; errors stay until the user closes them.
 function say(text, isBad = false) {
   const box = document.createElement("div");
   box.className = isBad ? "said bad" : "said";
@@ -54,8 +54,8 @@ document.addEventListener("htmx:confirm", async (event) => {
 
 // ---- requests
 
-// What is asked again and again rests while nobody looks, or a question is open whose button it would replace. It is put
-// in place only where it differs.
+// Polling pauses while the page is hidden or a question is open, whose button it would replace. Unchanged parts are not
+// swapped.
 const shown = new Map();
 const isPolled = (detail) => detail.elt.matches("[hx-trigger^=every]");
 
@@ -83,7 +83,7 @@ document.addEventListener("htmx:sendError", (event) => {
   else say(problemOf("", 0), true);
 });
 
-// What cannot be read again grows old: the page says so once, and since when, until there are answers again.
+// When polling fails, the page says one time from when its data is, until there are answers again.
 const unheard = new Set();
 let old = null;
 let heardAt = new Date();
@@ -128,7 +128,7 @@ document.addEventListener("change", (event) => {
 
 document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
-// ---- logs: the end is in view unless somebody has scrolled up
+// ---- logs: the end is in view unless the user has scrolled up
 
 function followEnd(root) {
   for (const tail of root.querySelectorAll?.("pre.tail") ?? []) {
@@ -139,12 +139,12 @@ function followEnd(root) {
 }
 document.addEventListener("htmx:load", (event) => followEnd(event.detail.elt));
 
-// What a deployment can do only while it runs appears as soon as it does.
+// Reloads the page when the deployment starts to run.
 document.addEventListener("htmx:afterSwap", () => {
   if (!ran && document.querySelector("[data-waits]") && document.querySelector("[data-runs]")) location.reload();
 });
 
-// An open <details> of a form stays open when the form comes back.
+// An open <details> of a form stays open when the form is replaced.
 document.addEventListener("toggle", (event) => {
   if (event.target.id) shown.set(`open ${event.target.id}`, event.target.open);
 }, true);

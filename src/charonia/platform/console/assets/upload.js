@@ -1,4 +1,4 @@
-// Sends a model's folder, file or archive in pieces. What has arrived stays: sending goes on from there, also on another day.
+// Uploads a model's folder, file or archive in pieces. Received pieces are kept: an interrupted upload continues later.
 
 const PIECE_BYTES = 8 * 1024 * 1024;
 const TRIES_MAX = 6;
@@ -9,7 +9,7 @@ const csrf = document.querySelector('meta[name="csrf-token"]').content;
 
 let files = [];  // { path, file }
 let batch = null;
-let abort = null;  // ends what is being sent: it stays when that is paused, and is gone when it is cancelled
+let abort = null;  // stops the upload; kept while it is paused, null after it was cancelled
 
 class Refused extends Error {
   constructor(status, message) {
@@ -26,7 +26,7 @@ async function call(path, method, body, isBytes = false) {
   return text ? JSON.parse(text) : null;
 }
 
-// ---- what is sent
+// ---- files
 
 async function entriesOf(entry, folder = "") {
   if (entry.isFile) {
@@ -59,13 +59,13 @@ function sizeText(bytes) {
 function choose(found) {
   files = found.filter(({ path }) => !path.split("/").some((part) => part.startsWith(".")));
   complain("");
-  if (!files.length) return complain("There is no file in it.");
+  if (!files.length) return complain("The folder contains no files.");
   const what = files.length === 1 ? files[0].path : `${files[0].path.split("/")[0]}, ${files.length.toLocaleString("en")} files`;
   byId("chosen-text").textContent = `${what}, ${sizeText(total())}`;
   byId("chosen").hidden = false;
   byId("send").disabled = false;
   if (!byId("name").value) byId("name").value = nameOf(files);
-  show(0, known() ? "A part of it was sent before: sending goes on from there." : "Ready to send");
+  show(0, known() ? "Part of it was uploaded before: the upload continues from there." : "Ready to send");
   return undefined;
 }
 
@@ -81,7 +81,7 @@ function show(sent, text) {
   byId("sent-text").textContent = text;
 }
 
-// ---- where an earlier try has stopped
+// ---- earlier uploads
 
 const fingerprint = () => `upload ${form.dataset.uploads} ${JSON.stringify(files.map(({ path, file }) => [path, file.size, file.lastModified]))}`;
 
@@ -95,13 +95,13 @@ async function begin() {
     try {
       return await call(`${uploads}?batch=${earlier}`, "GET");
     } catch (error) {
-      if (error.status !== 404) throw error;  // it was given up meanwhile
+      if (error.status !== 404) throw error;  // it has expired
     }
   }
   const records = await call(uploads, "POST", { files: files.map(({ path, file }) => ({ path, size: file.size })) });
   try {
     localStorage.setItem(fingerprint(), records[0].batch);
-  } catch { /* then it can only go on in this page */ }
+  } catch { /* then it can continue only in this page */ }
   return records;
 }
 
@@ -129,7 +129,7 @@ async function send() {
           progress += piece.size;
         }
       }
-      show(total(), "Everything was sent: the version is made");
+      show(total(), "Upload complete: creating the version");
       const name = byId("name").value.trim();
       const added = await call(`${api}/models/${encodeURIComponent(name)}/versions`, "POST",
         { source: { kind: "upload", place: batch }, notes: byId("notes").value });
@@ -143,9 +143,9 @@ async function send() {
         complain(error.message);
         break;
       }
-      byId("sent-text").textContent = "The connection was cut: it is tried again";
+      byId("sent-text").textContent = "Connection lost: retrying";
       await new Promise((later) => setTimeout(later, Math.min(500 * 2 ** tries, 8000)));
-      if (tries >= TRIES_MAX) complain("The platform cannot be reached. What was sent is kept: send on when it is back.");
+      if (tries >= TRIES_MAX) complain("The platform cannot be reached. The uploaded part is kept: continue when it is back.");
     }
   }
   if (own !== abort) return;
@@ -157,7 +157,7 @@ function running(is) {
   byId("send").hidden = is;
   byId("pause").hidden = !is;
   byId("cancel").hidden = !is && !batch;
-  byId("send").textContent = batch && !is ? "Send on" : "Upload";
+  byId("send").textContent = batch && !is ? "Continue" : "Upload";
 }
 
 async function cancel() {
@@ -191,7 +191,7 @@ byId("pick-folder").addEventListener("change", ({ target }) => choose([...target
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   if (!byId("name").value.trim()) {
-    complain("name: expected what clients call the model");
+    complain("name: enter a name for the model");
     byId("name").focus();
   } else send();
 });

@@ -1,1 +1,1 @@
-"""The target `kserve`: deployments as InferenceServices, over what the target `kubernetes` has."""
+"""The target `kserve`: deployments as InferenceServices, built on the target `kubernetes`."""

@@ -1,4 +1,4 @@
-"""The objects of KServe for a workload: those of `charonia export kserve`, and what a deployment adds to them. Pure."""
+"""KServe objects of a workload: the objects of `charonia export kserve`, and the additions of a deployment. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,10 +27,10 @@ from charonia.platform.targets.kubernetes.marks import (
 from charonia.platform.targets.kubernetes.objects import MANAGED_BY
 
 KEYS_FOLDER = "/etc/charonia/keys"
-"""Where servers have the file of API keys."""
+"""Where servers find the file of API keys."""
 
 READY_S_MAX = 600
-"""KServe gives a Deployment as long to be ready, and has no setting for it."""
+"""KServe waits this long for a Deployment to be ready, and has no setting for it."""
 
 PROBE_S = 5
 """Pause between two startup probes."""
@@ -121,12 +121,11 @@ def kserve_prepared(
 
 
 def pods_mark(service: Plain) -> str:
-    """Return what stands for how the pods of an InferenceService are."""
     return str(service["spec"]["predictor"]["annotations"][TEMPLATE])
 
 
 def _pods(others: Sequence[Plain], service: Plain) -> list[object]:
-    """Return all that pods follow from."""
+    """Return everything that determines the pods."""
     bounds = ("minReplicas", "maxReplicas", "annotations")
     predictor: Mapping[str, Any] = service["spec"]["predictor"]
     mode = annotations(service).get("serving.kserve.io/deploymentMode")

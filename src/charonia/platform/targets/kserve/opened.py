@@ -1,4 +1,4 @@
-"""Opens the target `kserve` as the settings of the platform say."""
+"""Opens the target `kserve` with the platform's settings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ NAME = "kserve"
 
 
 def open_kserve(settings: KubernetesSettings, store: ArtifactStore, data: Path) -> KubernetesTarget:
-    """Return the target. It asks the cluster nothing yet. See `open_kubernetes`."""
+    """Return the target, without contacting the cluster. See `open_kubernetes`."""
     owner = owner_of(settings, data)
     return kserve_target(Cluster(settings), settings, owner, open_repositories(store, settings.claim))
 
@@ -35,7 +35,7 @@ def kserve_target(
     Args:
         cluster: The namespace.
         settings: Of the cluster.
-        owner: Name of this platform; what the target `kubernetes` has is not of the same owner.
+        owner: Name of this platform; the objects of the target `kubernetes` have a different owner.
         repositories: Where pods find models.
     """
     return KubernetesTarget(
@@ -61,7 +61,7 @@ class KserveObjects(OwnObjects):
     }
 
     def apply_objects(self, record: RevisionRecord, serving: int) -> None:
-        """Apply the objects of a record, then note which revision they are of. See `OwnObjects`."""
+        """Apply the objects of a record, then record their revision in the note. See `OwnObjects`."""
         for each in record.objects:
             applied = self._cluster.apply(each)
             if reference(each).kind == INFERENCE_SERVICE:
@@ -70,7 +70,7 @@ class KserveObjects(OwnObjects):
                 self._watched("notes").put(self._cluster.apply(noted, force=True))
 
     def look(self, deployment: str, *, is_live: bool = False) -> Sight:
-        """Return what there is of a deployment. See `OwnObjects`."""
+        """Return the state of a deployment. See `OwnObjects`."""
         found = self._found(deployment, is_live=is_live)
         service, noted = (next(iter(found[what]), None) for what in ("services", "notes"))
         return self._sight(as_workload(service, noted, found["workloads"]), found)

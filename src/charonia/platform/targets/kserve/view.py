@@ -1,6 +1,6 @@
-"""An InferenceService as a Deployment, so that what is said of one holds for the other. Pure.
+"""An InferenceService in the shape of a Deployment, so that the same rules apply to both. Pure.
 
-The Deployment that KServe or Knative has made has its pods, and a note says which revision serves.
+The Deployment that KServe or Knative creates owns the pods, and a note says which revision serves.
 """
 
 from base64 import b64encode
@@ -33,16 +33,16 @@ _KNATIVE = ("Serverless", "Knative")
 
 
 def note(service: Plain, owner: str, deployment: str, revision: int, serving: int) -> dict[str, Any]:
-    """Return the Secret that says which revision an InferenceService is of, and which one serves.
+    """Return the Secret that says which revision an InferenceService belongs to, and which one serves.
 
-    It is applied after the InferenceService, whose own annotations would change its pods.
+    It is applied after the InferenceService, because annotations on the InferenceService would change its pods.
 
     Args:
-        service: The InferenceService as it is in the cluster.
+        service: The InferenceService in the cluster.
         owner: Which platform this is.
         deployment: "PROJECT/NAME".
         revision: The revision that is applied.
-        serving: The one that serves meanwhile.
+        serving: The revision that serves during the rollout.
     """
     name = object_name(deployment)
     return {
@@ -63,8 +63,8 @@ def as_workload(service: Plain | None, found: Plain | None, made: Sequence[Plain
 
     Args:
         service: The InferenceService.
-        found: The note about it; that about one of the same name that was there before does not count.
-        made: The Deployments that were made for it; Knative has one for each of its revisions.
+        found: The note about it; a note about an earlier object of the same name does not count.
+        made: The Deployments created for it; Knative creates one for each revision.
     """
     if service is None:
         return None
@@ -103,14 +103,14 @@ def as_workload(service: Plain | None, found: Plain | None, made: Sequence[Plain
 
 
 def _failure(service: Plain) -> str:
-    """Return why an InferenceService will never be ready, "" where it may be.
+    """Return why an InferenceService will never be ready, "" if it still can.
 
-    Its `observedGeneration` is that of what KServe has made for it, and says nothing about itself.
+    Its `observedGeneration` is the generation of the object that KServe created for it, not its own.
     """
     status = service.get("status") or {}
     model = status.get("modelStatus") or {}
     failed = model.get("lastFailureInfo") or {}
-    # A runtime that was made just before is not known to KServe at once: it waits for it.
+    # KServe does not know a newly created runtime immediately: it waits for it.
     if model.get("transitionStatus") == "InvalidSpec" and failed.get("reason") != "RuntimeNotRecognized":
         return str(failed.get("message") or failed.get("reason") or "the InferenceService is not valid")
     predictor = _condition(service, "PredictorReady")

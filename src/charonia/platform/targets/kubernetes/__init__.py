@@ -1,1 +1,1 @@
-"""The target `kubernetes`: the objects of the Helm chart, applied by the server side, and what has become of them."""
+"""The target `kubernetes`: applies the objects of the Helm chart with server-side apply, and observes them."""

@@ -1,7 +1,7 @@
 """The API server of a cluster, through `kubernetes-asyncio`, which no other module uses. Calls block.
 
-Objects are applied by the server (server-side apply) as our field manager. What somebody else has changed is not taken
-from them: that is an error which says who has changed what.
+Objects are applied with server-side apply under our field manager. Fields that another manager has changed are not
+overwritten: the call fails with an error that names the manager and the fields.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ CALL_S_MAX = 30.0
 """Longest time of one request."""
 
 RETRIES_MAX = 4
-"""Retries of a request that the API server is too busy for, that has not reached it, or that met another change."""
+"""Retries of a request that found the API server busy or unreachable, or conflicted with another change."""
 
 RETRY_S = 0.25
 """Pause before the first retry; it doubles each time."""
@@ -34,13 +34,13 @@ RETRY_S_MAX = 8.0
 """Longest pause, also where the API server asks for a longer one."""
 
 WATCH_S = 60
-"""A watch is ended by the server after this, and begun again: a dead connection is noticed then at the latest."""
+"""The server ends a watch after this time and we restart it, which also detects a dead connection."""
 
 OPENED = "OPENED"
-"""What a watch yields first: it has begun."""
+"""First event of a watch: it has started."""
 
 PAGE = 500
-"""Objects of a list that come at a time."""
+"""Page size of a list."""
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -52,7 +52,7 @@ _CONFLICT = 409
 
 
 class ExpiredError(Exception):
-    """What a watch should go on from is too long ago: a list has to be made again."""
+    """The version from which a watch should continue is too old: the list must be read again."""
 
 
 class Cluster:
@@ -98,7 +98,7 @@ class Cluster:
             raise invalid(f"--kubernetes: '{settings.config}' cannot be used: {reason}") from None
 
     def close(self) -> None:
-        """End what goes on. The object cannot be used afterwards."""
+        """Stop all work. The object cannot be used afterwards."""
         if self._loop.is_closed():
             return
         self.run(self._end())
@@ -107,11 +107,11 @@ class Cluster:
         self._loop.close()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let work go on until `close`."""
+        """Run work in the background until `close`."""
         asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do work in the thread that the connection belongs to, and return its result."""
+        """Run work in the connection's thread, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def get(self, wanted: Reference) -> Plain | None:
@@ -127,19 +127,19 @@ class Cluster:
         return self.run(self.listed(kind, labels=labels, fields=fields))
 
     def nodes(self, kind: ObjectKind) -> Sequence[Plain]:
-        """Return the objects of a kind that is in no namespace. See `get`."""
+        """Return the cluster-scoped objects of a kind. See `get`."""
         return self.run(self.listed(kind, is_namespaced=False))[0]
 
     def apply(self, wanted: Plain, *, force: bool = False, is_trial: bool = False) -> Plain:
-        """Let an object be so, and return it.
+        """Apply an object, and return it.
 
         Args:
-            wanted: What we say about it.
-            force: Take fields from those who have changed them.
-            is_trial: Only find out whether it would be refused.
+            wanted: The fields that we set.
+            force: Take over fields from other field managers.
+            is_trial: Only check whether it would be refused.
 
         Raises:
-            ServingError: ALREADY_EXISTS if somebody else has changed what we say; INVALID_ARG if it is refused;
+            ServingError: ALREADY_EXISTS if another field manager has changed our fields; INVALID_ARG if it is refused;
                 UNAVAILABLE when the API server cannot be reached.
         """
         which = reference(wanted)
@@ -149,13 +149,13 @@ class Cluster:
         return self.run(self._asked("PATCH", path, query, wanted, f"{which}", "application/apply-patch+yaml"))
 
     def set_replicas(self, which: Reference, count: int) -> None:
-        """Change the number of replicas of an object, whoever has set it. See `get`."""
+        """Set the number of replicas of an object, regardless of the field manager that owns it. See `get`."""
         path, body = f"{self._path(which.kind)}/{which.name}", {"spec": {"replicas": count}}
         query = [("fieldManager", MANAGER)]
         self.run(self._asked("PATCH", path, query, body, str(which), "application/merge-patch+json"))
 
     def delete(self, found: Plain, kind: ObjectKind) -> None:
-        """Begin to remove an object, if it is still the same one; what it has made goes with it. See `get`."""
+        """Begin to delete an object, if it is still the same one, and its dependents. See `get`."""
         which = Reference(kind, found["metadata"]["name"])
         body = {
             "apiVersion": "v1",
@@ -166,24 +166,24 @@ class Cluster:
         try:
             self.run(self._asked("DELETE", f"{self._path(kind)}/{which.name}", [], body, str(which)))
         except ServingError as error:
-            if error.code not in (Code.NOT_FOUND, Code.ALREADY_EXISTS):  # it has gone, or another one has its name
+            if error.code not in (Code.NOT_FOUND, Code.ALREADY_EXISTS):  # it is gone, or another object has its name
                 raise
 
     def log(self, pod: str, container: str, lines: int, *, previous: bool = False) -> str:
-        """Return the last lines that a container has said; "" where there are none yet. See `get`."""
+        """Return the last log lines of a container; "" if there are none yet. See `get`."""
         query = [("container", container), ("tailLines", str(lines)), ("limitBytes", str(2**20))]
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         try:
             return self.run(self._text(path, [*query, *([("previous", "true")] if previous else [])], f"Pod '{pod}'"))
         except ServingError as error:
-            if error.code in (Code.NOT_FOUND, Code.INVALID_ARG):  # it has not begun, or nothing is kept of it
+            if error.code in (Code.NOT_FOUND, Code.INVALID_ARG):  # it has not started, or its log is not kept
                 return ""
             raise
 
     async def listed(
         self, kind: ObjectKind, *, labels: str = "", fields: str = "", is_namespaced: bool = True
     ) -> tuple[Sequence[Plain], str]:
-        """Return what `list` returns, for those in its thread."""
+        """`list` for callers in the connection's thread."""
         query = [("limit", str(PAGE))]
         query += [("labelSelector", labels)] if labels else []
         query += [("fieldSelector", fields)] if fields else []
@@ -200,10 +200,10 @@ class Cluster:
                 return found, str(page["metadata"].get("resourceVersion", ""))
 
     async def watched(self, kind: ObjectKind, labels: str, version: str) -> AsyncIterator[tuple[str, Plain]]:
-        """Yield `OPENED`, then what happens after a version of the list, until the server or the connection ends it.
+        """Yield `OPENED`, then the events after a version of the list, until the server or the connection ends it.
 
         Raises:
-            ExpiredError: The version is too long ago.
+            ExpiredError: The version is too old.
             ServingError: UNAVAILABLE when it cannot be watched; INVALID_ARG if it is refused.
         """
         query = [
@@ -254,7 +254,7 @@ class Cluster:
     async def _answer(
         self, method: str, path: str, query: Sequence[tuple[str, str]], body: object, what: str, kind: str = ""
     ) -> bytes:
-        """Ask until there is an answer that counts. Every request may be repeated: see `apply` and `delete`."""
+        """Retry until an answer is final. Every request may be repeated: see `apply` and `delete`."""
         pause_s = RETRY_S
         for attempt in range(RETRIES_MAX + 1):
             try:
@@ -314,9 +314,9 @@ class Cluster:
         raise AssertionError("the second answer is returned")
 
     async def _sign_in(self, refused: object) -> bool:
-        """Read the kubeconfig again, whose token is refused, and return whether there is another one now.
+        """Read the kubeconfig again after its token was refused, and return whether the token has changed.
 
-        Tokens of clouds live for minutes; a program that the kubeconfig names makes them. In a pod, the library reads
+        Tokens of clouds live for minutes; a program named in the kubeconfig creates them. In a pod, the library reads
         the token's file again.
         """
         async with self._signing_in:
@@ -343,7 +343,7 @@ class Cluster:
         return f"{root}/namespaces/{self.namespace}/{kind.plural}"
 
     async def _load(self) -> str:
-        """Read where the cluster is and who asks, and return the namespace that is meant there."""
+        """Read the address and credentials of the cluster, and return its default namespace."""
         if self._settings.config == IN_CLUSTER:
             self._config.load_incluster_config(client_configuration=self._configuration)
             return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
@@ -367,7 +367,7 @@ def refusal(status: int, answer: bytes | str, what: str) -> ServingError:
     Args:
         status: Its HTTP status.
         answer: Its body: a `Status` of Kubernetes.
-        what: The object that was asked for.
+        what: The requested object.
     """
     found = _status(answer)
     said = str(found.get("message", "")) or f"it answers {status}"
@@ -375,11 +375,11 @@ def refusal(status: int, answer: bytes | str, what: str) -> ServingError:
     if conflicts:
         fields = "; ".join(f"{each['field']} ({each['message']})" for each in conflicts)
         return conflict(
-            f"{what} was changed by somebody else: {fields}",
-            hint="undo that change, or delete the object: the platform makes it again",
+            f"{what} was changed by another field manager: {fields}",
+            hint="undo that change, or delete the object: the platform creates it again",
         )
     if status == 404:
-        return not_found(f"{what}: {said}", hint="is the namespace there, and is what the cluster lacks installed?")
+        return not_found(f"{what}: {said}", hint="does the namespace exist, and are the required CRDs installed?")
     if status == _UNKNOWN:
         return unavailable(f"{what}: the cluster does not know who asks: {said}", hint="sign in again")
     if (
@@ -389,7 +389,7 @@ def refusal(status: int, answer: bytes | str, what: str) -> ServingError:
     if status == _CONFLICT:
         return conflict(f"{what}: {said}")
     if status in _BUSY:
-        return unavailable(f"{what}: the API server is not able to answer now: {said}")
+        return unavailable(f"{what}: the API server is unavailable: {said}")
     return invalid(f"{what}: Kubernetes refuses it: {said}")
 
 

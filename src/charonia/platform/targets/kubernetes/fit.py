@@ -1,4 +1,4 @@
-"""Whether a workload fits into a cluster: what its nodes have, and what the namespace may use. Pure."""
+"""Whether a workload fits into a cluster: resources of its nodes, and quotas of the namespace. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
 
 @dataclass(frozen=True, slots=True)
 class PodNeed:
-    """What a server asks for.
+    """Resources that a server requests.
 
     Attributes:
         cores: CPU cores.
         memory_bytes: Memory.
         gpus: How many GPUs.
-        gpu_resource: As what nodes offer them.
+        gpu_resource: Resource name of the GPUs.
     """
 
     cores: float
@@ -32,24 +32,23 @@ class PodNeed:
 
 
 def pod_need(workload: Workload) -> PodNeed:
-    """Return what each server of a workload asks for."""
     return PodNeed(float(workload.spec.cpu_cores), needs_of(workload).memory_bytes, len(workload.spec.gpus))
 
 
 def asked_in_vain(workload: Workload) -> Iterator[str]:
-    """Yield what a workload asks for and pods cannot be given."""
+    """Yield which requests of a workload pods cannot meet."""
     if workload.spec.gpu_memory_mib:
         yield "device.gpu_memory_mib: pods get whole GPUs: expected 0, or a slice of GPUs as gpu.resource in the values"
 
 
 def quantity(text: object) -> float:
-    """Return a quantity of Kubernetes as a number: "500m" is 0.5, "1Gi" is 2**30; 0.0 for what is none."""
+    """Return a quantity of Kubernetes as a number: "500m" is 0.5, "1Gi" is 2**30; 0.0 if it is not a quantity."""
     match = _QUANTITY.fullmatch(str(text))
     return float(match[1]) * _UNITS.get(match[2], 1.0) if match else 0.0
 
 
 def node_misfits(need: PodNeed, nodes: Sequence[Plain]) -> Iterator[str]:
-    """Yield why no node can ever run such a server, however empty it is; nothing where nodes are not known."""
+    """Yield why no node can run such a server, not even an idle one; nothing if the nodes are unknown."""
     open_nodes = [node for node in nodes if not (node.get("spec") or {}).get("unschedulable")]
     offers = [(node.get("status") or {}).get("allocatable") or {} for node in open_nodes]
     if not offers or any(_fits(need, offer) for offer in offers):
@@ -66,7 +65,7 @@ def node_misfits(need: PodNeed, nodes: Sequence[Plain]) -> Iterator[str]:
         )
     if need.gpus > most_gpus:
         found.append(f"device.gpus: the node with the most GPUs in the cluster has {most_gpus:g}, got {need.gpus}")
-    yield from found or ["device: no node of the cluster has all that a server needs: cores, memory and GPUs together"]
+    yield from found or ["device: no node of the cluster has enough cores, memory and GPUs together"]
 
 
 def quota_misfits(need: PodNeed, replicas: int, quotas: Sequence[Plain]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Names, labels and annotations of what the platform has in a cluster, and how objects are named there. Pure."""
+"""Names, labels and annotations of the platform's objects in a cluster. Pure."""
 
 import hashlib
 import re
@@ -9,16 +9,16 @@ from typing import Any
 from charonia.core.errors import invalid
 
 MANAGER = "charonia-platform"
-"""Field manager of what the platform applies."""
+"""Field manager of the platform."""
 
 OWNER = "charonia.dev/platform"
-"""Label of all that a platform has made: which platform. Objects without it are never touched."""
+"""Label of all objects that a platform creates: which platform. Objects without it are never touched."""
 
 OBJECT = "charonia.dev/deployment"
 """Label: name of the objects of a deployment."""
 
 RECORD = "charonia.dev/record"
-"""Label of the Secrets that say what a revision consists of, or which one serves."""
+"""Label of the Secrets that record the objects of a revision, or which one serves."""
 
 TITLE = "charonia.dev/title"
 """Annotation: "PROJECT/NAME"."""
@@ -33,17 +33,17 @@ FAILURE = "charonia.dev/failure"
 """Annotation of a record: why its revision has failed."""
 
 TEMPLATE = "charonia.dev/template"
-"""Annotation of pods: the revision that has changed how they are."""
+"""Annotation of pods: the revision that last changed their template."""
 
 HOOK = "helm.sh/hook"
 
 NAME_CHARS_MAX = 40
-"""Of the readable part of a name: with what Kubernetes adds for pods it stays below 63."""
+"""Length of the readable part of a name: with the suffixes that Kubernetes adds for pods it stays below 63."""
 
 _DIGEST_CHARS = 8
 
 Plain = Mapping[str, Any]
-"""An object of Kubernetes as JSON has it."""
+"""An object of Kubernetes as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ObjectKind:
     Attributes:
         api: Its API: "v1", "apps/v1".
         kind: Its name.
-        plural: As addresses have it.
+        plural: Its plural in URLs.
     """
 
     api: str
@@ -93,7 +93,7 @@ APPLIED = (
     ObjectKind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes"),
     INFERENCE_SERVICE,
 )
-"""What deployments consist of, in the order in which they are applied: the workload is last, when all is there."""
+"""Kinds of a deployment's objects in the order in which they are applied: the workload is last."""
 
 _SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 _KINDS = {(kind.api, kind.kind): kind for kind in APPLIED}
@@ -101,7 +101,7 @@ _KINDS = {(kind.api, kind.kind): kind for kind in APPLIED}
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Which object is meant: its kind, and its name in the namespace of the platform."""
+    """Identifies an object: its kind, and its name in the namespace of the platform."""
 
     kind: ObjectKind
     name: str
@@ -111,7 +111,7 @@ class Reference:
 
 
 def object_name(deployment: str) -> str:
-    """Return the name of the objects of a deployment "PROJECT/NAME": readable, and its own."""
+    """Return the readable, unique name of the objects of a deployment "PROJECT/NAME"."""
     readable = re.sub(r"[^a-z0-9]+", "-", deployment.rpartition("/")[2])[:NAME_CHARS_MAX].strip("-")
     digest = hashlib.sha256(deployment.encode()).hexdigest()[:_DIGEST_CHARS]
     return f"c-{readable}-{digest}"  # a Service's name begins with a letter
@@ -131,7 +131,7 @@ def note_name(name: str) -> str:
 
 
 def reference(found: Plain) -> Reference:
-    """Return which object this is.
+    """Return the reference of an object.
 
     Raises:
         ServingError: INVALID_ARG for a kind that the chart does not have.
@@ -141,19 +141,19 @@ def reference(found: Plain) -> Reference:
         raise invalid(
             f"chart: expected objects of {', '.join(each.kind for each in APPLIED)}, "
             f"got {found['kind']} of {found['apiVersion']}",
-            hint="leave out what makes it in the file of values",
+            hint="remove the setting that creates it from the file of values",
         )
     return Reference(kind, found["metadata"]["name"])
 
 
 def in_order(objects: Sequence[Plain]) -> list[Plain]:
-    """Return objects as they are applied, without tests and other hooks of Helm."""
+    """Return objects in the order in which they are applied, without tests and other hooks of Helm."""
     kept = [each for each in objects if HOOK not in (each["metadata"].get("annotations") or {})]
     return sorted(kept, key=lambda each: APPLIED.index(reference(each).kind))
 
 
 def is_ended_by_stop(kind: ObjectKind) -> bool:
-    """Return whether objects of a kind go when a deployment is stopped; its Service and its Secrets stay."""
+    """Return whether stopping a deployment removes objects of a kind; its Service and its Secrets stay."""
     return kind in (DEPLOYMENT, INFERENCE_SERVICE) or kind.kind in _SCALERS
 
 
@@ -177,7 +177,7 @@ def is_workload(found: Plain) -> bool:
 
 
 def with_marks(found: Plain, own_labels: Mapping[str, str], notes: Mapping[str, str]) -> dict[str, Any]:
-    """Return an object, or the template of pods, with further labels and annotations."""
+    """Return an object, or a pod template, with added labels and annotations."""
     metadata = found.get("metadata") or {}
     return {
         **found,

@@ -1,4 +1,4 @@
-"""What is done to the objects of the chart before they are applied. Pure."""
+"""Prepares the objects of the chart before they are applied. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,11 @@ def prepared(
     """Return the objects of a revision, in order, with labels and annotations.
 
     Args:
-        rendered: What the chart has made.
+        rendered: The objects of the chart.
         owner: Which platform this is.
         deployment: "PROJECT/NAME".
         revision: Its number.
-        before: The objects of the revision that serves; none where nothing does. Pods are begun anew only if they
-            have to be different.
+        before: The objects of the serving revision, if any. Pods restart only if their template changes.
     """
     own = {OWNER: owner, OBJECT: object_name(deployment)}
     notes = {TITLE: deployment, REVISION: str(revision)}
@@ -52,20 +51,19 @@ def prepared(
 
 
 def same(one: Sequence[Plain], other: Sequence[Plain]) -> bool:
-    """Return whether the objects of two revisions differ in the number of the revision only."""
+    """Return whether the objects of two revisions differ only in the number of the revision."""
     return _bare(one) == _bare(other)
 
 
 def with_replicas(wanted: Plain, present: Plain | None, least: int) -> Plain:
-    """Return a workload whose number of replicas is left to its autoscaler.
+    """Return a workload that leaves its number of replicas to its autoscaler.
 
-    A field that we have set once, and say nothing about any more, falls back to 1: as long as nobody else has taken it,
-    we repeat it as it is.
+    A field that we have set, and then omit, falls back to 1. Until another field manager owns it, we repeat its value.
 
     Args:
-        wanted: The workload; where it says how many replicas there are, nothing is done.
-        present: What there is of it, None where there is nothing.
-        least: Replicas at least.
+        wanted: The workload; returned unchanged if it sets the number of replicas.
+        present: The workload in the cluster, None if there is none.
+        least: Minimum number of replicas.
     """
     if "replicas" in wanted["spec"]:
         return wanted
@@ -76,9 +74,9 @@ def with_replicas(wanted: Plain, present: Plain | None, least: int) -> Plain:
 
 
 def takes_replicas(wanted: Plain, present: Plain | None) -> bool:
-    """Return whether a workload has a number of replicas again that was an autoscaler's: it is taken from it.
+    """Return whether a workload sets its number of replicas again after an autoscaler owned it, so it is taken over.
 
-    What we take like that is ours as an update, which what we apply later conflicts with: it is changed likewise.
+    Taking it over makes it ours by update, and a later apply would conflict: it is updated as well.
     """
     if present is None or wanted["spec"].get("replicas") in (None, present["spec"].get("replicas")):
         return False
@@ -86,12 +84,12 @@ def takes_replicas(wanted: Plain, present: Plain | None) -> bool:
 
 
 def tried(wanted: Plain, present: Plain | None, least: int) -> Plain:
-    """Return an object as it is tried: a workload says nothing about replicas that have yet to be taken.
+    """Return an object for a dry run: a workload omits replicas that have yet to be taken over.
 
     Args:
         wanted: The object.
-        present: What there is of it, None where there is nothing.
-        least: Replicas at least.
+        present: The object in the cluster, None if there is none.
+        least: Minimum number of replicas.
     """
     if not is_workload(wanted):
         return wanted

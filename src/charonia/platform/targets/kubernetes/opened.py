@@ -1,4 +1,4 @@
-"""Opens the target `kubernetes` as the settings of the platform say, and renders its Helm chart."""
+"""Opens the target `kubernetes` with the platform's settings, and renders its Helm chart."""
 
 import json
 import secrets
@@ -23,11 +23,11 @@ from charonia.platform.targets.kubernetes.target import KubernetesTarget
 from charonia.platform.targets.kubernetes.values import chart_values, usual_values
 
 OWNER_FILE = "kubernetes-owner"
-"""File of the data folder with the name of this platform among others, where no setting has it."""
+"""File of the data folder with the name of this platform, if no setting has it."""
 
 
 def open_kubernetes(settings: KubernetesSettings, store: ArtifactStore, data: Path) -> KubernetesTarget:
-    """Return the target. It asks the cluster nothing yet.
+    """Return the target, without contacting the cluster.
 
     Args:
         settings: Of the cluster.
@@ -56,7 +56,7 @@ def open_kubernetes(settings: KubernetesSettings, store: ArtifactStore, data: Pa
 
 
 def owner_of(settings: KubernetesSettings, data: Path) -> str:
-    """Return the name of this platform among all that use the namespace: the setting, or what is kept in its data."""
+    """Return the name of this platform among all that use the namespace: from the setting, or from its data folder."""
     if settings.owner:
         return settings.owner
     path = data / OWNER_FILE
@@ -79,9 +79,9 @@ class Chart:
     """The chart.
 
     Args:
-        folder: Where it is, "" for the one that comes with Charonia.
+        folder: Its path, "" for the chart that comes with Charonia.
         helm: The program.
-        values: File of further values, "" for none.
+        values: Path of an additional file of values, "" for none.
     """
 
     def __init__(self, folder: str, helm: str, values: str) -> None:
@@ -94,7 +94,7 @@ class Chart:
         if not (self._folder / "Chart.yaml").is_file():
             return f"--kubernetes-chart: there is no chart in '{self._folder}'"
         if self._values is not None and not self._values.is_file():
-            return f"--kubernetes-values: there is no file '{self._values}'"
+            return f"--kubernetes-values: the file '{self._values}' does not exist"
         try:
             subprocess.run([self._helm, "version"], capture_output=True, timeout=HELM_S_MAX, check=True)
         except (OSError, subprocess.SubprocessError) as error:
@@ -107,11 +107,11 @@ class Chart:
         Args:
             name: Name of the release.
             namespace: Its namespace.
-            usual: Values that the file of values may change.
-            values: Values that it may not change.
+            usual: Values that the file of values may override.
+            values: Values that it may not override.
 
         Raises:
-            ServingError: INVALID_ARG with Helm's words for values that do not fit; UNAVAILABLE where it cannot be run.
+            ServingError: INVALID_ARG with Helm's message for invalid values; UNAVAILABLE if Helm cannot be run.
         """
         with tempfile.TemporaryDirectory(prefix="charonia-chart-") as folder:
             files = [Path(folder) / "usual.json", *([self._values] if self._values else []), Path(folder) / "own.json"]

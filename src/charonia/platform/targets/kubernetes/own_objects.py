@@ -1,6 +1,6 @@
-"""The objects of this platform in a cluster: what there is of a deployment, and changes of it.
+"""This platform's objects in a cluster: reads and changes the objects of each deployment.
 
-What is not of this platform is neither changed nor removed.
+Objects of other owners are neither changed nor removed.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ from charonia.platform.targets.kubernetes.records import RevisionRecord, from_se
 from charonia.platform.targets.kubernetes.rollout import Sight
 
 RECONNECT_S = 0.2
-"""Pause before a watch that was cut off is begun again; it doubles each time."""
+"""Pause before a broken watch is restarted; it doubles each time."""
 
 RECONNECT_S_MAX = 15.0
 
 STALE_S_MAX = 30.0
-"""What was seen counts for so long after the watch has failed."""
+"""How long results remain valid after the watch has failed."""
 
 FIRST_S_MAX = 20.0
 """Time for the first list."""
@@ -75,7 +75,7 @@ class WatchedObjects:
         """Return the objects.
 
         Raises:
-            ServingError: UNAVAILABLE when it has not been known for a while what there is.
+            ServingError: UNAVAILABLE if the watch has been broken for too long.
         """
         is_tried, failure = self._is_tried.wait(FIRST_S_MAX), self._failure
         if failure is not None and (not self._is_listed or time.monotonic() - self._failed_s > STALE_S_MAX):
@@ -86,13 +86,13 @@ class WatchedObjects:
             return list(self._objects.values())
 
     def put(self, found: Plain) -> None:
-        """Note what a call has returned, if the watch does not know more."""
+        """Store the result of a call, unless the watch has a newer one."""
         with self._lock:
             if _version(found) > self._version:
                 self._keep(found)
 
     def put_all(self, found: Sequence[Plain], version: str, label: tuple[str, str]) -> None:
-        """Note all objects that have a further label, from a list of that version."""
+        """Store all objects that have a label, from a list of that version."""
         listed = int(version) if version.isdecimal() else 0
         with self._lock:
             if listed < self._version:
@@ -126,13 +126,13 @@ class WatchedObjects:
                     self._note(kind, found)
                     pause_s = RECONNECT_S
                 if time.monotonic() - begun_s >= RECONNECT_S_MAX:
-                    continue  # the server has ended it in its time
+                    continue  # the server has ended it on schedule
             except ExpiredError:
                 version = ""
             except ServingError as error:
                 self._fail(error)
             except Exception as error:
-                _log.exception("watch of %s: it has failed", self._kind.plural)
+                _log.exception("watch of %s failed", self._kind.plural)
                 version = ""
                 self._fail(unavailable(f"the watch of {self._kind.plural} has failed: {error}"))
             await asyncio.sleep(pause_s)
@@ -173,14 +173,14 @@ _log = logging.getLogger(__name__)
 
 
 class OwnObjects:
-    """Reads and writes the objects of deployments. Any thread may call; one at a time writes those of a deployment.
+    """Reads and writes the objects of deployments. Any thread may call; only one at a time may write a deployment's.
 
     Args:
         cluster: Where they are.
         owner: Name of this platform among all that use the namespace.
 
     Attributes:
-        watched: What is looked at all the time: kinds, and what their labels have beside that of the owner.
+        watched: The watched kinds, and the labels that they need beside the owner's.
     """
 
     watched: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
@@ -196,28 +196,28 @@ class OwnObjects:
         self._beginning = threading.Lock()
 
     def deployments(self) -> Sequence[str]:
-        """Return the names of all deployments that there is anything of."""
+        """Return the names of all deployments that have objects."""
         found = [*self._watched("records").all(), *self._watched("workloads").all()]
         return sorted({str(annotations(each)[TITLE]) for each in found if TITLE in annotations(each)})
 
     def try_out(self, record: RevisionRecord) -> None:
-        """Find out whether all objects of a revision would be taken, so that none is left half there.
+        """Check whether all objects of a revision would be accepted, so that it is never applied in part.
 
         Raises:
-            ServingError: INVALID_ARG if an object of somebody else has the name of one of them; as `Cluster.apply`.
+            ServingError: INVALID_ARG if an object of another owner has the name of one of them; as `Cluster.apply`.
         """
         present = {which: self._cluster.get(which) for which in record.references()}
         for which, found in present.items():
             if found is not None and labels(found).get(OWNER) != self.owner:
                 raise invalid(
-                    f"{which} in namespace '{self._cluster.namespace}' is not of this platform, and stays as it is",
+                    f"{which} in namespace '{self._cluster.namespace}' does not belong to this platform",
                     hint="remove it, or name the deployment differently",
                 )
         for each in record.objects:
             self._cluster.apply(tried(each, present[reference(each)], record.replicas_min), is_trial=True)
 
     def put(self, record: RevisionRecord, serving: int, keys: Sequence[str]) -> None:
-        """Apply all objects of a revision; its record is there before them, its workload comes last.
+        """Apply all objects of a revision: its record first, its workload last.
 
         Raises:
             ServingError: As `Cluster.apply`.
@@ -231,7 +231,7 @@ class OwnObjects:
 
         Args:
             record: The record.
-            serving: The revision that serves meanwhile.
+            serving: The revision that serves during the rollout.
         """
         for each in record.objects:
             wanted: Plain = each
@@ -245,11 +245,11 @@ class OwnObjects:
                 self._watched("workloads").put(applied)
 
     def apply_record(self, record: RevisionRecord) -> None:
-        """Write down a revision, in place of what was written down of it."""
+        """Store the record of a revision, in place of an earlier one."""
         self._watched("records").put(self._cluster.apply(to_secret(record, self.owner), force=True))
 
     def apply_keys(self, deployment: str, key: str, keys: Sequence[str]) -> None:
-        """Write the file of API keys; servers read it again when it changes."""
+        """Write the file of API keys; servers reload it when it changes."""
         name = object_name(deployment)
         secret = {
             "apiVersion": "v1",
@@ -265,12 +265,12 @@ class OwnObjects:
         if found is None:
             return
         if labels(found).get(OWNER) != self.owner:
-            _log.warning("%s in namespace '%s' is not ours any more: it stays", which, self._cluster.namespace)
+            _log.warning("%s in namespace '%s' is not ours any more: not removed", which, self._cluster.namespace)
             return
         self._cluster.delete(found, which.kind)
 
     def look(self, deployment: str, *, is_live: bool = False) -> Sight:
-        """Return what there is of a deployment: as the watches know it, or as the API server says now."""
+        """Return the state of a deployment: from the watches, or live from the API server."""
         found = self._found(deployment, is_live=is_live)
         return self._sight(next(iter(found["workloads"]), None), found)
 
@@ -278,23 +278,23 @@ class OwnObjects:
         return Sight(workload, found["pods"], tuple(from_secret(each) for each in found["records"]))
 
     def _found(self, deployment: str, *, is_live: bool) -> Mapping[str, Sequence[Plain]]:
-        """Return what there is of a deployment among all that is watched."""
+        """Return the objects of a deployment, by name of their watch."""
         name = object_name(deployment)
         found: dict[str, list[Plain]] = {}
-        for what, (kind, further) in self.watched.items():
+        for what, (kind, selector) in self.watched.items():
             watched = self._watched(what)
             known = watched.all()
             if is_live:
-                listed, version = self._cluster.list(kind, labels=f"{OWNER}={self.owner}{further},{OBJECT}={name}")
+                listed, version = self._cluster.list(kind, labels=f"{OWNER}={self.owner}{selector},{OBJECT}={name}")
                 watched.put_all(listed, version, (OBJECT, name))
                 known = listed
             found[what] = [each for each in known if labels(each).get(OBJECT) == name]
         return found
 
     def _watched(self, what: str) -> WatchedObjects:
-        """Return the watch of one of `watched`, which begins when it is first asked for."""
+        """Return one of the watches, which starts on first use."""
         with self._beginning:
             if what not in self._watches:
-                kind, further = self.watched[what]
-                self._watches[what] = WatchedObjects(self._cluster, kind, f"{OWNER}={self.owner}{further}")
+                kind, selector = self.watched[what]
+                self._watches[what] = WatchedObjects(self._cluster, kind, f"{OWNER}={self.owner}{selector}")
             return self._watches[what]

@@ -1,4 +1,4 @@
-"""What is wrong with a pod or a rollout, as a sentence with a hint, from what Kubernetes says of it. Pure."""
+"""Explains failures of a pod or a rollout in a sentence with a hint, from the status in Kubernetes. Pure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from charonia.platform.targets.kubernetes.marks import Plain
 
 RESTARTS_MAX = 3
-"""A server that has ended so often before it was ever ready is not waited for."""
+"""A server that has exited this often before it was ever ready has failed."""
 
 LOG_LINES = 5
-"""Lines of the log of a server that has ended."""
+"""Lines of the log of a server that has exited."""
 
 TEXT_CHARS_MAX = 600
-"""Of what Kubernetes says."""
+"""Length limit of messages from Kubernetes."""
 
 KSERVE = "charonia.dev/kserve"
-"""Condition of a workload that KServe has made: what it says itself."""
+"""Condition of a workload that KServe created: KServe's own message."""
 
 _OOM_EXIT = 137
 _PULL = ("ImagePullBackOff", "ErrImagePull", "RegistryUnavailable", "ImageInspectError")
@@ -30,12 +30,12 @@ def pod_reason(pod: Plain, events: Sequence[Plain] = (), log: str = "") -> str:
 
     Args:
         pod: The pod.
-        events: Those about it.
-        log: Last lines of the container that has ended, "" where they are not known.
+        events: Its events.
+        log: Last lines of the container that has exited, "" if unknown.
     """
     status = pod.get("status") or {}
     if status.get("reason") == "Evicted":
-        return f"it was evicted from its node: {_said(status)} (hint: memory_mib reserves what it needs)"
+        return f"it was evicted from its node: {_said(status)} (hint: memory_mib reserves memory for it)"
     if status.get("phase") == "Failed" and status.get("reason"):
         return f"its node has refused it, {status['reason']}: {_said(status)}"
     place = _condition(pod, "PodScheduled")
@@ -59,7 +59,7 @@ def needs_log(pod: Plain) -> str:
 
 
 def is_hopeless(pod: Plain) -> bool:
-    """Return whether a new pod will never be ready: there is no use in waiting."""
+    """Return whether a new pod will never be ready."""
     containers = _containers(pod)
     waiting = [(each.get("state") or {}).get("waiting") or {} for each in containers]
     if any(each.get("reason") in _NEVER for each in waiting):
@@ -71,7 +71,7 @@ def is_hopeless(pod: Plain) -> bool:
 
 
 def refusal(deployment: Plain) -> str:
-    """Return why no pods can be made for a workload, "" where they can."""
+    """Return why no pods can be created for a workload, "" if they can."""
     for condition in (deployment.get("status") or {}).get("conditions") or ():
         if condition.get("type") == KSERVE:
             return f"KServe: {_said(condition)}"
@@ -143,14 +143,14 @@ def _from_events(events: Sequence[Plain]) -> str:
 
 
 def _is_out_of_sight(pod: Plain) -> bool:
-    """Return whether a pod is taken for not ready although its node said last that all of its containers are."""
+    """Return whether a pod counts as not ready although its node last reported all of its containers as ready."""
     is_told = bool(_main(pod)) and all(container.get("ready") for container in _main(pod))
     gates = (pod.get("spec") or {}).get("readinessGates")
     return is_told and not gates and _condition(pod, "Ready").get("status") == "False"
 
 
 def _is_fine(container: Plain) -> bool:
-    """Return whether a container has ended as it should: a step before the server."""
+    """Return whether a container has exited as expected: a step before the server."""
     state = container.get("state") or {}
     if "running" in state:
         return not container.get("restartCount")

@@ -26,14 +26,14 @@ from charonia.platform.targets.kubernetes.marks import (
 )
 
 RECORD_BYTES_MAX = 900_000
-"""Kubernetes takes Secrets of up to 1 MiB."""
+"""Kubernetes accepts Secrets of up to 1 MiB."""
 
 _CONTENT = "content"
 
 
 @dataclass(frozen=True, slots=True)
 class RevisionRecord:
-    """What a revision consists of.
+    """A revision as it was applied.
 
     Attributes:
         deployment: "PROJECT/NAME".
@@ -42,8 +42,8 @@ class RevisionRecord:
         repository: Address of its models for its servers.
         configs: The configuration of each of its models.
         key: The API key of the platform, "" in records of earlier releases.
-        failure: Why it has failed, "" if it has not.
-        replicas_min: Its servers at least.
+        failure: Why it failed, "" if it did not.
+        replicas_min: Minimum number of servers.
     """
 
     deployment: str
@@ -59,7 +59,7 @@ class RevisionRecord:
         return {reference(each) for each in self.objects}
 
     def has_fixed_replicas(self) -> bool:
-        """Return whether it says itself how many servers there are."""
+        """Return whether it sets the number of servers itself."""
         workload = self.workload()
         if reference(workload).kind == INFERENCE_SERVICE:
             predictor = workload["spec"]["predictor"]
@@ -106,7 +106,7 @@ def to_secret(record: RevisionRecord, owner: str) -> dict[str, Any]:
 
 
 def from_secret(secret: Plain) -> RevisionRecord:
-    """Return the record that a Secret has."""
+    """Return the record in a Secret."""
     content = json.loads(gzip.decompress(base64.b64decode(secret["data"][_CONTENT])))
     return RevisionRecord(
         deployment=annotations(secret)[TITLE],

@@ -1,7 +1,7 @@
-"""Where pods find the models of revisions: the platform's artifact store, which they open themselves.
+"""Where pods find the models of revisions: in the platform's artifact store, which they open themselves.
 
-A repository is a folder `repositories/PROJECT/NAME/HASH` there. The hash stands for all of its content but how traffic
-is split: that is changed in place, because it is changed in servers that run, too.
+A repository is a folder `repositories/PROJECT/NAME/HASH` there. The hash covers all of its content except the traffic
+split, which changes in place, because it changes in running servers, too.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class ModelRepositories(Protocol):
         ...
 
     def publish(self, workload: Workload) -> None:
-        """Put the files of all models there, but not their configurations. What is there already is left.
+        """Store the files of all models there, without their configurations. Existing files are left alone.
 
         Raises:
             ServingError: UNAVAILABLE when it cannot be written.
@@ -54,12 +54,12 @@ class ModelRepositories(Protocol):
         ...
 
     def forget(self, deployment: str, kept: Collection[str]) -> None:
-        """Remove all repositories of a deployment but these. Raises as `publish`."""
+        """Remove all repositories of a deployment except these. Raises as `publish`."""
         ...
 
 
 class NoRepositories:
-    """Says what is missing: the artifact store is a folder of the platform's machine.
+    """Reports the obstacle: the artifact store is a folder of the platform's machine.
 
     Args:
         folder: The folder.
@@ -189,7 +189,7 @@ def open_repositories(store: ArtifactStore, claim: str) -> ModelRepositories:
 
 
 def repository_folder(workload: Workload) -> str:
-    """Return the folder of a workload's repository in the store: equal ones have the same content, but for traffic."""
+    """Return the folder of a workload's repository in the store: equal ones have equal content, except for traffic."""
     content = [
         [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
         for model in sorted(workload.models, key=lambda model: model.name)

@@ -1,4 +1,4 @@
-"""How far a deployment is, from its workload, its pods and the records of its revisions. Pure."""
+"""Progress of a deployment, from its workload, its pods and the records of its revisions. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,29 +15,29 @@ NAMED_MAX = 3
 
 
 class RolloutState(Enum):
-    """What a deployment does."""
+    """State of a deployment."""
 
     ABSENT = "absent"
     ENDING = "ending"
     FAILED = "failed"
-    """A revision has failed; the one before serves, if there is one."""
+    """A revision has failed; the previous one serves, if there is one."""
     UNDER_WAY = "under way"
     BROKEN = "broken"
-    """What is under way will never be ready."""
+    """The revision being applied will never be ready."""
     DONE = "done"
-    """What was under way is ready."""
+    """The revision being applied is ready."""
     STEADY = "steady"
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How far a deployment is.
+    """Progress of a deployment.
 
     Attributes:
-        state: What it does.
+        state: Its state.
         serving: The revision that answers, 0 for none.
-        applying: The revision that is under way, or has failed; 0 for none.
-        said: What is done now, or why it cannot be, in words.
+        applying: The revision being applied, or one that has failed; 0 for none.
+        said: The current step, or the obstacle, for display.
     """
 
     state: RolloutState
@@ -48,7 +48,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What there is of a deployment.
+    """The objects of a deployment.
 
     Attributes:
         workload: The object whose pods are its servers, None where there is none.
@@ -64,14 +64,14 @@ class Sight:
         return next((each for each in self.records if each.revision == revision), None)
 
     def new_pods(self) -> list[Plain]:
-        """Return the pods that are as the workload says now."""
+        """Return the pods of the workload's current template."""
         if self.workload is None:
             return []
         wanted = template_mark(self.workload)
         return [pod for pod in self.living() if annotations(pod).get(TEMPLATE) == wanted]
 
     def living(self) -> list[Plain]:
-        """Return the pods that are not ending, the newest last; those that have ended only where others are missing."""
+        """Return the pods that are not terminating, newest last; pods that have exited only if there are no others."""
         pods = [pod for pod in self.pods if not pod["metadata"].get("deletionTimestamp")]
         running = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
         if self.workload is None or len(running) >= int(self.workload["spec"].get("replicas", 1)):
@@ -80,16 +80,16 @@ class Sight:
 
 
 def template_mark(workload: Plain) -> str:
-    """Return what stands for how the pods of a workload are."""
+    """Return the mark of the workload's pod template."""
     return str((workload["spec"]["template"]["metadata"].get("annotations") or {}).get(TEMPLATE, ""))
 
 
 def rollout(sight: Sight, reason: Callable[[Plain], str]) -> Rollout:
-    """Return how far a deployment is.
+    """Return the progress of a deployment.
 
     Args:
-        sight: What there is of it.
-        reason: Returns why a pod does not answer, "" where nothing is wrong with it.
+        sight: Its objects.
+        reason: Returns why a pod does not answer, "" if nothing is wrong with it.
     """
     workload = sight.workload
     failed = max((each for each in sight.records if each.failure), key=lambda each: each.revision, default=None)
@@ -114,7 +114,7 @@ def rollout(sight: Sight, reason: Callable[[Plain], str]) -> Rollout:
 
 
 def is_seen(workload: Plain) -> bool:
-    """Return whether the status of a workload is about what was applied last."""
+    """Return whether the status of a workload is about the latest change."""
     return int((workload.get("status") or {}).get("observedGeneration", 0)) >= int(workload["metadata"]["generation"])
 
 
@@ -137,7 +137,7 @@ def _is_late(workload: Plain) -> bool:
 
 
 def _told(workload: Plain, new: Sequence[Plain], reason: Callable[[Plain], str]) -> str:
-    """Return what the new pods do, or what keeps them from it."""
+    """Return the progress of the new pods, or their obstacle."""
     refused = refusal(workload)
     wrong = [f"{pod['metadata']['name']}: {why}" for pod in unwell(new) if (why := reason(pod))]
     if refused or wrong:

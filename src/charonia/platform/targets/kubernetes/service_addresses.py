@@ -11,11 +11,11 @@ METRICS = 8002
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddresses:
-    """ServiceAddresses of services and pods of a namespace.
+    """Addresses of services and pods of a namespace.
 
     Attributes:
         namespace: The namespace.
-        proxy: Address of a `kubectl proxy`, "" where the platform is in the cluster itself.
+        proxy: Address of a `kubectl proxy`, "" if the platform runs in the cluster itself.
         http_port: Port of pods.
     """
 
@@ -30,7 +30,7 @@ class ServiceAddresses:
         return f"http://{name}.{self.namespace}.svc:{HTTP}"
 
     def grpc(self, name: str) -> str:
-        """Return the address of its gRPC endpoint, "" where it is not reached: a `kubectl proxy` passes HTTP only."""
+        """Return the address of its gRPC endpoint, "" behind a `kubectl proxy`, which passes HTTP only."""
         return "" if self.proxy else f"{name}.{self.namespace}.svc:{GRPC}"
 
     def metrics(self, name: str) -> str:
@@ -61,7 +61,7 @@ class ServiceAddresses:
 
 @dataclass(frozen=True, slots=True)
 class KserveAddresses(ServiceAddresses):
-    """Addresses of InferenceServices and their pods: HTTP as KServe says it, and nothing else."""
+    """Addresses of InferenceServices and their pods: only HTTP, as KServe reports it."""
 
     http_port: int = 8080
 
@@ -72,9 +72,9 @@ class KserveAddresses(ServiceAddresses):
         return str(workload["status"]["address"]).rstrip("/")
 
     def grpc(self, name: str) -> str:
-        """Return "": KServe leads to one port."""
+        """Return "": KServe exposes one port."""
         return ""
 
     def metrics(self, name: str) -> str:
-        """Return "": the metrics are those of pods."""
+        """Return "": only pods have metrics."""
         return ""

@@ -1,9 +1,9 @@
 """The target `kubernetes`: the objects of the Helm chart for each deployment, in a namespace of a cluster.
 
-What is there is kept in the cluster: a record of each revision (`records.py`), and annotations that say which one
-serves. So a platform that starts again finds it, and goes on where the one before was cut off: each step may be
-repeated. The pods of a new revision take the place of those before one by one; if they cannot be ready, what served is
-applied again.
+State is kept in the cluster: a record of each revision (`records.py`), and annotations that say which one serves. A
+restarted platform finds it and continues where the previous process was interrupted: each step may be repeated. The
+pods of a new revision replace the previous ones one by one; if they cannot be ready, the previous revision is applied
+again.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ _PHASES = {
 
 
 Renderer = Callable[[Workload, str], Sequence[Plain]]
-"""Makes the objects of a workload: from it, and the address of its repository."""
+"""Creates the objects of a workload, given the address of its repository."""
 
 
 class KubernetesTarget:
@@ -76,10 +76,10 @@ class KubernetesTarget:
     Args:
         cluster: The namespace.
         owner: Name of this platform among all that use the namespace.
-        render: Makes objects.
+        render: Creates objects.
         repositories: Where pods find models.
         addresses: How servers are reached.
-        problem: Returns why no objects can be made of a workload, "" if they can.
+        problem: Returns why a workload cannot be rendered, "" if it can.
         name: As specifications name the target.
         objects: Reads and writes the objects.
         prepare: Puts labels and annotations on objects, as `prepared`.
@@ -110,7 +110,7 @@ class KubernetesTarget:
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def close(self) -> None:
-        """Stop looking; what runs goes on."""
+        """Stop watching; deployments continue to run."""
         self._cluster.close()
 
     def problems(self, workload: Workload) -> Sequence[str]:
@@ -133,9 +133,9 @@ class KubernetesTarget:
                 sight = self._objects.look(name, is_live=True)
                 seen = rollout(sight, self._reasons.reason)
             if seen.state is RolloutState.ENDING:
-                raise unavailable(f"the servers of '{name}' end", hint="wait until they have ended")
+                raise unavailable(f"the servers of '{name}' are stopping", hint="wait until they have stopped")
             if seen.state is RolloutState.UNDER_WAY and seen.applying != number:
-                raise unavailable(f"revision {seen.applying} of '{name}' is not over yet: {seen.said}")
+                raise unavailable(f"revision {seen.applying} of '{name}' is still being applied: {seen.said}")
             if number in (seen.serving, seen.applying if seen.state is RolloutState.UNDER_WAY else 0):
                 return
             before = sight.record(seen.serving)
@@ -150,7 +150,7 @@ class KubernetesTarget:
             self._objects.put(record, serving, workload.keys)
 
     def scale(self, deployment: str, replicas: int) -> str:
-        """Do nothing: a fixed number is part of the revision, and else the cluster decides. See `DeploymentTarget`."""
+        """Do nothing: a fixed number is part of the revision, otherwise the cluster decides. See `DeploymentTarget`."""
         return ""
 
     def abandon(self, deployment: str) -> None:
@@ -175,9 +175,7 @@ class KubernetesTarget:
         if seen.state is RolloutState.ABSENT:
             return Observed()
         is_there = sight.workload is not None
-        pods = (
-            sight.living() if seen.state is RolloutState.UNDER_WAY else sight.new_pods()
-        )  # others are on their way out
+        pods = sight.living() if seen.state is RolloutState.UNDER_WAY else sight.new_pods()  # others are terminating
         record = sight.record(seen.serving)
         name = object_name(deployment)
         is_failed = _PHASES[seen.state] is RevisionPhase.FAILED
@@ -245,7 +243,7 @@ class KubernetesTarget:
         return "\n".join(texts)
 
     def _readable(self, kind: ObjectKind) -> Sequence[Plain]:
-        """Return the nodes, or the quotas of the namespace; none where the platform may not read them.
+        """Return the nodes, or the quotas of the namespace; none if the platform may not read them.
 
         Raises:
             ServingError: UNAVAILABLE when the API server cannot be reached.
@@ -258,7 +256,7 @@ class KubernetesTarget:
             return ()
 
     def _prepare(self, workload: Workload, sight: Sight, before: RevisionRecord | None) -> RevisionRecord:
-        """Return the record of a revision, whose models are where its servers find them."""
+        """Return the record of a revision whose models have been published."""
         if problem := self._repositories.problem():
             raise invalid(problem)
         address = self._repositories.address(workload)
@@ -278,7 +276,7 @@ class KubernetesTarget:
         )
 
     def _conclude(self, deployment: str, sight: Sight, seen: Rollout) -> None:
-        """Write down in the cluster what has become of a revision. It is done again if it is cut off."""
+        """Record the outcome of a revision in the cluster. Repeated if it is interrupted."""
         if seen.state is RolloutState.BROKEN:
             self._restore(deployment, sight, seen, failure=seen.said)
         record = sight.record(seen.serving)
@@ -287,7 +285,7 @@ class KubernetesTarget:
             self._objects.apply_objects(replace(record, objects=[record.workload()]), record.revision)
 
     def _restore(self, deployment: str, sight: Sight, seen: Rollout, failure: str = "") -> None:
-        """Apply what served before, in place of what is given up or has failed; end that where nothing served."""
+        """Apply the serving revision again, in place of a cancelled or failed one; stop if nothing served."""
         given_up, before = sight.record(seen.applying), sight.record(seen.serving)
         if given_up is not None and failure:
             self._objects.apply_record(replace(given_up, failure=failure))
@@ -304,7 +302,7 @@ class KubernetesTarget:
         self._objects.look(deployment, is_live=True)
 
     def _tidy(self, deployment: str, sight: Sight, kept: RevisionRecord, failed: int = 0) -> None:
-        """Remove what other revisions had and this one has not, and their records but that of one that has failed."""
+        """Remove objects of other revisions that this one lacks, and their records except that of a failed one."""
         others = [record for record in sight.records if record.revision != kept.revision]
         for which in {which for record in others for which in record.references()} - kept.references():
             self._objects.delete(which)
@@ -314,15 +312,15 @@ class KubernetesTarget:
                 self._objects.delete(_record_of(deployment, record.revision))
 
     def _change_traffic(self, record: RevisionRecord, before: RevisionRecord) -> None:
-        """Change how traffic is split in all servers that run, and what those read that start later.
+        """Change the traffic split in all running servers, and in the configuration that later servers read.
 
         Raises:
-            ServingError: UNAVAILABLE if a server does not answer: it is tried again.
+            ServingError: UNAVAILABLE if a server does not answer: it is retried.
         """
         changed = [name for name, text in record.configs.items() if text != before.configs.get(name)]
         told: dict[str, str] = {}
         try:
-            for _ in range(2):  # those that started meanwhile may have read what was
+            for _ in range(2):  # servers that started during the first pass may have read the old split
                 for pod in self._objects.look(record.deployment, is_live=True).new_pods():
                     if pod["metadata"]["uid"] not in told:
                         address = told[pod["metadata"]["uid"]] = self._addresses.pod_http(pod)
@@ -331,7 +329,7 @@ class KubernetesTarget:
         except ServingError:
             self._repositories.configure(before.repository, before.configs)
             for address in told.values():
-                with contextlib.suppress(ServingError):  # it is told again when the revision is tried again
+                with contextlib.suppress(ServingError):  # retried with the revision
                     self._tell(address, before.key, before.configs, changed)
             raise
 
@@ -359,14 +357,14 @@ def _record_of(deployment: str, revision: int) -> Reference:
 
 
 ASKED_S = 3.0
-"""Pause between two questions about a pod that is as it was."""
+"""Pause between two queries about an unchanged pod."""
 
 PODS_MAX = 2000
-"""Most pods that something is remembered of."""
+"""Most pods whose reasons are remembered."""
 
 
 class PodReasons:
-    """Says why pods do not answer. Any thread may ask.
+    """Explains why pods do not answer. Any thread may ask.
 
     Args:
         cluster: Where they are.
@@ -380,7 +378,7 @@ class PodReasons:
         self._lock = threading.Lock()
 
     def reason(self, pod: Plain) -> str:
-        """Return why a pod does not answer, "" where nothing is wrong with it."""
+        """Return why a pod does not answer, "" if nothing is wrong with it."""
         if is_ready(pod):
             return ""
         state, now_s = (pod["metadata"].get("uid"), pod["metadata"].get("resourceVersion")), self._clock()
@@ -396,7 +394,7 @@ class PodReasons:
         return text
 
     def _ask(self, pod: Plain) -> str:
-        """Return the reason, with what the log and the events say where they can be read."""
+        """Return the reason, including log and events if they can be read."""
         name, log = pod["metadata"]["name"], ""
         container = needs_log(pod)
         if container:

@@ -10,17 +10,17 @@ from charonia.platform.targets.fit import MIB, needs_of
 from charonia.platform.targets.kubernetes.marks import keys_name, object_name
 
 CPU_PERCENT = 80
-"""Use of the requested CPU at which there are more replicas, unless the file of values says otherwise."""
+"""Use of the requested CPU above which replicas are added, unless the file of values overrides it."""
 
 _DIGEST = re.compile(r"(?P<repository>.+)@(?P<digest>sha256:[0-9a-f]{64})")
 _TAG = re.compile(r"(?P<repository>.+):(?P<tag>[\w][\w.-]{0,127})")
 
 
 def usual_values(workload: Workload) -> dict[str, Any]:
-    """Return what holds unless the file of values says otherwise."""
+    """Return the defaults, which the file of values may override."""
     limits: dict[str, Any] = {"memory": None}
     return {
-        # A server whose models cannot be loaded ends: its log says why, and the pods before it stay.
+        # A server whose models cannot be loaded exits: its log has the reason, and the previous pods stay.
         "server": {"exitOnError": True},
         "resources": {"requests": {"memory": f"{-(-needs_of(workload).memory_bytes // MIB)}Mi"}, "limits": limits},
         "autoscaling": {"type": "hpa", "queueRatio": 0, "cpuPercent": CPU_PERCENT},
@@ -28,7 +28,7 @@ def usual_values(workload: Workload) -> dict[str, Any]:
 
 
 def chart_values(workload: Workload, repository: str, settings: KubernetesSettings) -> dict[str, Any]:
-    """Return what the workload says, which comes before the file of values.
+    """Return the values that a workload sets, which override the file of values.
 
     Args:
         workload: The workload.

@@ -1,7 +1,7 @@
 """Applications of Ray Serve for workloads, and what their details say. Pure.
 
-Each revision is an application of its own, `OWNER:PROJECT:NAME:REVISION`. It has no route until it runs; then it takes
-the route of the deployment from the one before.
+Each revision is a separate application, `OWNER:PROJECT:NAME:REVISION`. It has no route until it runs; then it takes
+over the route of the deployment.
 """
 
 import re
@@ -14,7 +14,7 @@ from charonia.platform.targets.api import Replica, Workload, key_file, key_files
 IMPORT_PATH = "charonia.ray:app"
 
 CORES = 1
-"""Cores of a server where the specification names none: Ray reserves what it is told."""
+"""Cores of a server if the specification names none, because Ray reserves exactly the requested number."""
 
 Plain = Mapping[str, Any]
 
@@ -25,12 +25,12 @@ _DOING = {"STARTING": "it starts", "UPDATING": "it is changed", "RECOVERING": "R
 
 @dataclass(frozen=True, slots=True)
 class Revisions:
-    """The applications of a deployment, as the API shows them, by revision.
+    """The applications of a deployment by revision, as the API shows them.
 
     Attributes:
-        serving: The one that has the route, {} for none.
-        applying: The one that has none yet, {} for none.
-        ending: Those that end.
+        serving: The application with the route, {} for none.
+        applying: The application without a route yet, {} for none.
+        ending: The applications that are being deleted.
     """
 
     serving: Mapping[int, Plain]
@@ -43,7 +43,7 @@ def application_name(owner: str, deployment: str, revision: int) -> str:
 
 
 def deployment_of(owner: str, application: str) -> tuple[str, int]:
-    """Return deployment and revision of an application, ("", 0) for one of somebody else."""
+    """Return deployment and revision of an application, ("", 0) for one of another owner."""
     parts = application.split(":")
     if len(parts) != len(("owner", "project", "name", "revision")) or parts[0] != owner or not parts[3].isdecimal():
         return "", 0
@@ -60,9 +60,9 @@ def application(owner: str, workload: Workload, repository: str, key: str, repli
     Args:
         owner: Name of the platform in the cluster.
         workload: The workload.
-        repository: Address of its models, as the nodes of the cluster find them.
-        key: The API key of the platform; Ray sees its digest only.
-        replicas: How many servers the revision before has, 0 for none.
+        repository: Address of its models on the nodes of the cluster.
+        key: The API key of the platform; Ray receives only its digest.
+        replicas: Number of servers of the previous revision, 0 for none.
     """
     spec = workload.spec
     args: dict[str, Any] = {
@@ -87,7 +87,7 @@ def application(owner: str, workload: Workload, repository: str, key: str, repli
 
 
 def asked_in_vain(workload: Workload) -> Iterator[str]:
-    """Yield what a workload asks for and Ray cannot give."""
+    """Yield which requests of a workload Ray cannot meet."""
     spec = workload.spec
     if spec.keys:
         yield (
@@ -95,13 +95,13 @@ def asked_in_vain(workload: Workload) -> Iterator[str]:
             "asks for them, or the target local or kubernetes"
         )
     if spec.memory_mib:
-        yield "device.memory_mib: Ray limits no memory of a server: expected 0"
+        yield "device.memory_mib: Ray does not limit the memory of a server: expected 0"
     if spec.gpu_memory_mib:
-        yield "device.gpu_memory_mib: Ray limits no memory of a GPU: expected 0"
+        yield "device.gpu_memory_mib: Ray does not limit the memory of a GPU: expected 0"
 
 
 def revisions(owner: str, deployment: str, applications: Plain) -> Revisions:
-    """Return which revisions of a deployment there are among all applications."""
+    """Return the revisions of a deployment among all applications."""
     found = Revisions({}, {}, {})
     for name, details in applications.items():
         whose, number = deployment_of(owner, name)
@@ -118,7 +118,7 @@ def revisions(owner: str, deployment: str, applications: Plain) -> Revisions:
 
 
 def route_holder(owner: str, deployment: str, applications: Plain) -> str:
-    """Return the application of somebody else that has the route of a deployment, "" for none."""
+    """Return the application of another owner that has the route of a deployment, "" for none."""
     taken = (
         name
         for name, details in applications.items()
@@ -128,13 +128,13 @@ def route_holder(owner: str, deployment: str, applications: Plain) -> str:
 
 
 def message(details: Plain) -> str:
-    """Return all that Ray says of an application."""
+    """Return all messages of Ray about an application."""
     said = [str(each.get("message", "")) for each in details.get("deployments", {}).values()]
     return _ANSI.sub("", "\n".join(filter(None, said)) or str(details.get("message", ""))).strip()
 
 
 def reason(details: Plain) -> str:
-    """Return what is wrong with an application, in words: the server's own, or the last line of Ray's."""
+    """Return why an application is unhealthy: the server's own message, or the last line of Ray's."""
     text = message(details)
     _, _, own = text.rpartition(_OWN_ERROR)
     if _OWN_ERROR in text:
@@ -144,7 +144,7 @@ def reason(details: Plain) -> str:
 
 
 def doing(details: Plain) -> str:
-    """Return what an application that is not ready does."""
+    """Return the current step of an application that is not ready."""
     text = message(details)
     if _OWN_ERROR in text:
         return f"it is started again: {reason(details)}"
@@ -155,12 +155,11 @@ def doing(details: Plain) -> str:
 
 
 def wanted_replicas(details: Plain) -> int:
-    """Return how many servers an application is to have."""
     return sum(int(each["target_num_replicas"]) for each in details.get("deployments", {}).values())
 
 
 def replicas(details: Plain) -> tuple[Replica, ...]:
-    """Return the servers of an application, without those that end."""
+    """Return the servers of an application that are not stopping."""
     wrong = reason(details) if details["status"] == "UNHEALTHY" else ""
     found = []
     for each in details.get("deployments", {}).values():

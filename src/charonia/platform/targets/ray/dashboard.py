@@ -1,7 +1,7 @@
-"""Ray Serve's REST API, which the dashboard of a cluster has.
+"""Ray Serve's REST API on the dashboard of a cluster.
 
-A change gives Ray all applications of the cluster: what others have is passed on as it was read. Ray has no way to
-refuse a change that is based on something old, so what there is is read once more right before it is written.
+A change declares all applications of the cluster: applications of other owners are passed on unchanged. Ray cannot
+refuse a change of an outdated state, so the state is read again right before each write.
 """
 
 import json
@@ -19,7 +19,7 @@ APPLICATIONS = "/api/serve/applications/"
 LOG = "/api/v0/logs/file"
 
 CHANGE_TRIES = 5
-"""How often a change is begun again because somebody else has changed applications meanwhile."""
+"""How often a change is retried because another client has changed applications in between."""
 
 ANSWER_S_MAX = 30.0
 """Longest wait for an answer: a change may start Serve."""
@@ -38,7 +38,7 @@ class Dashboard:
 
     Args:
         url: Its address.
-        token: The token of a cluster that asks for one, "" for none.
+        token: The token, "" if the cluster requires none.
     """
 
     def __init__(self, url: str, token: str = "") -> None:
@@ -47,7 +47,7 @@ class Dashboard:
         self._lock = threading.Lock()
 
     def look(self) -> Plain:
-        """Return what Serve says of itself and of all applications.
+        """Return the state of Serve and of all applications.
 
         Raises:
             ServingError: UNAVAILABLE when it does not answer.
@@ -62,11 +62,11 @@ class Dashboard:
         """Change the declared applications.
 
         Args:
-            make: Returns what is to be declared, from what is.
+            make: Returns the applications to declare, given the declared ones.
 
         Raises:
-            ServingError: UNAVAILABLE when it does not answer, or others change applications all the time; INVALID_ARG
-                with Ray's words when it refuses.
+            ServingError: UNAVAILABLE when it does not answer, or other clients keep changing applications; INVALID_ARG
+                with Ray's message when it refuses.
         """
         with self._lock:
             for _ in range(CHANGE_TRIES):
@@ -79,7 +79,7 @@ class Dashboard:
                     kept = {name: seen[name] for name in KEPT_SETTINGS if seen.get(name) is not None}
                     self._call(APPLICATIONS, {**kept, "applications": list(wanted.values())})
                     return
-        raise unavailable(f"others changed the applications of Ray {CHANGE_TRIES} times meanwhile", hint="try again")
+        raise unavailable(f"other clients changed the applications of Ray {CHANGE_TRIES} times", hint="try again")
 
     def log(self, node: str, path: str, lines: int) -> str:
         """Return the last lines of a log file of a node. Raises as `look`."""
@@ -105,10 +105,10 @@ class Dashboard:
 
 
 def declared_in(seen: Plain) -> dict[str, Any]:
-    """Return the declared applications. Those of `serve.run` are not, and stay whatever is declared.
+    """Return the declared applications. Those started by `serve.run` are not declared, and stay in any case.
 
     Raises:
-        ServingError: UNAVAILABLE for one that could not be passed on.
+        ServingError: UNAVAILABLE for an application that cannot be passed on.
     """
     found = {}
     for name, details in seen["applications"].items():

@@ -1,7 +1,7 @@
 """The target `ray`: for each deployment, an application of Ray Serve.
 
-What is there is kept in Ray: the names of applications have the revision, and the one with the deployment's route
-serves. Why a revision has failed is kept here, and by those who asked for it.
+State is kept in Ray: the names of applications contain the revision, and the application with the deployment's route
+serves. The reason of a failed revision is kept here, and by the caller.
 """
 
 import hmac
@@ -88,12 +88,12 @@ class RayTarget:
             if number in there.applying or (number in there.serving and not there.applying):
                 return
             if there.applying:
-                raise unavailable(f"revision {next(iter(there.applying))} of '{name}' is not over yet")
+                raise unavailable(f"revision {next(iter(there.applying))} of '{name}' is still being applied")
             if number in there.ending:
-                raise unavailable(f"the servers of revision {number} of '{name}' end", hint="wait until they have")
+                raise unavailable(f"revision {number} of '{name}' is stopping", hint="wait until it has stopped")
             if problems := self._cannot_be_declared(workload, seen):
                 raise invalid(problems[0])
-            # A folder for each revision: its configurations stay as they are while others are tried.
+            # A folder for each revision: its configurations are unaffected while others are tried.
             own = replace(workload, deployment=f"{name}/{number}")
             address = self._repositories.address(own)
             self._repositories.publish(own)
@@ -116,13 +116,13 @@ class RayTarget:
                 self._drop(deployment, number)
 
     def observe(self, deployment: str) -> Observed:
-        """Return what is there now; what runs gets the route, what has failed ends. See `DeploymentTarget`."""
+        """Give a running revision the route, delete a failed one, and return the state. See `DeploymentTarget`."""
         seen = self._dashboard.look()
         there = revisions(self._owner, deployment, seen["applications"])
         is_over = any(each["status"] in ("RUNNING", *FAILED) for each in there.applying.values())
         if is_over and self._locks[deployment].acquire(blocking=False):
             try:
-                self._conclude(deployment)  # seen at the next look: by then Ray's proxies know the route
+                self._conclude(deployment)  # visible in the next observation: by then Ray's proxies know the route
             finally:
                 self._locks[deployment].release()
         serving, up = next(iter(there.serving.items()), (0, None))
@@ -180,7 +180,7 @@ class RayTarget:
                     if one.get("log_file_path"):
                         try:
                             text = self._dashboard.log(one["node_id"], one["log_file_path"], lines)
-                        except ServingError as error:  # a node that is gone
+                        except ServingError as error:  # the node is gone
                             text = f"{error}\n"
                         texts.append(f"==> {one['replica_id']} <==\n{text}")
         return "\n".join(texts)
@@ -226,7 +226,7 @@ class RayTarget:
         self._repositories.forget(deployment, [f"{FOLDER}/{deployment}/{number}" for number in kept])
 
     def _address(self, seen: Plain) -> str:
-        """Return where clients reach Ray's proxies: as the settings say, or on the machine of the dashboard."""
+        """Return the address of Ray's proxies for clients: from the settings, or on the machine of the dashboard."""
         if self._settings.http:
             return self._settings.http.rstrip("/")
         options = seen.get("http_options") or {}
@@ -247,14 +247,14 @@ def _is_scaled(details: Plain) -> bool:
 
 
 OWNER_FILE = "ray-owner"
-"""File of the data folder with the name of this platform among others, where no setting has it."""
+"""File of the data folder with the name of this platform, if no setting has it."""
 
 SECRET_FILE = "ray-secret"
 """File of the data folder from which the API keys of the platform in servers are derived."""
 
 
 def open_ray(settings: RaySettings, store: ArtifactStore, data: Path) -> RayTarget:
-    """Return the target. It asks the cluster nothing yet.
+    """Return the target, without contacting the cluster.
 
     Args:
         settings: Of the cluster.

@@ -1,4 +1,4 @@
-"""Versions whose formats are programs need the permission to run code, also those that are there already.
+"""Versions whose formats are programs need the permission to run code, including existing ones.
 
 Revision ID: 0004
 """
@@ -12,7 +12,7 @@ branch_labels = None
 depends_on = None
 
 DATA = ("armnn_tflite", "ensemble", "fil", "identity", "image", "llama_cpp", "onnxruntime", "openvino", "tflite", "")
-"""Backends of versions that stay data until they are checked again."""
+"""Backends whose versions remain data until they are checked again."""
 
 
 def upgrade() -> None:
@@ -22,4 +22,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """What was marked before is not known any more."""
+    """Keep the marks: earlier values are unknown."""
