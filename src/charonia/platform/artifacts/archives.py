@@ -46,7 +46,6 @@ CHECK_S = 0.2
 
 
 def is_archive(name: str) -> bool:
-    """Return whether a file is an archive, by its name."""
     return name.lower().endswith(SUFFIXES)
 
 

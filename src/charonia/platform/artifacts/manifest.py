@@ -44,7 +44,6 @@ def digest(files: Manifest) -> str:
 
 
 def size(files: Manifest) -> int:
-    """Return the bytes of all files."""
     return sum(blob.size for blob in files.values())
 
 

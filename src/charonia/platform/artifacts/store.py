@@ -193,5 +193,4 @@ def open_artifacts(where: str, data: Path) -> ArtifactStore:
 
 
 def remote_key(blob: Blob) -> str:
-    """Return the key of content in an object store."""
     return f"{BLOBS}{blob.sha256[:2]}/{blob.sha256}"

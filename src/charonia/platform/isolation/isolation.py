@@ -206,7 +206,6 @@ class Isolation:
             folder.chmod(0o755)
 
     def environment(self, room: PrivateFolders, *, installs: bool = True) -> dict[str, str]:
-        """Return the variables of a process."""
         return environment(os.environ, str(room.home), str(room.temporary), installs=installs)
 
     def command(self, command: Sequence[str], room: PrivateFolders, reach: Reach) -> list[str]:

@@ -173,7 +173,6 @@ def tune_handler(workloads: Workloads, database: Database, isolation: Isolation)
 
 
 def _collect(room: PrivateFolders, run: TaskRun, *names: str) -> None:
-    """Copy the results of a measurement."""
     for name in names:
         collect(room.home / name, run.folder / name)
 

@@ -499,7 +499,6 @@ def uses(session: Session, project_id: int, model: str) -> list[Use]:
 
 
 def names(found: Iterable[Use]) -> list[str]:
-    """Return the names of deployments without duplicates."""
     return list(dict.fromkeys(use.deployment for use in found))
 
 

@@ -57,7 +57,6 @@ def find(session: Session, who: Principal, name: str, role: ProjectRole = Projec
 
 
 def ensure_default(session: Session) -> None:
-    """Add the default project if it is missing."""
     if _find(session, DEFAULT) is None:
         session.add(ProjectRow(name=DEFAULT, created=now()))
 

@@ -446,7 +446,6 @@ def _quoted(text: str) -> str:
 
 
 def _read_project(folder: DeploymentFolder) -> int:
-    """Return the number of the project of a deployment."""
     return int(folder.revision(_read_goal(folder).revision).read("serve").get("project", 0))
 
 

@@ -65,7 +65,6 @@ class NotesFolder:
         write_whole(self.path / f"{name}.json", json.dumps(values))
 
     def forget(self, *names: str) -> None:
-        """Remove notes."""
         for name in names:
             (self.path / f"{name}.json").unlink(missing_ok=True)
 
@@ -152,7 +151,6 @@ class ServerFolder(NotesFolder):
         self._pid.unlink(missing_ok=True)
 
     def log_size(self) -> int:
-        """Return the bytes of the log."""
         return self.log.stat().st_size if self.log.exists() else 0
 
     def log_from(self, start: int) -> str:

@@ -271,7 +271,9 @@ def test_objects_of_others_stay_as_they_are(stage: ClusterStage) -> None:
     service = {"apiVersion": "v1", "metadata": {"name": OBJECT}, "spec": {"selector": {"app": "shop"}}}
     before = stage.api.put("services", service)
 
-    with pytest.raises(ServingError, match=f"Service '{OBJECT}' in namespace 'models' does not belong to this platform"):
+    with pytest.raises(
+        ServingError, match=f"Service '{OBJECT}' in namespace 'models' does not belong to this platform"
+    ):
         stage.target().apply(workload(1))
 
     assert stage.api.get("services", OBJECT) == before

@@ -138,7 +138,9 @@ def test_what_was_changed_meanwhile_is_read_again(stage: Stage) -> None:
         stage.dashboard.applications[name] = other(name, f"/{name}")
 
     stage.dashboard.before_look = change_often
-    with pytest.raises(ServingError, match=f"other clients changed the applications of Ray {CHANGE_TRIES} times") as error:
+    with pytest.raises(
+        ServingError, match=f"other clients changed the applications of Ray {CHANGE_TRIES} times"
+    ) as error:
         target.apply(stage.workload(1))
     assert error.value.code is Code.UNAVAILABLE
     assert stage.dashboard.bodies == []

@@ -100,7 +100,6 @@ def tried(wanted: Plain, present: Plain | None, least: int) -> Plain:
 
 
 def serving_note(revision: int) -> Mapping[str, str]:
-    """Return the annotation of a workload that says which revision serves."""
     return {SERVING: str(revision)}
 
 

@@ -206,7 +206,6 @@ def has_started(pod: Plain) -> bool:
 
 
 def unwell(pods: Sequence[Plain]) -> Iterator[Plain]:
-    """Yield the pods that are not ready."""
     for pod in pods:
         if not is_ready(pod):
             yield pod

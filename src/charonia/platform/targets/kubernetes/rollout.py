@@ -80,7 +80,6 @@ class Sight:
 
 
 def template_mark(workload: Plain) -> str:
-    """Return the mark of the workload's pod template."""
     return str((workload["spec"]["template"]["metadata"].get("annotations") or {}).get(TEMPLATE, ""))
 
 
