@@ -33,6 +33,7 @@ _MB = 1e6
 
 
 def ms_text(value: float | None) -> str:
+    """Return milliseconds with their unit: "12 ms", "1.2 s"."""
     if value is None:
         return NONE
     return f"{figure(value / 1e3)} s" if value >= 999.5 else f"{figure(value)} ms"

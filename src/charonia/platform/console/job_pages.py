@@ -63,6 +63,7 @@ def cancel(visit: OnPage, number: Number) -> Response:
 
 
 def job(row: TaskRow) -> dict[str, Any]:
+    """Return the values of a task for pages."""
     is_open = row.state in ("waiting", "running")
     took = (row.ended or now()) - row.started if row.started else 0.0
     return {

@@ -140,6 +140,7 @@ class NewServerKey:
 def deployment_view(
     row: DeploymentRow, project: str, latest: RevisionRow, figures: FiguresPoint | None
 ) -> DeploymentView:
+    """Return a deployment from its rows."""
     seen = row.observed
     return DeploymentView(
         project=project,
