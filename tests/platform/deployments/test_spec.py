@@ -182,7 +182,7 @@ def test_changes_are_said_in_words() -> None:
         "replicas 1 to 3 -> 1",
         "API keys needed -> not needed",
         "model 'detection': versions 1, 2 -> version 2",
-        "model 'detection': traffic version 1: 90, version 2: 10; sticky key -> to the newest version",
+        "model 'detection': traffic version 1: 90, version 2: 10; sticky key -> to the latest version",
         "model 'detection': instances 1 to 4 by load -> 1",
         "model 'detection': largest batch 8 -> as configured",
         "model 'detection': configuration, a as the model has it -> 1",
@@ -207,7 +207,7 @@ def test_traffic_is_told_in_words(traffic: dict[str, object], words: str) -> Non
         for more in ({}, {"traffic": traffic})
     )
 
-    assert list(changes(before, after)) == [f"model 'm': traffic to the newest version -> {words}"]
+    assert list(changes(before, after)) == [f"model 'm': traffic to the latest version -> {words}"]
 
 
 def test_a_change_of_traffic_alone_is_known_as_such() -> None:
