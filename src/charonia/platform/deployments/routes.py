@@ -62,7 +62,7 @@ class RollbackRequest(RequestBody):
 
 
 class TrafficRequest(RequestBody):
-    """A change of the traffic of a model, as POST /v2/models/M/traffic takes it."""
+    """A change of the traffic of a model, in the form of POST /v2/models/M/traffic."""
 
     model: Text
     weights: dict[Text, Amount] | None = Field(None, description="Weight by version.")

@@ -39,7 +39,7 @@ class EnvironmentRequest(RequestBody):
     """An environment to build."""
 
     name: Text
-    requirements: Text = Field("", description="Packages, a line each, as pip takes them.")
+    requirements: Text = Field("", description="Packages, a line each, in the syntax of pip.")
     script: Text = Field("", description="A Python file with its dependencies (PEP 723), instead of requirements.")
     python: Text = Field("", description="Version of Python, empty for the platform's own.")
     imports: list[Text] = Field([], description="Modules to test it with, besides its packages' own.")

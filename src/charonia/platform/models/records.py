@@ -193,7 +193,7 @@ class ModelRecord:
         tags: Words to find it by.
         links: URLs by label.
         created: Seconds since the epoch.
-        versions: Its versions, the newest first.
+        versions: Its versions, latest first.
         deployments: Names of the deployments that use it.
     """
 
@@ -226,7 +226,7 @@ class VersionRecord:
         created: Seconds since the epoch.
         report: Result of the check.
         files: Its files.
-        task: The newest task about it, 0 for none: its progress and log.
+        task: The latest task about it, 0 for none: its progress and log.
         deployments: Names of the deployments that use it.
     """
 

@@ -83,7 +83,7 @@ def models(
 
     Args:
         session: A session.
-        who: Who asks.
+        who: The caller.
         project: Name of the project.
         search: Part of the name, the owner, the description or a tag; "" for all.
         tag: A tag that they have, "" for any.
