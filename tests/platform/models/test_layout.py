@@ -87,7 +87,7 @@ def test_a_model_folder_keeps_its_configuration_and_its_highest_version() -> Non
 
 def test_another_version_can_be_taken() -> None:
     assert laid_out(["m/1/model.onnx", "m/2/model.onnx"], take=1) == {"1/model.onnx": "m/1/model.onnx"}
-    with pytest.raises(ServingError, match="no version 3") as caught:
+    with pytest.raises(ServingError, match="version 3 does not exist") as caught:
         laid_out(["m/1/model.onnx", "m/2/model.onnx"], take=3)
     assert caught.value.hint == "there is 1, 2"
 

@@ -131,7 +131,7 @@ def test_a_link_out_of_the_folder_is_refused(admin: TestClient, elsewhere: Path)
 
     assert version["state"] == "refused"
     assert "is a link that leads out of" in version["report"]["problem"]
-    assert "there is none" in add(admin, "net", kind="folder", place=str(elsewhere / "no"))["report"]["problem"]
+    assert "it does not exist" in add(admin, "net", kind="folder", place=str(elsewhere / "no"))["report"]["problem"]
 
 
 @pytest.mark.parametrize("inner", ["", "..", "artifacts", "artifacts/sha256/.."])

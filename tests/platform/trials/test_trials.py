@@ -149,7 +149,7 @@ def test_only_so_many_run_at_a_time(platform: Platform, made: Trials, monkeypatc
 def test_a_version_that_there_is_not_is_refused(platform: Platform, made: Trials) -> None:
     add(platform, "digits", {"1/model.onnx": mlp((64, 32, 10))})
 
-    with pytest.raises(ServingError, match="'digits' has no version 7"):
+    with pytest.raises(ServingError, match="version 7 of 'digits' does not exist"):
         made.start(ADMIN, "default", "digits", 7)
 
 
