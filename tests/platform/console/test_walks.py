@@ -289,7 +289,9 @@ def test_a_revision_that_never_becomes_ready_fails_and_the_one_before_serves_on(
     page.get_by_label("Ready within (s)").fill("5")
     page.get_by_role("button", name="Apply the change").click()
 
-    expect(page.locator("#notices .notice.bad")).to_contain_text("Revision 2 has failed, revision 1 continues to serve.")
+    expect(page.locator("#notices .notice.bad")).to_contain_text(
+        "Revision 2 has failed, revision 1 continues to serve."
+    )
     expect(page.locator("#notices .notice.bad")).to_contain_text("not ready after 5 s")
     expect(page.locator("h1 .badge")).to_have_text("ready")
     assert page.request.get(f"{address}/v2/models/eager/versions/1/ready").ok
