@@ -9,12 +9,12 @@ import pytest
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.parameters import JSON_SCHEMA
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError
+from charonia.core.errors import Code, ServingError
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.wire.example_request import ExampleRequest
 from charonia.wire.v1_predict import decode_predict, encode_predictions
-from charonia.wire.v2_generate import StreamedText, decode_generate, encode_generated
+from charonia.wire.v2_generate import StreamedText, decode_generate, encode_generated, raw_answer
 
 JSON_OBJECT = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"type": "object"}}
 JSON_ARRAY = {**JSON_OBJECT, "contentSchema": {"type": "array", "items": {}}}
@@ -188,3 +188,48 @@ def test_a_request_that_is_shown_has_values() -> None:
     shown = ExampleRequest(config, call.request.inputs)
 
     assert shown.generate_body() == {"x": {"a": 1}, "n": [1.5], "t": "a"}
+
+
+def own_body(accept: bytes = b"", content: bytes = b"<svg/>", **parameters: Any) -> Any:
+    """Return the body that a function chose, as status, body, type and further header fields."""
+    config = function(inputs={"x": INTEGER}, outputs={"y": TEXT})
+    call = decode_generate(config, "", b'{"x": 1}', 1 << 20)
+    found = [Tensor("y", DataType.BYTES, np.array([content], object))]
+    return raw_answer(InferResponse("f", "1", "", found, parameters), call, accept)
+
+
+def test_a_function_chooses_type_status_and_header_fields() -> None:
+    headers = json.dumps({"X-A": "1", "X-B": "é"})
+
+    assert own_body() is None
+    assert own_body(http_content_type="image/svg+xml") == (200, b"<svg/>", b"image/svg+xml", b"")
+    assert own_body(http_content_type="a/b", http_status=404, http_headers=headers) == (
+        404,
+        b"<svg/>",
+        b"a/b",
+        "X-A: 1\r\nX-B: é\r\n".encode("latin-1"),
+    )
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"http_content_type": "a\r\nb"},
+        {"http_headers": '{"X": "a\\nY: b"}'},
+        {"http_headers": '{"X Y": "a"}'},
+        {"http_headers": '{"Content-Length": "1"}'},
+        {"http_status": 199},
+        {"http_status": "200"},
+    ],
+)
+def test_what_http_cannot_carry_is_the_functions_error(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ServingError) as caught:
+        own_body(**({"http_content_type": "a/b"} | parameters))
+    assert caught.value.code is Code.INTERNAL
+
+
+def test_a_picture_is_a_file_if_the_client_accepts_it() -> None:
+    data = b"data:image/png;base64,iVBORw=="
+
+    assert own_body(b"image/png", data) == own_body(b"text/html, image/*", data) == (200, b"\x89PNG", b"image/png", b"")
+    assert own_body(b"image/jpeg", data) is own_body(b"", data) is own_body(b"image/png", b"text") is None
