@@ -77,6 +77,11 @@ def test_json_is_json_whatever_a_client_calls_it(kind: str) -> None:
     assert form_document(CONFIG, kind.encode(), b"/?scale=1", b' {"image": "a"}') is None
 
 
+@pytest.mark.parametrize("body", [b"", b"hello", b'"hello"'])
+def test_what_is_no_form_either_is_broken_json(body: bytes) -> None:
+    assert form_document(CONFIG, URL_ENCODED.encode(), b"/", body) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "body", "problem"),
     [

@@ -40,7 +40,8 @@ def form_document(config: ModelConfig, content_type: bytes, url: bytes, body: by
     header = Message()
     header["Content-Type"] = content_type.decode("latin-1")
     kind = header.get_content_type() if content_type else ""
-    if kind.endswith("+json") or (kind in _JSON_TYPES and bytes(body[:64]).lstrip()[:1] in (b"{", b"[")):
+    is_json = bytes(body[:64]).lstrip()[:1] in (b"{", b"[") or (kind == URL_ENCODED and b"=" not in bytes(body))
+    if kind.endswith("+json") or (kind in _JSON_TYPES and is_json):
         return None
     fields: list[tuple[str, str | bytes]]
     if kind == MULTIPART:

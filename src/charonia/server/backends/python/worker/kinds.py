@@ -64,7 +64,7 @@ class Kind:
             return None
         try:
             return self.checked(made_up(self.adapter.schema))
-        except BadRequest:
+        except (LookupError, TypeError, ValueError):
             return None  # such as a text with a pattern: an example is no reason to fail
 
     def checked(self, value: Any) -> Any:
