@@ -407,7 +407,7 @@ def test_a_report_is_made_again_from_the_result(tuned: Tuned) -> None:
     ("arguments", "message"),
     [
         (("-m", "nowhere"), f"expected a folder, got '{Path.cwd() / 'nowhere'}'"),
-        (("-m", "{models}", "--profile-models", "n"), "no model 'n'; its models are: m"),
+        (("-m", "{models}", "--profile-models", "n"), "the server does not have the model 'n'; its models are: m"),
         (("-m", "{models}", "--triton-server-path", "no-such-program"), "expected a program, got 'no-such-program'"),
         (("-m", "{models}", "-e", "/proc/nowhere"), "cannot be written"),
     ],
