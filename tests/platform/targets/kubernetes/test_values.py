@@ -105,7 +105,7 @@ def test_bounds_of_replicas_make_an_autoscaler_of_the_cpu(tmp_path: Path) -> Non
 def test_the_tune_job_of_the_chart_is_no_part_of_a_deployment(tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text("tune: {enabled: true, models: [echo], server: other}\n")
 
-    with pytest.raises(ServingError, match=r"got Job of batch/v1 \(hint: leave out what makes it"):
+    with pytest.raises(ServingError, match=r"got Job of batch/v1 \(hint: remove the setting that creates it"):
         objects_of(workload(1), replace(SETTINGS, values=str(tmp_path / "values.yaml")))
 
 
