@@ -1,5 +1,6 @@
 """Whole runs against `charonia serve`: gRPC, streams, ensembles, and what the server says of itself."""
 
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import mean
@@ -10,6 +11,7 @@ import pytest
 from tests.support.process import ServeProcess
 
 from charonia.client.sync_client import Client
+from charonia.tools.perf import pool
 from charonia.tools.perf.api import (
     LoadPlan,
     MeasuredTarget,
@@ -20,8 +22,10 @@ from charonia.tools.perf.api import (
 )
 from charonia.tools.perf.data.load import InputBatches
 from charonia.tools.perf.data.spec import InputStep, model_spec
+from charonia.tools.perf.messages import Begin
 from charonia.tools.perf.run import ask, run
-from charonia.tools.results.records import LoadMode, PerfRun, Verdict
+from charonia.tools.perf.worker import ABANDONED_S_MAX
+from charonia.tools.results.records import LoadLevel, LoadMode, PerfRun, Verdict
 
 TENSORS = """
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]
@@ -165,3 +169,21 @@ def test_an_open_loop_over_grpc_keeps_its_schedule(server: ServeProcess) -> None
     sent_ns = mean(record.begin_ns - found.epoch_ns for record in found.requests)
     late_ns = found.response_times.mean - found.service_times.mean
     assert sent_ns - late_ns == pytest.approx(mean(range(0, 1_000_000_000, 5_000_000)), abs=1)
+
+
+def test_a_worker_ends_with_the_measuring_process_whatever_it_waits_for(server: ServeProcess) -> None:
+    with Client(f"grpc://{server.grpc}") as client:
+        subject = ask(client, MeasuredTarget(f"grpc://{server.grpc}", "same"))
+    source = InputBatches(
+        model_spec(subject.metadata, subject.config), [[InputStep({"INPUT0": np.arange(4, dtype=np.float32)})]], 1
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never greets
+        target = MeasuredTarget(f"grpc://127.0.0.1:{silent.getsockname()[1]}", "same")
+        settings = RunSettings(target, LoadPlan(), ANSWERED)
+        workers = pool.WorkerPool(settings, source, 1)
+        workers._tell(Begin(LoadLevel(LoadMode.CONCURRENCY, 1)))
+        with silent.accept()[0]:
+            for connection in (*workers._commands, *workers._answers):
+                connection.close()  # as the system does for a process that is killed
+
+            assert workers._processes[0].wait(ABANDONED_S_MAX + 4) == 0

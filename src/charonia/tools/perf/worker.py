@@ -63,6 +63,9 @@ FLUSH_S = 0.04
 ENDING_S = 0.003
 """Polling interval for the end of the last request."""
 
+ABANDONED_S_MAX = 5.0
+"""Time that a worker has to end after the measuring process, whatever it waits for."""
+
 OPEN_AHEAD = 16
 """Connections that an open loop opens before it starts; more are opened on demand."""
 
@@ -152,7 +155,8 @@ class LoadWorker:
         finally:
             self._events.remove_reader(self._commands.fileno())
             self._sender.cancel()
-            await self._transport.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._transport.close(), ABANDONED_S_MAX)
 
     async def _load(self, begin: Begin) -> None:
         self._sender.log = RequestLog(self._setup.settings.keep_requests)
@@ -247,6 +251,7 @@ class LoadWorker:
         except (EOFError, OSError):
             self._message = None
             self._events.remove_reader(self._commands.fileno())
+            self._events.call_later(ABANDONED_S_MAX, os._exit, 0)
         self._next.set()
 
 
