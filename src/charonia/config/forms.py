@@ -31,7 +31,7 @@ class Form:
     """One form of a model.
 
     Attributes:
-        title: What it is: "an ONNX model".
+        title: Kind of model: "an ONNX model".
         suffixes: Suffixes of its file, or of its folder's name.
         members: Patterns of names in its folder, all of which are there.
         start: What its content begins with, where the suffix alone does not tell; b"" for anything.
@@ -248,7 +248,7 @@ def advice(form: Form, path: str, config: str = "") -> str:
     """Return the lines for a shell that lead to something that is served.
 
     Args:
-        form: The form of what is at `path`.
+        form: The form of the file or folder at `path`.
         path: Where it is.
         config: Text of the `config.json` of a Hugging Face model.
     """

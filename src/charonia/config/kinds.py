@@ -21,7 +21,7 @@ class InstanceKind(Enum):
 
 
 class SecondaryDeviceKind(Enum):
-    """What a helper device is."""
+    """Kind of a helper device."""
 
     KIND_NVDLA = 0
 
@@ -59,7 +59,7 @@ class BatchOutputKind(Enum):
 
 
 class ControlKind(Enum):
-    """What a sequence control input tells the model."""
+    """Meaning of a sequence control input."""
 
     CONTROL_SEQUENCE_START = 0
     CONTROL_SEQUENCE_READY = 1

@@ -9,7 +9,7 @@ PADDING = "PADDING"
 """The model parameter."""
 
 CUSTOM_BATCHING = "TRITON_BATCH_STRATEGY_PATH"
-"""Model parameter that names a library with a batching strategy of its own."""
+"""Model parameter that names a library with a custom batching strategy."""
 
 PYTHON_STRATEGY = "BATCHING_STRATEGY"
 """Model parameter that names a Python file with one: its path, relative to the model's folder."""
@@ -63,7 +63,7 @@ EMBEDDING_POOLING = "embedding_pooling"
 """Model parameter of a sentence encoder with an embedding for each token: "mean" or "cls"."""
 
 EMBEDDING_NORMALIZE = "embedding_normalize"
-"""Model parameter of a sentence encoder: "false" leaves embeddings as long as they are."""
+"""Model parameter of a sentence encoder: "false" does not normalize embeddings."""
 
 EMBEDDING_TOKENS_MAX = "embedding_tokens_max"
 """Model parameter of a sentence encoder: tokens of a text that count; the rest is cut off."""

@@ -1,7 +1,7 @@
 """Bodies of `generate` that are no JSON: forms, and the content of a file with everything else in the query.
 
 Each field of a form, each file in it and each parameter of the query is a member of the object that JSON would have.
-For an input of text or bytes it is taken as it is, for any other as JSON; a name that occurs several times is an array.
+An input of text or bytes takes it unchanged, any other as JSON; a name that occurs several times is an array.
 Any other body is the only input of text or bytes that the model requires.
 
 Source: RFC 7578 (multipart/form-data), WHATWG URL (application/x-www-form-urlencoded).

@@ -56,7 +56,7 @@ RESERVED = frozenset({"binary_data_output", "priority", "sequence_end", "sequenc
 
 
 class GenerateCall(NamedTuple):
-    """A request, and what the form of its response depends on.
+    """A request, with the conditions for the form of its response.
 
     Attributes:
         request: The request.
