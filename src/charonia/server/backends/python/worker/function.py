@@ -236,7 +236,7 @@ class Function:
 
     @staticmethod
     def parameters(returned: Any) -> dict[str, str | int | bool]:
-        """Return the response parameters of what a call returned: what a `Response` says of its body."""
+        """Return the response parameters for a `Response`: content type, status and header fields."""
         if not isinstance(returned, Response):
             return {}
         return {CONTENT_TYPE: returned.media_type, STATUS: returned.status, HEADERS: json.dumps(returned.headers)}

@@ -144,7 +144,7 @@ class FunctionModel:
     def _batches(self, requests: list[InferenceRequest]) -> list[InferenceResponse | None]:
         batches = _Batches(self._function, requests)
         while batches.calls:
-            positional, named, places = batches.calls.pop()
+            positional, named, places = batches.calls.pop(0)
             try:
                 batches.answer(places, self._call(*positional, **named))
             except BadRequest as error:
@@ -155,7 +155,7 @@ class FunctionModel:
         running.set(self._calls)  # in the context of this task
         batches = _Batches(self._function, requests)
         while batches.calls:
-            positional, named, places = batches.calls.pop()
+            positional, named, places = batches.calls.pop(0)
             try:
                 batches.answer(places, await self._call(*positional, **named))
             except BadRequest as error:
@@ -208,7 +208,7 @@ class _Batches:
     with a BadRequest, each request is called again by itself.
 
     Attributes:
-        calls: What is left to call: positional and keyword arguments, and for which requests: index and item count.
+        calls: The remaining calls: positional and keyword arguments, and index and item count of each request.
         responses: A response for each request.
     """
 
