@@ -18,14 +18,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
 import numpy as np
 import uvloop
 
 from bench.machine import machine
 from bench.models import MODEL
 from bench.servers import Server
+from charonia.client.http2 import ClientConnection, ResponseReceived, TrailersReceived
 from charonia.schema.pool import message_class
+from charonia.wire.grpc_codec import timeout_header
+from charonia.wire.grpc_framing import prefix
 
 DEADLINE_S = 1.0
 FACTORS = (1.0, 2.0, 5.0)
@@ -36,7 +38,15 @@ HEADER = "x-client"
 """Names the client of a request, for the server's `--fairness-header`."""
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [16], "data": [1.5] * 16}]}).encode()
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
+HEADERS = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
+    (b":authority", b"a"),
+    (b"te", b"trailers"),
+    (b"content-type", b"application/grpc"),
+]
+GRPC_OK = (b"grpc-status", b"0")
 
 Send = Callable[[str, float | None], Awaitable[bool]]
 """Sends a request of a client with a deadline in seconds; returns whether it was served. Raises TimeoutError."""
@@ -84,28 +94,63 @@ class HttpClient:
         return answer.startswith(b"HTTP/1.1 200")
 
 
+class GrpcConnection(asyncio.Protocol):
+    """One HTTP/2 connection, whose calls cost the machine less than the server's work on them."""
+
+    def __init__(self) -> None:
+        self._http2 = ClientConnection()
+        self._results: dict[int, asyncio.Future[bool]] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._http2.receive(data):
+            if isinstance(event, TrailersReceived) or (isinstance(event, ResponseReceived) and event.end_stream):
+                result = self._results.pop(event.stream_id, None)
+                if result is not None and not result.done():
+                    result.set_result(GRPC_OK in event.headers)
+        self._transport.write(self._http2.output())
+
+    async def call(self, headers: Sequence[tuple[bytes, bytes]], message: bytes, deadline_s: float | None) -> bool:
+        """Call a method and return whether its status is OK. Raises TimeoutError."""
+        stream = self._http2.request(headers, [message])
+        result = self._results[stream] = asyncio.get_running_loop().create_future()
+        self._transport.write(self._http2.output())
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await result
+        except TimeoutError:
+            self._results.pop(stream, None)
+            self._http2.reset(stream)
+            self._transport.write(self._http2.output())
+            raise
+
+
 class GrpcClient:
-    """Sends requests over a few channels."""
+    """Sends requests over a few connections, with their deadlines in the headers."""
 
     def __init__(self, address: str) -> None:
-        options = (("grpc.use_local_subchannel_pool", 1),)
-        self._calls = [grpc.aio.insecure_channel(address, options).unary_unary(METHOD) for _ in range(CLIENTS)]
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._connections: list[GrpcConnection] = []
         request: Any = message_class("inference.ModelInferRequest")(model_name=MODEL)
         request.inputs.add(name="INPUT0", datatype="FP32", shape=[16])
         request.raw_input_contents.append(np.full(16, 1.5, np.float32).tobytes())
-        self._message = request.SerializeToString()
+        message = request.SerializeToString()
+        self._message = prefix(len(message)) + message
         self._sent = 0
 
     async def send(self, client: str, deadline_s: float | None) -> bool:
         """Send a request. As `Send`."""
         self._sent += 1
-        try:
-            await self._calls[self._sent % CLIENTS](self._message, timeout=deadline_s, metadata=((HEADER, client),))
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise TimeoutError from error
-            return False
-        return True
+        headers = [*HEADERS, (HEADER.encode(), client.encode())]
+        if deadline_s is not None:
+            headers.append(timeout_header(deadline_s))
+        while len(self._connections) < CLIENTS:
+            loop = asyncio.get_running_loop()
+            self._connections.append((await loop.create_connection(GrpcConnection, self._host, self._port))[1])
+        return await self._connections[self._sent % CLIENTS].call(headers, self._message, deadline_s)
 
 
 async def closed_loop(send: Send, seconds: float) -> float:
