@@ -115,7 +115,8 @@ class GrpcConnection(asyncio.Protocol):
     async def call(self, headers: Sequence[tuple[bytes, bytes]], message: bytes, deadline_s: float | None) -> bool:
         """Call a method and return whether its status is OK. Raises TimeoutError."""
         stream = self._http2.request(headers, [message])
-        result = self._results[stream] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._results[stream] = result
         self._transport.write(self._http2.output())
         try:
             async with asyncio.timeout(deadline_s):
