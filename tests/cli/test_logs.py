@@ -1,3 +1,4 @@
+import io
 import logging
 import re
 import sys
@@ -7,6 +8,7 @@ import pytest
 
 from charonia.cli import logs
 from charonia.cli.logs import BLOCK, LineFormatter, configure, level_of
+from charonia.cli.terminal import CLEAR_LINE
 from charonia.core.errors import ServingError
 from charonia.server.log_file import LINES
 from charonia.wire.log_settings import LogFormat, LogOptions
@@ -131,3 +133,18 @@ def test_a_log_file_is_appended_to_and_opened_anew_once_it_was_moved(tmp_path: P
 def test_a_log_file_that_cannot_be_written_is_an_error_that_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(ServingError, match=r"--log-file: cannot write '.*/missing/server\.log': no such file"):
         logs.configure(LogOptions(file=str(tmp_path / "missing" / "server.log")))
+
+
+def test_in_a_terminal_warnings_and_errors_are_plain_text() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logs.ServerLogControl(handler, LogOptions(), terminal=True)
+    for level in (logging.INFO, logging.WARNING, logging.ERROR):
+        handler.handle(record("model 'net': \x1b[2J late\nand more", level))
+
+    assert stream.getvalue().replace(CLEAR_LINE, "").splitlines() == [
+        "warning: model 'net': \\u001b[2J late",
+        "and more",
+        "error: model 'net': \\u001b[2J late",
+        "and more",
+    ]

@@ -1,7 +1,6 @@
 import asyncio
 import logging
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -13,12 +12,11 @@ import pytest
 from charonia.cli import logs
 from charonia.cli import serve as command
 from charonia.cli.logs import BLOCK
-from charonia.config.model import ModelConfig, ModelInput, ModelOutput, ModelWarmup, TransactionPolicy, WarmupInput
-from charonia.config.parameters import EXAMPLE_REFUSED
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.core.metadata import ModelIndexEntry, ModelState
-from charonia.server.options import EndpointTls, HttpOptions, MetricsOptions, ServerOptions
+from charonia.server.options import HttpOptions, MetricsOptions, ServerOptions
 
 OPTIONS = ServerOptions(http=HttpOptions(address="127.0.0.1"), metrics=MetricsOptions(enabled=False))
 
@@ -123,27 +121,10 @@ def test_a_failed_start_says_why_at_the_end(caplog: pytest.LogCaptureFixture) ->
     assert server.is_shut_down
     assert caplog.messages == [
         "successfully unloaded 'bert'",
-        "the server cannot start (--http-port=0 takes a free one)",
+        "the server cannot start: port 80 is in use:",
         "server stopped",
     ]
-    assert getattr(caplog.records[1], BLOCK) == "port 80 is in use:\nby another server"
-
-
-def test_the_table_says_what_is_wrong_with_a_model_once() -> None:
-    fault = "no such file\n  at all"
-    inner = f"Model 'net' loading failed with error: {fault};"
-    entries = [
-        ModelIndexEntry("net", "1", ModelState.UNAVAILABLE, fault),
-        ModelIndexEntry("inner", "1", ModelState.UNAVAILABLE, inner),
-        ModelIndexEntry("outer", "1", ModelState.UNAVAILABLE, f"Model 'inner' loading failed with error: {inner};"),
-    ]
-
-    assert command.models_table(entries).splitlines()[2:] == [
-        "net    1        UNAVAILABLE: no such file",
-        "                  at all",
-        "inner  1        UNAVAILABLE: Model 'net' loading failed with error: see 'net';",
-        "outer  1        UNAVAILABLE: Model 'inner' loading failed with error: see 'inner';",
-    ]
+    assert getattr(caplog.records[1], BLOCK) == "by another server\n(hint: --http-port=0 takes a free one)"
 
 
 @pytest.mark.parametrize(("hint", "end"), [("", ""), ("serve the rest", " (serve the rest)")])
@@ -203,7 +184,7 @@ def test_mistakes_in_the_arguments_are_printed_and_nothing_is_started(capsys: py
 def test_a_missing_repository_is_reported_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logs, "configure", lambda options: None)
+    monkeypatch.setattr(logs, "configure", lambda options, **further: None)
 
     status = command.run([str(tmp_path / "missing"), "--http-thread-count=8"])
 
@@ -229,7 +210,7 @@ def test_a_process_with_threads_that_still_compute_is_ended_without_waiting_for_
     parts = SimpleNamespace(InferenceServer=server, new_event_loop=asyncio.new_event_loop)
     calls: list[int] = []
     monkeypatch.setitem(sys.modules, "charonia.server.app", parts)
-    monkeypatch.setattr(logs, "configure", lambda options: None)
+    monkeypatch.setattr(logs, "configure", lambda options, **further: None)
     monkeypatch.setattr(command, "_end_now", calls.append)
 
     assert command.run([str(tmp_path)]) == (0 if finishes else 1)
@@ -243,7 +224,7 @@ def test_a_repository_that_looks_like_a_model_is_remarked_on(
     (tmp_path / "config.pbtxt").write_text("")
     parts = SimpleNamespace(InferenceServer=FakeServer(send(signal.SIGTERM)), new_event_loop=asyncio.new_event_loop)
     monkeypatch.setitem(sys.modules, "charonia.server.app", parts)
-    monkeypatch.setattr(logs, "configure", lambda options: None)
+    monkeypatch.setattr(logs, "configure", lambda options, **further: None)
 
     command.run([str(tmp_path)])
 
@@ -260,86 +241,30 @@ def test_a_server_without_models_says_what_a_repository_is(caplog: pytest.LogCap
     assert caplog.messages[0].startswith("no models: a repository is a folder of model folders")
 
 
-def test_models_of_files_are_shown_with_requests_that_work() -> None:
-    server = FakeServer()
-    server.http = FakeEndpoint(9000)
-
-    shown = command.shown_models(ServerOptions(), server, ["bert", "failed"])
-
-    assert shown.startswith(
-        "\nbert: x FP32[-1,2], y? BYTES[-1,1] -> z INT64[-1,-1]\n\n    charonia infer bert -u localhost:9000"
-    )
-    assert "curl http://localhost:9000/v2/models/bert/generate" in shown
-    assert 'Client("localhost:9000")' in shown
-    assert "failed" not in shown
-
-
 @pytest.mark.parametrize(
-    ("http", "url"),
+    ("arguments", "environment", "address"),
     [
-        (HttpOptions(address="10.0.0.1"), "http://10.0.0.1:9000/"),
-        (HttpOptions(address="::1"), "http://[::1]:9000/"),
-        (HttpOptions(tls=EndpointTls(enabled=True, certificate="c", key="k")), "https://localhost:9000/"),
+        (["net.onnx"], {}, "127.0.0.1"),
+        (["models"], {}, "0.0.0.0"),
+        (["models", "net.onnx"], {}, "0.0.0.0"),
+        (["net.onnx", "--host=10.0.0.1"], {}, "10.0.0.1"),
+        (["net.onnx", "--model_name=net"], {}, "0.0.0.0"),
+        (["net.onnx", "--allow-sagemaker=true"], {}, "0.0.0.0"),
+        (["net.onnx"], {"PORT": "8080", "K_SERVICE": "net"}, "0.0.0.0"),
+        (["net.onnx", "--host=127.0.0.1"], {"PORT": "8080", "K_SERVICE": "net"}, "127.0.0.1"),
     ],
 )
-def test_requests_name_the_address_that_the_server_listens_on(http: HttpOptions, url: str) -> None:
-    server = FakeServer()
-    server.http = FakeEndpoint(9000)
+def test_files_are_served_to_this_machine_only_and_repositories_to_all(
+    arguments: list[str], environment: dict[str, str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+    Path("net.onnx").write_bytes(b"")
+    options, _ = command.parse(arguments, environment)
 
-    (curl,) = (
-        line for line in command.shown_models(ServerOptions(http=http), server, ["bert"]).splitlines() if "curl" in line
-    )
-    assert shlex.split(curl)[1].startswith(url)
+    options = command.with_addresses(options, command.sort_given(options))
 
-
-def test_the_command_for_a_picture_says_how_to_send_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    dims = {"pixels": (3, -1, -1), "bytes": (-1, -1, 3), "spectrum": (2, 80, 100), "row": (3,)}
-    inputs = tuple(ModelInput(name, DataType.FP32, dims=each) for name, each in dims.items())
-    config = ModelConfig(name="net", max_batch_size=4, input=inputs)
-    server = FakeServer()
-    server.http = FakeEndpoint(9000)
-    monkeypatch.setattr(server, "model_config", lambda name: config)
-
-    shown = command.shown_models(ServerOptions(), server, ["net"])
-
-    assert "    # or -i pixels=@cat.jpg\n" in shown
-    assert shown.count("cat.jpg") == 1
-
-
-def shown(monkeypatch: pytest.MonkeyPatch, config: ModelConfig) -> str:
-    """Return what is printed of a model."""
-    server = FakeServer()
-    server.http = FakeEndpoint(8000)
-    monkeypatch.setattr(server, "model_config", lambda name: config)
-    return command.shown_models(ServerOptions(), server, [config.name])
-
-
-def test_a_picture_is_not_proposed_to_a_model_that_takes_only_some_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = ModelWarmup("example", 0, {"x": WarmupInput(DataType.FP32, (3, 48, 48), zero_data=True)})
-    given = ModelInput("x", DataType.FP32, dims=(3, -1, -1))
-    text = shown(monkeypatch, ModelConfig("net", max_batch_size=4, input=(given,), model_warmup=(sample,)))
-
-    assert "    charonia infer net\n" in text
-    assert "np.full((1, 3, 48, 48), 0.5, np.float32)" in text
-
-
-def test_a_model_that_refuses_what_is_made_up_gets_a_command_for_own_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = tuple(ModelInput(name, DataType.FP32, dims=(-1,)) for name in ("x:0", "y"))
-    refusal = {EXAMPLE_REFUSED: "x:0 has another size"}
-    text = shown(monkeypatch, ModelConfig("net", max_batch_size=4, input=inputs, parameters=refusal))
-
-    assert "    Generated inputs do not work here. The model answered: x:0 has another size\n" in text
-    assert text.endswith("\n    charonia infer net -i x:0=@x_0.npy -i y=@y.npy\n")
-    assert "curl" not in text
-
-
-def test_a_stream_has_an_arrow_of_its_own() -> None:
-    config = ModelConfig(
-        output=(ModelOutput("z", DataType.BYTES, dims=(1,)),),
-        model_transaction_policy=TransactionPolicy(decoupled=True),
-    )
-
-    assert command.signature(config) == " ->> z BYTES[1]"
+    assert options.http.address == address
 
 
 def test_options_for_files_need_one(tmp_path: Path) -> None:

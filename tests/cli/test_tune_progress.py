@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from charonia.cli.tune_run import SHOWN_MAX, LiveTable, TunePrinter, is_terminal, watched
+from charonia.cli.terminal import is_terminal
+from charonia.cli.tune_run import SHOWN_MAX, LiveTable, TunePrinter, watched
 from charonia.tools.results.records import Estimate, LoadMode
 from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, ModelChange, Outcome, Trial, Variant
 from charonia.tools.tune.decision import Conclusion, Decision, Ranked

@@ -1,7 +1,11 @@
 """Files in place of a repository, as a user serves them, and requests from the command line."""
 
 import json
+import os
+import pty
+import re
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from tests.support.onnx_writer import GraphWriter
 from tests.support.process import ServeProcess
 from tests.support.wheels import inline_metadata
 
+from charonia.cli.terminal import CLEAR_LINE
 from charonia.client import Client
 from charonia.core.dtypes import DataType
 
@@ -54,6 +59,25 @@ def test_the_example_of_functions_answers_as_its_page_says() -> None:
 
         curl = charonia("infer", "average", "-u", server.http, "--curl").stdout
         assert curl == f"""curl http://{server.http}/v2/models/average/generate -d '{{"x":[1.0,2.0,6.0]}}'\n"""
+
+
+def test_a_terminal_has_what_matters_and_no_log_lines() -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    command = [sys.executable, "-P", "-m", "charonia", "serve", str(EXAMPLE), "--port=0"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as server:
+        os.close(theirs)
+        text = ""
+        while "this machine only" not in text:
+            text += os.read(ours, 4096).decode()
+        server.terminate()
+        assert server.wait(60) == 0
+    os.close(ours)
+
+    assert "  loading service.py (0 s)" in text
+    shown = text.rpartition(CLEAR_LINE)[2].splitlines()
+    assert shown[1].startswith("  features: text BYTES[-1,1]")
+    assert not re.search(r"[IWE]\d{4} ", text)
 
 
 def test_an_onnx_file_and_a_folder_of_a_model_are_served_beside_a_repository(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out
+from charonia.cli.terminal import Style, style_of
 from charonia.cli.values import KEY_VARIABLE, integer, number
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.wire.endpoint import parse_url
@@ -75,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
 def _chat(given: ChatOptions) -> int:
     chat = Chat(given)
     if sys.stdin.isatty():
-        _converse(chat, Style(sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+        _converse(chat, style_of(sys.stdout))
         return 0
     text = sys.stdin.read().strip()
     if not text:
@@ -84,24 +85,6 @@ def _chat(given: ChatOptions) -> int:
         print(piece, end="", flush=True)
     print()
     return 0
-
-
-class Style:
-    """How lines look in a terminal; without colours, as plain text."""
-
-    def __init__(self, has_colours: bool) -> None:
-        self._has_colours = has_colours
-
-    def dim(self, text: str) -> str:
-        """Return text that steps back."""
-        return f"\033[2m{text}\033[0m" if self._has_colours else text
-
-    def bad(self, text: str) -> str:
-        return f"\033[31m{text}\033[0m" if self._has_colours else text
-
-    def prompt(self, text: str) -> str:
-        """Return the text before the user's input; the marks tell readline its width."""
-        return f"\001\033[1;36m\002{text}\001\033[0m\002" if self._has_colours else text
 
 
 @dataclass

@@ -13,11 +13,13 @@ import logging
 import os
 import re
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from charonia.cli.terminal import CLEAR_LINE, Style, style_of
 from charonia.core.errors import invalid
 from charonia.server.log_file import LINES, LogFile
-from charonia.wire.log_settings import LogFormat, LogOptions
+from charonia.wire.log_settings import AccessLogFormat, LogFormat, LogOptions
 
 BLOCK = "block"
 """Key of `extra` for text to write below the line, with control characters escaped, except line breaks."""
@@ -47,14 +49,17 @@ class LineFormatter(logging.Formatter):
         message, block = record.getMessage(), getattr(record, BLOCK, "")
         if getattr(record, LINES, False):
             message, _, block = message.partition("\n")
-        if self._escape:
-            message = _UNSAFE.sub(_escaped, json.dumps(message, ensure_ascii=False))
-        lines = [f"{self._prefix(record)} {os.getpid()} {record.filename}:{record.lineno}] {message}"]
+        lines = [self._head(record, message)]
         if record.exc_info:
             block = f"{block}\n{self.formatException(record.exc_info)}".strip("\n")
         if block:
             lines += [f"  {_UNSAFE_IN_BLOCK.sub(_escaped, line)}".rstrip() for line in block.split("\n")]
         return "\n".join(lines)
+
+    def _head(self, record: logging.LogRecord, message: str) -> str:
+        if self._escape:
+            message = _UNSAFE.sub(_escaped, json.dumps(message, ensure_ascii=False))
+        return f"{self._prefix(record)} {os.getpid()} {record.filename}:{record.lineno}] {message}"
 
     def _prefix(self, record: logging.LogRecord) -> str:
         letter = _LETTERS.get(record.levelno, "I")
@@ -62,6 +67,19 @@ class LineFormatter(logging.Formatter):
         if self._line_format is LogFormat.ISO8601:
             return f"{moment:%Y-%m-%dT%H:%M:%SZ} {letter}"
         return f"{letter}{moment:%m%d %H:%M:%S.%f}"
+
+
+class TerminalFormatter(LineFormatter):
+    """Formats a record for someone who started the server by hand: its message after a word for its severity."""
+
+    def __init__(self, style: Style) -> None:
+        super().__init__(escape=False)
+        self._colours = style
+
+    def _head(self, record: logging.LogRecord, message: str) -> str:
+        style = self._colours
+        word = style.bad("error:") if record.levelno >= logging.ERROR else style.doubtful("warning:")
+        return f"{CLEAR_LINE}{word} {_UNSAFE_IN_BLOCK.sub(_escaped, message)}"
 
 
 class SeverityFilter(logging.Filter):
@@ -83,8 +101,9 @@ class ServerLogControl:
         options: The current settings.
     """
 
-    def __init__(self, handler: logging.Handler, options: LogOptions) -> None:
+    def __init__(self, handler: logging.Handler, options: LogOptions, *, terminal: bool = False) -> None:
         self._handler = handler
+        self._terminal = terminal
         self._apply(options)
 
     async def change(self, options: LogOptions) -> None:
@@ -93,13 +112,23 @@ class ServerLogControl:
 
     def _apply(self, options: LogOptions) -> None:
         self.options = options
-        self._handler.setFormatter(LineFormatter(options.format, escape=options.escape))
-        self._handler.filters = [SeverityFilter(options)]
+        is_plain = self._terminal and not options.verbose and options.access is AccessLogFormat.NONE
+        self._handler.setFormatter(
+            TerminalFormatter(style_of(sys.stderr))
+            if is_plain
+            else LineFormatter(options.format, escape=options.escape)
+        )
+        self._handler.filters = [SeverityFilter(replace(options, info=False) if is_plain else options)]
         logging.getLogger().setLevel(level_of(options.verbose))
 
 
-def configure(options: LogOptions) -> ServerLogControl:
+def configure(options: LogOptions, *, terminal: bool = False) -> ServerLogControl:
     """Set up the root logger, replacing earlier handlers, and return its control.
+
+    Args:
+        options: Its settings.
+        terminal: Whether someone reads it in a terminal: only warnings and errors are written then, as plain text,
+            unless the options ask for more.
 
     Raises:
         ServingError: INVALID_ARG if the log file cannot be written.
@@ -111,7 +140,7 @@ def configure(options: LogOptions) -> ServerLogControl:
         old.close()
     root.addHandler(handler)
     logging.raiseExceptions = False  # a full disk or a closed pipe must not fill stderr with tracebacks
-    return ServerLogControl(handler, options)
+    return ServerLogControl(handler, options, terminal=terminal and not options.file)
 
 
 def level_of(verbose: int) -> int:

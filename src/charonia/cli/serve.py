@@ -9,24 +9,21 @@ import asyncio
 import faulthandler
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from textwrap import indent
 from typing import Protocol
 
 from charonia.cli import logs
+from charonia.cli.banner import StartedServer, banner, models_table, summary
 from charonia.cli.command_line import HELP_NAMES, complain
 from charonia.cli.serve_options import LINE, vertex_ai_options
 from charonia.cli.serve_values import cache_folder, knative_port, with_cache
-from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.config.parameters import EXAMPLE_REFUSED
+from charonia.cli.terminal import Progress, is_terminal, style_of
 from charonia.core.errors import ServingError, invalid
-from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.server.files.given import GivenFiles, Unserveable, make_with_predictor, sort
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
@@ -34,10 +31,8 @@ from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.machine.memory import collect_less_often, give_back_idle_memory, keep_freed_memory
 from charonia.server.machine.private_folder import PrivateFolder
-from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
+from charonia.server.options import ALL_INTERFACES, LOOPBACK, ServerOptions
 from charonia.stores.location import is_store
-from charonia.wire.example_inputs import takes_picture
-from charonia.wire.example_request import ExampleRequest, example_request
 
 _log = logging.getLogger(__name__)
 
@@ -52,44 +47,17 @@ ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 SILENT = Notifier()
 """The service manager of a server that has none."""
 
-_HEADINGS = ("Model", "Version", "Status")
-_GAP = "  "
-_RULE_MAX = 60
+NO_PROGRESS = Progress(None, "")
 
 
-class ListeningEndpoint(Protocol):
-    """A front end that listens."""
-
-    @property
-    def port(self) -> int: ...
-
-
-class RunningServer(Protocol):
+class RunningServer(StartedServer, Protocol):
     """The part of `charonia.server.app.InferenceServer` that this command uses."""
-
-    @property
-    def http(self) -> ListeningEndpoint | None:
-        """The HTTP front end, if it is enabled and started."""
-
-    @property
-    def grpc(self) -> ListeningEndpoint | None:
-        """The gRPC front end, if it is enabled and started."""
-
-    @property
-    def metrics(self) -> ListeningEndpoint | None:
-        """The metrics page, if it is enabled and started."""
 
     async def start(self) -> None:
         """Load the models and open the endpoints. Raises ServingError."""
 
     async def shutdown(self) -> bool:
         """Shut down gracefully; return whether all requests in flight were answered."""
-
-    def models(self) -> list[ModelIndexEntry]:
-        """Return every model with the state of its versions."""
-
-    def model_config(self, name: str) -> ModelConfig:
-        """Return the complete configuration of a model. Raises ServingError for one that is not ready."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -98,13 +66,15 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     try:
         options, notes = parse(arguments, os.environ)
-        log = logs.configure(options.log)
     except ServingError as error:
         complain("charonia serve", error)
         print("`charonia serve --help` lists the options.", file=sys.stderr)
         return 1
     try:
         given = sort_given(options)
+        options = with_addresses(options, given)
+        is_watched = given.needs_repository and not options.front_ends and is_terminal(sys.stderr)
+        log = logs.configure(options.log, terminal=is_watched)
     except ServingError as error:
         complain("charonia serve", error)
         if isinstance(error, Unserveable):
@@ -136,7 +106,11 @@ def run(arguments: Sequence[str]) -> int:
         return InferenceServer(options, log=log)
 
     with PrivateFolder() as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
-        status, is_clean = runner.run(serve_given(options, given, folder.path, make_server, notifier))
+        progress = Progress(
+            sys.stderr if is_watched else None,
+            f"loading {', '.join(Path(each).name for each in options.models.repositories)}",
+        )
+        status, is_clean = runner.run(serve_given(options, given, folder.path, make_server, notifier, progress))
         if not is_clean:
             # Threads that still compute would delay the exit.
             folder.remove()
@@ -162,12 +136,29 @@ def sort_given(options: ServerOptions) -> GivenFiles:
     return given
 
 
+def with_addresses(options: ServerOptions, given: GivenFiles) -> ServerOptions:
+    """Return the options with addresses to listen on where none are given.
+
+    A repository is served to other machines, as the original does; files to this one only, unless KServe or a cloud
+    runs the server.
+    """
+    is_hosted = bool(options.models.files.model_name) or options.clouds.sagemaker or options.clouds.vertex_ai
+    is_local = given.needs_repository and not given.repositories and not is_hosted
+    default = LOOPBACK if is_local else ALL_INTERFACES
+    return replace(
+        options,
+        http=replace(options.http, address=options.http.address or default),
+        grpc=replace(options.grpc, address=options.grpc.address or default),
+    )
+
+
 async def serve_given(
     options: ServerOptions,
     given: GivenFiles,
     folder: Path,
     make_server: Callable[[ServerOptions], RunningServer],
     notifier: Notifier = SILENT,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[int, bool]:
     """Run a server as `serve` does, with files and folders of models in a repository that is made for them.
 
@@ -176,6 +167,7 @@ async def serve_given(
         given: What to serve.
         folder: Empty folder for the repository.
         notifier: The service manager.
+        progress: Shown until the models are ready.
     """
     if options.models.files.predictor:
         try:
@@ -197,16 +189,20 @@ async def serve_given(
     repository = FileRepository(
         given, options.models.files, folder, partial(describe, settings=BackendSettings(values))
     )
+    progress.show()
     try:
         names = await repository.make()
     except ServingError as error:
+        progress.clear()
         _log_refusal(error)
         return 1, True
     models = replace(options.models, repositories=(*given.repositories, str(folder)))
     interval_s = models.poll_interval_secs
     following = asyncio.create_task(repository.follow(interval_s)) if interval_s and repository.has_services else None
     try:
-        return await serve(replace(options, models=models), make_server, show=names, notifier=notifier)
+        return await serve(
+            replace(options, models=models), make_server, show=names, notifier=notifier, progress=progress
+        )
     finally:
         if following is not None:
             following.cancel()
@@ -230,7 +226,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
         updates = knative_port(environment) | vertex_ai_options(environment, updates) | updates
     except ValueError as error:
         given.problems.append(str(error))
-    options = LINE.filled(updates, given)
+    # Addresses that nobody gave depend on what is served.
+    options = LINE.filled({"http.address": "", "grpc.address": ""} | updates, given)
     if not options.models.repositories and not given.problems:
         given.problems.append(
             "--model-repository must be specified, e.g. `charonia serve models` or `charonia serve model.onnx`"
@@ -248,6 +245,7 @@ async def serve(
     *,
     show: Sequence[str] = (),
     notifier: Notifier = SILENT,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[int, bool]:
     """Run a server until it fails to start or a signal arrives.
 
@@ -255,6 +253,7 @@ async def serve(
         options: All options.
         show: Models to print on standard output when they are ready, with requests.
         notifier: The service manager.
+        progress: Cleared when the server has started, or cannot.
 
     Returns:
         The exit status, and whether the shutdown was clean.
@@ -270,6 +269,7 @@ async def serve(
     starting = asyncio.ensure_future(server.start())
     waiting = asyncio.ensure_future(stopped.wait())
     await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    progress.clear()
     status, is_clean = 0, starting.done()
     if not starting.done():
         starting.cancel()
@@ -282,7 +282,7 @@ async def serve(
         collect_less_often()
         _announce(options, server)
         if show:
-            print(shown_models(options, server, show), flush=True)
+            print(banner(options, server, show, style_of(sys.stdout)), flush=True)
         notifier.send(notify.READY, notify.status(summary(server.models())))
         giving_back = asyncio.create_task(give_back_idle_memory())
         await waiting
@@ -294,54 +294,6 @@ async def serve(
     # Last, so that the messages of unloaded models do not hide it.
     _log_end(None if starting.cancelled() else starting.exception())
     return status if finished else 1, finished and is_clean
-
-
-def models_table(entries: Sequence[ModelIndexEntry]) -> str:
-    """Return the models as a table: name, version, and state, with the reason if it is not ready.
-
-    A reason of several lines is aligned with its column. One that quotes another model's names that model instead.
-    """
-    rows = [[entry.name, entry.version or "-", *status_lines(entry)] for entry in _without_quotations(entries)]
-    name_width = max(len(row[0]) for row in [list(_HEADINGS), *rows])
-    version_width = max(len(row[1]) for row in [list(_HEADINGS), *rows])
-    status_width = max((len(line) for row in rows for line in row[2:]), default=0)
-    indent = " " * (name_width + version_width + 2 * len(_GAP))
-    lines = [
-        _GAP.join((_HEADINGS[0].ljust(name_width), _HEADINGS[1].ljust(version_width), _HEADINGS[2])),
-        _GAP.join(("-" * name_width, "-" * version_width, "-" * min(max(status_width, len(_HEADINGS[2])), _RULE_MAX))),
-    ]
-    for name, version, status, *further in rows:
-        lines.append(_GAP.join((name.ljust(name_width), version.ljust(version_width), status)))
-        lines += [indent + line for line in further]
-    return "\n".join(lines)
-
-
-def _without_quotations(entries: Sequence[ModelIndexEntry]) -> list[ModelIndexEntry]:
-    causes = sorted((each for each in entries if " " in each.reason), key=lambda each: -len(each.reason))
-    shortened = []
-    for entry in entries:
-        reason = entry.reason
-        for cause in causes:
-            if cause.name != entry.name:
-                reason = reason.replace(cause.reason, f"see '{cause.name}'")
-        shortened.append(replace(entry, reason=reason))
-    return shortened
-
-
-def status_lines(entry: ModelIndexEntry) -> list[str]:
-    """Return the state of a model version and its reason, in lines."""
-    if entry.state is None:
-        return ["not loaded"]
-    if entry.state is ModelState.READY or not entry.reason:
-        return [entry.state.value]
-    return f"{entry.state.value}: {entry.reason}".split("\n")
-
-
-def summary(entries: Sequence[ModelIndexEntry]) -> str:
-    """Return the number of ready model versions, and of all that should be ready."""
-    asked = [entry for entry in entries if entry.state is not None]
-    ready = sum(entry.state is ModelState.READY for entry in asked)
-    return f"{ready} of {len(asked)} model versions ready"
 
 
 def started_line(service: str, address: str, port: int) -> str:
@@ -362,57 +314,6 @@ def _announce(options: ServerOptions, server: RunningServer) -> None:
             _log.info("%s", started_line(service, address, endpoint.port))
 
 
-def shown_models(options: ServerOptions, server: RunningServer, names: Sequence[str]) -> str:
-    """Return each model's signature and a request for it, as printed when the server has started."""
-    address = options.http.address if options.http.address not in WILDCARD_ADDRESSES else "localhost"
-    host = f"[{address}]" if ":" in address else address
-    scheme = "https://" if options.http.tls.active else ""
-    url = f"{scheme}{host}:{server.http.port}" if server.http is not None else ""
-    blocks = []
-    for name in names:
-        try:
-            config = server.model_config(name)
-        except ServingError:
-            continue  # it has failed, as the table says
-        lines = [f"{name}: {signature(config)}"]
-        request = example_request(config, url=url)
-        if url and EXAMPLE_REFUSED in config.parameters:
-            lines += [indent(form, "    ") for form in _own_request(request)]
-        elif url:
-            # A picture keeps its own size where that is variable, which a model that takes only some may refuse.
-            pictures = [i.name for i in config.input if takes_picture(config, i) and not config.model_warmup]
-            command = request.infer_command() + "".join(f"    # or -i {name}=@cat.jpg" for name in pictures[:1])
-            forms = (command, request.curl(), request.python())
-            lines += [indent(form, "    ") for form in forms if form]
-        blocks.append("\n\n".join(line.rstrip() for line in lines))
-    return "\n" + "\n\n".join(blocks) + "\n"
-
-
-def _own_request(request: ExampleRequest) -> list[str]:
-    """Return why no made-up request works, and a command that sends arrays of other shapes."""
-    files = {name: re.sub(r"\W", "_", name) + ".npy" for name in request.inputs}
-    return [
-        f"Generated inputs do not work here. The model answered: {request.config.parameters[EXAMPLE_REFUSED]}",
-        "This sends arrays of your own, written by numpy.save:",
-        replace(request, inputs={}, files=files).infer_command(),
-    ]
-
-
-def signature(config: ModelConfig) -> str:
-    """Return inputs and outputs of a model: "x FP32[-1,3] -> y FP32[-1,10]"."""
-    lead = (-1,) if config.max_batch_size > 0 else ()
-
-    def tensors(ports: Sequence[ModelInput | ModelOutput]) -> str:
-        return ", ".join(
-            f"{port.name}{'?' * getattr(port, 'optional', False)} {port.data_type.wire if port.data_type else '?'}"
-            f"[{','.join(map(str, (*lead, *port.dims)))}]"
-            for port in ports
-        )
-
-    arrow = " ->> " if config.is_decoupled else " -> "
-    return f"{tensors(config.input)}{arrow}{tensors(config.output)}"
-
-
 def _log_end(failure: BaseException | None) -> None:
     """Log that the server has stopped, and why it could not start; errors of models are in the log already."""
     reason = ""
@@ -426,8 +327,12 @@ def _log_end(failure: BaseException | None) -> None:
 
 
 def _log_refusal(error: ServingError) -> None:
-    hint = f" ({error.hint})" if error.hint else ""
-    _log.error("the server cannot start%s", hint, extra={logs.BLOCK: error.message})
+    fact, _, further = error.message.partition("\n")
+    if further:
+        hint = f"\n(hint: {error.hint})" if error.hint else ""
+        _log.error("the server cannot start: %s", fact, extra={logs.BLOCK: further + hint})
+    else:
+        _log.error("the server cannot start: %s%s", fact, f" ({error.hint})" if error.hint else "")
 
 
 def _log_models(server: RunningServer) -> None:

@@ -263,7 +263,7 @@ SERVER = (
 ADDRESS = (
     Option("--host", "", address, "ADDRESS",
            "Address of all endpoints: --http-address, --grpc-address and --metrics-address", Fields.merged,
-           default="0.0.0.0"),
+           default="0.0.0.0; for files 127.0.0.1"),
     Option("--port", "", ports, "PORT",
            "HTTP port; gRPC has the next one, and metrics the one after that; 0 for any free ones", Fields.merged,
            default="8000"),
@@ -271,7 +271,7 @@ ADDRESS = (
 
 HTTP = (
     Option("--allow-http", "http.enabled", boolean, _BOOL, "Serve HTTP"),
-    Option("--http-address", "http.address", filled, "ADDRESS", "Address to listen on"),
+    Option("--http-address", "http.address", filled, "ADDRESS", "Address to listen on", default="that of --host"),
     Option("--http-port --http_port", "http.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
     Option("--reuse-http-port", "http.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
     Option("--http-max-input-size", "http.input_bytes_max", integer(1, _HTTP_INPUT_BYTES_MAX), "BYTES",
@@ -297,7 +297,7 @@ HTTP = (
 
 GRPC = (
     Option("--allow-grpc", "grpc.enabled", boolean, _BOOL, "Serve gRPC"),
-    Option("--grpc-address", "grpc.address", filled, "ADDRESS", "Address to listen on"),
+    Option("--grpc-address", "grpc.address", filled, "ADDRESS", "Address to listen on", default="that of --host"),
     Option("--grpc-port", "grpc.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
     Option("--reuse-grpc-port", "grpc.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
     Option("--grpc-max-input-size", "grpc.input_bytes_max", integer(1, GRPC_INPUT_BYTES_MAX), "BYTES",

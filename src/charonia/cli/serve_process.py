@@ -13,6 +13,7 @@ import faulthandler
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from charonia.cli import logs
@@ -55,7 +56,7 @@ async def _run(name: str, folder: Path, further: Sequence[str], notifier: Notifi
     forget_report(folder, name)
     try:
         order = read_new_engine(folder, name)
-        options = read_options(folder) if order is None else _new_options(order)
+        options = read_options(folder) if order is None else _new_options(order, read_options(folder))
         log = logs.configure(options.log)
     except ServingError as error:
         write_report(folder, name, EngineReport(ErrorRecord(*encode_error(error))))
@@ -84,9 +85,14 @@ async def _run(name: str, folder: Path, further: Sequence[str], notifier: Notifi
         pings.cancel()
 
 
-def _new_options(order: NewEngine) -> ServerOptions:
-    """Return the options of a new engine. Raises ServingError."""
+def _new_options(order: NewEngine, running: ServerOptions) -> ServerOptions:
+    """Return the options of a new engine; the addresses stay those of the running server. Raises ServingError."""
     options = options_of(order, parse_command)
+    options = replace(
+        options,
+        http=replace(options.http, address=running.http.address),
+        grpc=replace(options.grpc, address=running.grpc.address),
+    )
     if options.models.repositories != tuple(order.repositories) and sort_given(options).needs_repository:
         raise invalid(
             "an upgrade takes repositories, not files", hint="leave out the arguments to have the same models again"

@@ -11,7 +11,7 @@ from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
 from charonia.server.model_options import ControlMode, ReadyWhen
-from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX
+from charonia.server.options import ALL_INTERFACES, FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.response_cache.options import cache_options
 from charonia.server.tracing.options import TraceMode
@@ -297,7 +297,7 @@ def with_cache(
 
 
 def knative_port(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the option that the environment of a service of Knative, or Cloud Run, sets: where HTTP is expected.
+    """Return the options that the environment of a service of Knative, or Cloud Run, sets: where HTTP is expected.
 
     Raises:
         ValueError: It is not a port.
@@ -306,6 +306,6 @@ def knative_port(environment: Mapping[str, str]) -> dict[str, Any]:
     if not text or not environment.get(KNATIVE_VARIABLE):
         return {}
     try:
-        return {"http.port": integer(1, PORT_MAX)(text)}
+        return {"http.port": integer(1, PORT_MAX)(text), "http.address": ALL_INTERFACES}
     except ValueError as error:
         raise ValueError(f"environment variable {PORT_VARIABLE}: {error}") from error

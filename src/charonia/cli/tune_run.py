@@ -19,6 +19,7 @@ from typing import TextIO
 from charonia.cli.command_line import unknown
 from charonia.cli.perf import parse
 from charonia.cli.perf_progress import bar
+from charonia.cli.terminal import is_terminal
 from charonia.cli.tune_options import ReportRequest
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, not_found
@@ -332,11 +333,6 @@ def watched(stream: TextIO, *, quiet: bool, verbose: bool) -> Iterator[Progress]
         yield table
     finally:
         table.wipe()
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Whether a stream is a terminal with cursor control."""
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 class TunePrinter:

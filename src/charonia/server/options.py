@@ -31,7 +31,10 @@ FRONT_ENDS_AUTO = -1
 GRPC_INPUT_BYTES_MAX = 2**31 - 1
 """Protobuf's limit for one message."""
 
-WILDCARD_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
+LOOPBACK = "127.0.0.1"
+ALL_INTERFACES = "0.0.0.0"
+
+WILDCARD_ADDRESSES = frozenset({"", ALL_INTERFACES, "::"})
 """Addresses that mean every interface."""
 
 
