@@ -160,8 +160,8 @@ INTERNAL = {
     "platform.database": {"core"},
     "platform.people": {"core", "wire.browsers"},
     "platform.tasks": {"core", "die_with_parent"},
-    "platform.artifacts": {"archives", "core", "die_with_parent", "install_hint", "python_command", "stores"},
-    "platform.isolation": {"core"},
+    "platform.artifacts": {"archives", "core", "install_hint", "python_command", "stores"},
+    "platform.isolation": {"core", "die_with_parent"},
     "platform.models": {"archives", "core", "config", "python_command", "stores", "platform.artifacts"},
     "platform.environments": {"core"},
     "platform.targets": {"core", "config", "export", "http_call", "install_hint", "platform.artifacts"}
@@ -177,7 +177,7 @@ INTERNAL = {
     }
     | {"platform.environments", "wire.traffic_form"},
     "platform.jobs": {"core", "config", "python_command", "platform.deployments", "platform.targets"},
-    "platform.trials": {"core", "die_with_parent", "python_command", "platform.deployments", "platform.targets"},
+    "platform.trials": {"core", "python_command", "platform.deployments", "platform.targets"},
     "platform.console": {"version", "core", "config", "http_call", "platform"},
     "platform": {
         "version",

@@ -11,8 +11,10 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.campaign.hostile_models import PRINTED, Prey
+from tests.support.process import wait_until_ended
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.artifacts.archives import unpack
@@ -209,29 +211,26 @@ def test_a_process_listens_on_its_own_ports(prey: Prey) -> None:
         run(isolation.command([sys.executable, "-c", code], room, Reach(ports=[prey.reserved])))
 
 
-def test_a_process_ends_with_the_platform(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["required", "off"])
+def test_a_process_that_ignores_sigterm_is_killed_with_the_platform(tmp_path: Path, mode: str) -> None:
     code = f"""
 import os, subprocess, sys
 from pathlib import Path
 from charonia.platform.isolation.isolation import Isolation, Reach
-isolation = Isolation(Path({str(tmp_path)!r}))
+isolation = Isolation(Path({str(tmp_path)!r}), mode={mode!r})
 room = isolation.furnish(Path({str(tmp_path)!r}) / "home", 1)
-loop = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+loop = f"import os, signal, time; {{ignores}}; print(os.getpid(), flush=True); time.sleep(600)"
 command = isolation.command([sys.executable, "-c", loop], room, Reach(project=1))
 process = subprocess.Popen(command, stdout=subprocess.PIPE)
 print(process.stdout.readline().decode(), flush=True)
-os._exit(0)
+process.wait()
 """
     with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True) as platform:
         assert platform.stdout is not None
-        pid = int(platform.stdout.readline())
-        platform.wait(60)
-        for _ in range(6000):
-            if not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
-                break
-            subprocess.run(["sleep", "0.01"], check=True)
-        else:
-            raise AssertionError("it lives")
+        child = psutil.Process(int(platform.stdout.readline()))
+        platform.kill()
+        wait_until_ended(child)
 
 
 def test_a_link_that_a_process_leaves_is_not_followed(tmp_path: Path) -> None:
@@ -259,7 +258,7 @@ def test_a_machine_that_cannot_isolate_is_refused_unless_that_is_wanted(
     assert "--isolation=available" in raised.value.hint
     assert "controlling other servers" in Isolation(tmp_path, mode="available").check()[0]
     assert Isolation(tmp_path, mode="off").check()[0].startswith("Isolation is off")
-    assert Isolation(tmp_path, mode="off").command(["true"], None, Reach()) == ["true"]  # type: ignore[arg-type]
+    assert Isolation(tmp_path, mode="off").command(["true"], None, Reach(ends_with_platform=False)) == ["true"]  # type: ignore[arg-type]
 
 
 def test_data_must_not_lie_where_models_read(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ lead out of the folder is refused as a whole.
 """
 
 import contextlib
-import signal
 import stat
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from charonia.archives import (
     unpacked_bytes_max,
 )
 from charonia.core.errors import TooLargeError, invalid, too_large
-from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.artifacts.blobs import PIECE_BYTES, demand_room
 from charonia.platform.artifacts.faults import StorageFullError, disk_faults
 from charonia.platform.artifacts.paths import FILES_MAX, check_together, is_content, safe_path
@@ -70,7 +68,7 @@ def unpack(archive: Path, name: str, folder: Path, isolation: Isolation, check: 
     with isolation.room(None) as room:
         own = isolation.command(python_module(__name__, str(archive), name, str(folder)), room, reach)
         with subprocess.Popen(
-            with_parent_death_signal(own, signal.SIGKILL),
+            own,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -176,7 +176,7 @@ def _confine(rules: dict[str, Any]) -> None:
     if os.getuid() == 0:
         drop_rights(rules["user"])
     if rules["parent"]:  # a change of users resets it
-        _check(_libc.prctl(_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0), "prctl")
+        _check(_libc.prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0), "prctl")
         if os.getppid() != rules["parent"]:
             raise OSError("the platform has ended")
 

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from charonia.core.errors import invalid, unsupported
+from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.isolation import confine
 from charonia.platform.isolation.rules import (
     DEVICES,
@@ -79,7 +80,7 @@ class Reach:
         project: Number of its project, None for a process that runs no code of a project: where projects have users,
             it keeps the platform's user, without capabilities.
         network: Whether it can use the network.
-        ends_with_platform: Whether the kernel ends it together with the platform.
+        ends_with_platform: Whether the kernel kills it together with the platform.
     """
 
     read: Sequence[Path] = ()
@@ -211,7 +212,7 @@ class Isolation:
     def command(self, command: Sequence[str], room: PrivateFolders, reach: Reach) -> list[str]:
         """Return a command that runs `command` confined, in the room as its working folder."""
         if self._mode == "off":
-            return list(command)
+            return with_parent_death_signal(command) if reach.ends_with_platform else list(command)
         read = [*self._always_read(), *map(str, reach.read)]
         read += [str(reach.python)] if reach.python is not None else []
         read += self._environments(reach.project) if reach.project is not None else []

@@ -132,7 +132,7 @@ class TaskRun:
                 is_enough.set()
 
         with subprocess.Popen(
-            with_parent_death_signal(command, signal.SIGTERM),  # the task runs again, not beside its leftovers
+            with_parent_death_signal(command),  # the task runs again, not beside its leftovers
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -4,7 +4,6 @@ import hashlib
 import logging
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from charonia.core.errors import ServingError
-from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.local_reasons import last_said, why_ended
@@ -164,7 +162,7 @@ class TrialServer:
         """Run the server until it exits, is idle for too long, or is stopped."""
         self._doing = "the server starts"
         with subprocess.Popen(
-            with_parent_death_signal(command, signal.SIGTERM),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -333,7 +333,7 @@ class Supervisor:
         self._spawning += 1
         try:
             process = await asyncio.create_subprocess_exec(
-                *with_parent_death_signal(spec.command, signal.SIGKILL),
+                *with_parent_death_signal(spec.command),
                 stdin=asyncio.subprocess.DEVNULL,
                 env=self._environment(spec),
                 pass_fds=[sock.fileno() for sock in (*spec.sockets, *spec.shared_sockets)],

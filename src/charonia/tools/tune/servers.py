@@ -155,7 +155,7 @@ class LocalServer:
         try:
             # In a separate session, so that Ctrl-C reaches this process only, which then stops the server.
             self._process = subprocess.Popen(
-                with_parent_death_signal([*self._command, *flags], signal.SIGTERM),
+                with_parent_death_signal([*self._command, *flags]),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,

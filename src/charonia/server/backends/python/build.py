@@ -206,7 +206,7 @@ async def run_command(
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *with_parent_death_signal(command, signal.SIGKILL),
+            *with_parent_death_signal(command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
