@@ -7,12 +7,13 @@ from charonia.core.errors import Code, ServingError
 if TYPE_CHECKING:
     from charonia.server.embedding import Server
     from charonia.server.options import ServerOptions
-    from charonia.service import BadRequest, Response, Shape, call, call_async, model, serve
+    from charonia.service import BadRequest, Request, Response, Shape, call, call_async, model, serve
     from charonia.version import __version__
 
 __all__ = [
     "BadRequest",
     "Code",
+    "Request",
     "Response",
     "Server",
     "ServerOptions",
@@ -25,7 +26,7 @@ __all__ = [
     "serve",
 ]
 
-_SERVICE = frozenset({"BadRequest", "Response", "Shape", "call", "call_async", "model", "serve"})
+_SERVICE = frozenset({"BadRequest", "Request", "Response", "Shape", "call", "call_async", "model", "serve"})
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,15 @@
 It has no other imports than numpy, and works in the environments of models too, where the rest of this package is not.
 """
 
-from charonia.server.backends.python.worker.service import BadRequest, Response, Shape, call, call_async, model, serve
+from charonia.server.backends.python.worker.service import (
+    BadRequest,
+    Request,
+    Response,
+    Shape,
+    call,
+    call_async,
+    model,
+    serve,
+)
 
-__all__ = ["BadRequest", "Response", "Shape", "call", "call_async", "model", "serve"]
+__all__ = ["BadRequest", "Request", "Response", "Shape", "call", "call_async", "model", "serve"]

@@ -8,6 +8,7 @@ import charonia.client
 PUBLIC = [
     "BadRequest",
     "Code",
+    "Request",
     "Response",
     "Server",
     "ServerOptions",

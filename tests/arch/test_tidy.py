@@ -24,7 +24,7 @@ SHARED_NAMES = {
     *("Cancel", "Finish", "Submit", "Tick"),  # events and commands of several state machines
     *("GrpcCall", "Http2Error"),  # the server's end, and the client's
     *("Metric", "ModelConfig", "Tensor"),  # names of the interface for Python models
-    *("Engine", "QueuedRequest", "Signature"),  # the same of several things
+    *("Engine", "QueuedRequest", "Request", "Signature"),  # the same of several things
     "TritonPythonModel",  # what a worker runs for a backend
 }
 

@@ -81,6 +81,18 @@ async def square(size: int) -> Image:
 def steps(n: int) -> Iterator[dict]:
     for i in range(n):
         yield {"i": i}
+
+@charonia.model(path="/orders/price", method="PUT")
+def price(order: Order, request: charonia.Request) -> dict:
+    return {"for": request.headers["x-user"], "at": request.client, "count": order.items[0].count, **request.query}
+
+@charonia.model(path="/repeat", method="GET")
+def repeat(word: str, count: int = 2) -> list[str]:
+    return [word] * count
+
+@charonia.model(path="/steps")
+def counted(n: int) -> Iterator[int]:
+    yield from range(n)
 """
 
 
@@ -223,3 +235,25 @@ def test_a_picture_is_a_file_for_a_client_that_accepts_one(server: ServeProcess)
 
     assert plain.json()["output"].startswith("data:image/png;base64,")
     assert (picture.headers["Content-Type"], picture.content[:4]) == ("image/png", b"\x89PNG")
+
+
+def test_functions_answer_at_their_own_paths_and_see_the_request(server: ServeProcess) -> None:
+    base = f"http://{server.http}"
+    order: Any = {"items": [{"name": "pen", "count": 3}], "when": "2024-02-03"}
+    priced = requests.put(f"{base}/orders/price", params={"tax": "7"}, json=order, headers={"X-User": "ada"})
+
+    assert (priced.status_code, priced.json()) == (200, {"for": "ada", "at": "127.0.0.1", "count": 3, "tax": "7"})
+    assert requests.get(f"{base}/repeat", params={"word": "a"}).json() == ["a", "a"]
+    assert requests.get(f"{base}/repeat").status_code == 400
+    assert requests.post(f"{base}/steps", json={"n": 2}).text == "data: 0\n\ndata: 1\n\n"
+    assert requests.post(f"{base}/repeat").status_code == 405
+
+
+def test_the_document_has_the_paths_of_functions(document: dict[str, Any]) -> None:
+    get = document["paths"]["/repeat"]["get"]
+    names = {each["name"]: each["required"] for each in get["parameters"]}
+
+    assert names == {"word": True, "count": False}
+    assert get["responses"]["200"]["content"]["application/json"]["schema"]["type"] == "array"
+    assert "requestBody" in document["paths"]["/orders/price"]["put"]
+    assert document["paths"]["/steps"]["post"]["responses"]["200"]["content"].keys() == {"text/event-stream"}

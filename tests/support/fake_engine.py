@@ -16,6 +16,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse, Outcome, Reply
 from charonia.core.statistics import ModelStatistics
 from charonia.core.tensor import Tensor
+from charonia.server.directory import models_at
 
 
 def identity_config(
@@ -185,6 +186,10 @@ class FakeEngine:
         if version not in ("", "1"):
             raise not_found(f"Request for unknown model: '{name}' version {version} is not found")
         return self.models[name]
+
+    def models_at(self, path: str) -> Mapping[bytes, str]:
+        """Return the models of `models` whose own route has this path."""
+        return models_at(path, (((name, ""), config) for name, config in self.models.items()))
 
     async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
         """Return the entries of `statistics` asked for."""

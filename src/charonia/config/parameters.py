@@ -1,5 +1,6 @@
 """Model parameters that the server interprets for every backend; the others belong to the backend."""
 
+import re
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
@@ -31,6 +32,15 @@ EXAMPLE = "EXAMPLE"
 
 JSON_SCHEMA = "JSON_SCHEMA"
 """Model parameter of a function: `inputs` and `outputs`, each with a JSON schema by name."""
+
+HTTP_ROUTE = "HTTP_ROUTE"
+"""Model parameter: HTTP method and path at which the model answers as over `generate`: "POST /predict"."""
+
+HTTP_REQUEST = "HTTP_REQUEST"
+"""Model parameter: "true" if requests over HTTP have their header fields and more in the parameter `RECEIVED`."""
+
+RECEIVED = "triton_http_request"
+"""Request parameter with the HTTP request as JSON. Clients cannot set parameters of such names."""
 
 TRY_EXAMPLE = "TRY_EXAMPLE"
 """Model parameter of a model served from a file: when it is loaded, an example request that it accepts is sought."""
@@ -73,7 +83,7 @@ SERVER_PARAMETERS = frozenset(
         CHAT_TEMPLATE, EMBEDDING_NORMALIZE, EMBEDDING_OUTPUT, EMBEDDING_POOLING, EMBEDDING_TOKENS_MAX,
         LORA_ADAPTERS, OPENAI_ROUTES, TEXT_OUTPUT_KIND,
         ADAPT_DELAY, CUSTOM_BATCHING, EXAMPLE, EXAMPLE_REFUSED, FRONT_END, PADDING, PINNED, PYTHON_STRATEGY,
-        INSTANCES_MAX, INSTANCES_MIN, JSON_SCHEMA, TRAFFIC, TRY_EXAMPLE,
+        HTTP_REQUEST, HTTP_ROUTE, INSTANCES_MAX, INSTANCES_MIN, JSON_SCHEMA, TRAFFIC, TRY_EXAMPLE,
     }
 )  # fmt: skip
 """All of them."""
@@ -117,6 +127,33 @@ def _number(config: ModelConfig, parameter: str) -> int:
     """Return the number that a parameter gives, 0 where it gives none."""
     text = config.parameters.get(parameter, "").strip()
     return int(text) if text.isascii() and text.isdigit() else 0
+
+
+_ROUTE = re.compile(r"(GET|POST|PUT|PATCH|DELETE) ((?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+)")
+_TAKEN = frozenset({"v1", "v2", "samples", "openapi.json", "page.css", "page.js"})
+
+
+def is_free_path(path: str) -> bool:
+    """Whether a path may be that of a model or an application: it has plain segments, and the server has none there."""
+    return _ROUTE.fullmatch(f"GET {path}") is not None and path.split("/")[1] not in _TAKEN
+
+
+def route_of(config: ModelConfig) -> tuple[str, str] | None:
+    """Return method and path of the model's own route, None where it has none.
+
+    Raises:
+        ValueError: The parameter has another form, or the server itself has the path.
+    """
+    text = config.parameters.get(HTTP_ROUTE)
+    if text is None:
+        return None
+    match = _ROUTE.fullmatch(text)
+    if match is None or not is_free_path(match[2]):
+        raise ValueError(
+            f"expected a method and a path of plain text that the server itself does not have, such as 'POST /predict',"
+            f" got '{text}'"
+        )
+    return match[1], match[2]
 
 
 def is_language_model(config: ModelConfig) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from charonia.config.model import ModelConfig
+from charonia.config.parameters import HTTP_ROUTE
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found, unavailable
 from charonia.core.metadata import ModelMetadata, ModelState, TensorMetadata, name_of, namespace_of
@@ -104,6 +105,17 @@ class Directory:
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Return a model's tensors and ready versions. Raises as `Engine.model_metadata`."""
         return metadata_of(self.model_config(name, version), name, version, self.configs)
+
+
+def models_at(path: str, configs: Iterable[tuple[Target, ModelConfig]]) -> dict[bytes, str]:
+    """Return the models whose own route has this path, by HTTP method; the first name counts."""
+    end, found = f" {path}", dict[bytes, str]()
+    for (name, version), config in configs:
+        route = config.parameters.get(HTTP_ROUTE, "") if not version else ""
+        if route.endswith(end):
+            method = route.partition(" ")[0].encode()
+            found[method] = min(name, found.get(method, name))
+    return found
 
 
 def is_version(version: str) -> bool:

@@ -19,6 +19,7 @@ from charonia.server.directory import (
     is_version,
     metadata_of,
     missing,
+    models_at,
     target_of,
 )
 from charonia.server.execution.admission import with_request_id
@@ -161,6 +162,9 @@ class ModelEngine:
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         return self.find(name, version).config
+
+    def models_at(self, path: str) -> Mapping[bytes, str]:
+        return models_at(path, ((target, runner.config) for target, runner in self._routes.items()))
 
     async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
         """Return statistics of loaded versions."""

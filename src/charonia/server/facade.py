@@ -213,6 +213,9 @@ class Engine(Protocol):
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         """Return the complete configuration in use. Raises as `model_metadata`."""
 
+    def models_at(self, path: str) -> Mapping[bytes, str]:
+        """Return the models that have this path of the HTTP endpoint as their own, by HTTP method."""
+
     async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
         """Return statistics of all loaded models, of one, or of one version.
 

@@ -60,6 +60,11 @@ def form_document(config: ModelConfig, content_type: bytes, url: bytes, body: by
     return _document(config, [*fields, *_pairs(url.partition(b"?")[2])])
 
 
+def query_document(config: ModelConfig, url: bytes) -> Object:
+    """Return the object that the query of a URL stands for. Raises as `form_document`."""
+    return _document(config, list(_pairs(url.partition(b"?")[2])))
+
+
 def _document(config: ModelConfig, fields: list[tuple[str, str | bytes]]) -> Object:
     inputs = {given.name: given for given in config.input}
     schemas = plain_values(config) or PlainValues()

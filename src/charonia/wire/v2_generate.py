@@ -47,6 +47,9 @@ NESTED = "parameters"
 HTTP_CONTENT_TYPE, HTTP_STATUS, HTTP_HEADERS = "http_content_type", "http_status", "http_headers"
 """Response parameters of a function that chose its body; headers are a JSON object."""
 
+BARE = "output"
+"""Name of the only output of a function that returns one value."""
+
 _FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _FIELD_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 _FRAMING = frozenset({"connection", "content-encoding", "content-length", "transfer-encoding", "upgrade"})
@@ -62,11 +65,13 @@ class GenerateCall(NamedTuple):
         request: The request.
         config: The model's configuration.
         is_list: Whether an input of a model with a batch dimension was a list of values.
+        is_bare: Whether the response has the outputs only, and of a single one named `output` its value.
     """
 
     request: InferRequest
     config: ModelConfig
     is_list: bool
+    is_bare: bool = False
 
 
 def decode_generate(
@@ -180,11 +185,14 @@ def encode_generated(response: InferResponse, call: GenerateCall | None = None) 
     Raises:
         ServingError: INVALID_ARG when JSON cannot carry an output.
     """
-    document: dict[str, object] = {"id": response.id} if response.id else {}
-    document["model_name"] = response.model_name
-    document["model_version"] = response.model_version
-    document.update(response.parameters)
-    literals = any(isinstance(value, float) and not isfinite(value) for value in response.parameters.values())
+    is_bare = call is not None and call.is_bare
+    document: dict[str, object] = {"id": response.id} if response.id and not is_bare else {}
+    literals = False
+    if not is_bare:
+        document["model_name"] = response.model_name
+        document["model_version"] = response.model_version
+        document.update(response.parameters)
+        literals = any(isinstance(value, float) and not isfinite(value) for value in response.parameters.values())
     values = plain_values(call.config) if call is not None else None
     for tensor in response.outputs:
         if call is not None and values is not None:
@@ -195,7 +203,7 @@ def encode_generated(response: InferResponse, call: GenerateCall | None = None) 
         if not isinstance(data, list):
             literals = literals or (data.dtype.kind == "f" and not np.isfinite(data).all())
         document[tensor.name] = data if len(data) != 1 else data[0]
-    return dump(document, literals=literals)
+    return dump(document[BARE] if is_bare and document.keys() == {BARE} else document, literals=literals)
 
 
 class RawAnswer(NamedTuple):

@@ -7,6 +7,7 @@ import json
 import zlib
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ from tests.support.fake_engine import FakeEngine, identity_config
 from tests.support.http_memory import MemoryClient, Response, request
 from tests.support.linked_engine import ServedFake, linked
 
+from charonia.config.parameters import HTTP_REQUEST, HTTP_ROUTE, RECEIVED
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.core.response import InferResponse
 from charonia.core.statistics import ModelStatistics
-from charonia.server.access.rules import Api, Gate, KeyRing, Restriction
+from charonia.server.access.rules import Api, Gate, KeyRing, Restriction, parse_keys
 from charonia.server.facade import Services
 from charonia.server.http import routes
 from charonia.server.http.exchange import Exchange
@@ -577,3 +579,61 @@ def test_a_header_that_access_depends_on_must_not_be_given_twice_with_different_
         return MemoryClient(frontend).send(f"GET /v2/health/live HTTP/1.1\r\n{fields}\r\n".encode())[0].status
 
     assert [status("a"), status("a", "a"), status("a", "b"), status("b", "a")] == [200, 200, 400, 400]
+
+
+def routed(**routes: str) -> FakeEngine:
+    """Return an engine whose models have these routes of their own."""
+    config = identity_config(dims=(-1,))
+    return FakeEngine(
+        models={
+            name: replace(config, name=name, parameters={HTTP_ROUTE: route, HTTP_REQUEST: "true"})
+            for name, route in routes.items()
+        }
+    )
+
+
+def test_a_model_answers_at_its_own_path_with_its_outputs() -> None:
+    engine = routed(a="POST /predict", b="GET /predict")
+    body = {config.name: [1.0, 2.0] for config in engine.models["a"].input}
+
+    response = post("/predict?k=v", body, engine, {"X-A": "b"})
+
+    assert response.status == 200
+    assert json.loads(response.body) == {"OUTPUT0": [1.0, 2.0]}
+    received = json.loads(str(engine.tickets[0].request.parameters[RECEIVED]))
+    assert (received["method"], received["path"], received["query"], received["headers"]["x-a"]) == (
+        "POST",
+        "/predict",
+        {"k": "v"},
+        "b",
+    )
+
+
+def test_the_query_of_a_get_has_the_inputs() -> None:
+    engine = routed(a="GET /predict")
+    (name,) = (given.name for given in engine.models["a"].input)
+
+    response = ask(engine, request(f"/predict?{name}=1&{name}=2.5", method="GET"))[0]
+
+    assert (response.status, json.loads(response.body)) == (200, {"OUTPUT0": [1.0, 2.5]})
+    assert ask(engine, request("/predict", body=b"{}"))[0].status == 405
+    assert ask(engine, request("/predict/", method="GET"))[0].status == 404
+
+
+def test_pages_of_other_sites_run_no_model_even_with_a_get() -> None:
+    sent = request("/predict?INPUT0=1", method="GET", headers={"Origin": "https://a.org"})
+
+    assert ask(routed(a="GET /predict"), sent)[0].status == 403
+
+
+def test_a_model_at_its_own_path_needs_the_key_of_inference_which_it_does_not_see() -> None:
+    gate = Gate((), KeyRing(parse_keys("a infer 0123456789abcdef").keys, b"s"), what="API")
+    engine = routed(a="POST /predict")
+
+    async def statuses(*headers: dict[str, str]) -> list[int]:
+        endpoint = HttpFrontend(engine, HttpLimits(), services=Services(http_gate=gate))
+        sent = [request("/predict", body=b'{"INPUT0": 1}', headers=each) for each in headers]
+        return [answer.status for answer in await answers(endpoint, *sent)]
+
+    assert asyncio.run(statuses({}, {"X-API-Key": "x"}, {"X-API-Key": "0123456789abcdef"})) == [401, 401, 200]
+    assert "x-api-key" not in json.loads(str(engine.tickets[0].request.parameters[RECEIVED]))["headers"]

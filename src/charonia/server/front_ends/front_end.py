@@ -87,6 +87,9 @@ class CurrentEngine:
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         return self.current.model_metadata(name, version)
 
+    def models_at(self, path: str) -> Mapping[bytes, str]:
+        return self.current.models_at(path)
+
     def lend(self, size: int) -> memoryview | None:
         return self.current.lend(size)
 

@@ -24,6 +24,7 @@ from charonia.core.statistics import ModelStatistics, TokenUsage
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.directory import models_at
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.neighbours import Neighbours
 from charonia.server.facade import Document, LogControl, Services
@@ -502,6 +503,9 @@ class RemoteEngine:
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         return self.state.directory.model_metadata(name, version)
+
+    def models_at(self, path: str) -> Mapping[bytes, str]:
+        return models_at(path, self.state.directory.configs.items())
 
     # Questions to the engine
 

@@ -22,6 +22,25 @@ _REFUSED = 403
 _EXPOSED = b"Access-Control-Expose-Headers: Inference-Header-Content-Length\r\n"
 
 
+def refuse_foreign(exchange: Exchange, method: bytes = b"POST") -> bool:
+    """Return whether a request comes from a page that may not call the server, and then answer it.
+
+    Args:
+        exchange: The request, after `BrowserRules.admit`.
+        method: What it does: by default something that may change the server, whatever its method.
+    """
+    page = "" if exchange.headers else foreign_page(method, exchange.request.headers)  # those of an admitted origin
+    if page:
+        exchange.fail(
+            invalid(
+                f"requests of web pages of '{page}' are not allowed",
+                hint="--cors-origins names the origins whose pages may call this server",
+            ),
+            _REFUSED,
+        )
+    return bool(page)
+
+
 class BrowserRules:
     """Refuses requests of pages of other sites, answers preflight requests, and marks responses that pages may read.
 
@@ -56,16 +75,7 @@ class BrowserRules:
         origin = headers.get(b"origin")
         if origin is not None and (self._allows_any or origin in self._origins):
             return not self._share(exchange, origin)
-        page = foreign_page(request.method, headers)
-        if page:
-            exchange.fail(
-                invalid(
-                    f"requests of web pages of '{page}' are not allowed",
-                    hint="--cors-origins names the origins whose pages may call this server",
-                ),
-                _REFUSED,
-            )
-        return not page
+        return not refuse_foreign(exchange, request.method)
 
     def _share(self, exchange: Exchange, origin: bytes) -> bool:
         """Let a page read the response; return whether this was a preflight request, which is answered."""

@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from typing import NamedTuple, Protocol
+from urllib.parse import parse_qsl, unquote
 
+from charonia.config.model import ModelConfig
+from charonia.config.parameters import HTTP_REQUEST, RECEIVED
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import Flow, InferRequest
 from charonia.core.response import Outcome, Reply, Ticket
@@ -15,7 +18,7 @@ from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, begin
 from charonia.wire.compression import ACCEPTED, decompress
 from charonia.wire.http_status import REASONS, STATUS, UNEXECUTED
-from charonia.wire.json_text import encode_error
+from charonia.wire.json_text import dump, encode_error
 from charonia.wire.openai_answer import PATHS, encode_openai_error, openai_status
 
 _log = logging.getLogger(__name__)
@@ -343,6 +346,20 @@ async def _guarded(exchange: Exchange, work: Coroutine[object, object, None]) ->
 TRACED = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
 
 
+def _described(exchange: Exchange, hidden: Set[bytes]) -> str:
+    """Return the HTTP request as JSON, without the fields that authorize it."""
+    request = exchange.request
+    path, _, query = request.url.decode("latin-1").partition("?")
+    found = {
+        "method": request.method.decode(),
+        "path": unquote(path),
+        "query": dict(parse_qsl(query, keep_blank_values=True)),
+        "headers": {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers.items() if k not in hidden},
+        "client": exchange.peer.name,
+    }
+    return dump(found).decode()
+
+
 class Submitter:
     """Passes the inference requests of exchanges to the engine."""
 
@@ -359,8 +376,17 @@ class Submitter:
         self._traffic = services.traffic
         self._names_flows = services.has_named_flows
 
-    def submit(self, exchange: Exchange, request: InferRequest, reply: Reply) -> None:
-        """Pass on the only request of an exchange. `reply` keeps `exchange.is_over` up to date."""
+    def submit(
+        self, exchange: Exchange, request: InferRequest, reply: Reply, config: ModelConfig | None = None
+    ) -> None:
+        """Pass on the only request of an exchange. `reply` keeps `exchange.is_over` up to date.
+
+        Args:
+            config: Configuration of the model, which may need the HTTP request; None where it gets tensors only.
+        """
+        if config is not None and HTTP_REQUEST in config.parameters:
+            gate = self._services.http_gate
+            request.parameters[RECEIVED] = _described(exchange, gate.singular if gate is not None else frozenset())
         ticket = self.infer(exchange, request, reply)
         if exchange.is_open:
             exchange.ticket = ticket

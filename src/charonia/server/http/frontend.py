@@ -20,7 +20,16 @@ from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.kserve_v1 import KserveV1Handlers
 from charonia.server.http.limits import JSON_SIZE, HttpLimits
 from charonia.server.http.page import PageHandlers
-from charonia.server.http.routes import Route, Router, RouteTarget, none_ready, on_demand, route_hint
+from charonia.server.http.routes import (
+    Handler,
+    Route,
+    Router,
+    RouteTarget,
+    none_ready,
+    nothing_at,
+    on_demand,
+    route_hint,
+)
 from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
 from charonia.server.openai.routes import OpenaiHandlers
 from charonia.wire.tensors import Lend
@@ -70,6 +79,7 @@ class HttpEndpoint:
         browsers: BrowserRules | None = None,
         access_log: AccessLog | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
+        further: Callable[[str], dict[bytes, Handler]] = nothing_at,
     ) -> None:
         """Create an endpoint.
 
@@ -81,6 +91,7 @@ class HttpEndpoint:
             browsers: Decides about requests of browsers.
             access_log: The access log, None for none.
             is_exiting: Whether requests are refused because the server is shutting down.
+            further: As of `Router`.
         """
         self.limits = limits
         self.read_buffer = memoryview(bytearray(READ_BYTES))
@@ -90,7 +101,9 @@ class HttpEndpoint:
         self.is_traced = False
         self.keeps_names = False
         self.singular: Set[bytes] = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
-        self._router = Router(routes, hint, versions=versions, gate=gate, browsers=browsers, is_exiting=is_exiting)
+        self._router = Router(
+            routes, hint, versions=versions, gate=gate, browsers=browsers, is_exiting=is_exiting, further=further
+        )
         self.handle = self._router.handle
         self.turns = Turns(_call_soon)
         self.lend: Lend | None = None
@@ -238,6 +251,7 @@ class HttpFrontend(HttpEndpoint):
             browsers=BrowserRules(services.cors_origins, services.allowed_hosts),
             access_log=access_log,
             is_exiting=engine.is_exiting,
+            further=InferenceHandlers(engine, limits, services, Tasks(limits.body_bytes_max)).at_path,
         )
         self.is_traced = services.tracer is not None
         self.keeps_names = services.http_headers is not None

@@ -19,17 +19,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.server.facade import Engine, Services, first_error
+from charonia.server.http.browsers import refuse_foreign
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Submitter, Tasks
 from charonia.server.http.limits import DIGITS_MAX, JSON_SIZE, HttpLimits
-from charonia.server.http.routes import Route, RouteTarget
+from charonia.server.http.routes import Handler, Route, RouteTarget
 from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
 from charonia.wire.example_request import body_hint
-from charonia.wire.form_bodies import form_document
+from charonia.wire.form_bodies import form_document, query_document
 from charonia.wire.http_status import STATUS
 from charonia.wire.json_text import encode_error
 from charonia.wire.v2_generate import GenerateCall, StreamedText, decode_generate, encode_generated, raw_answer
@@ -168,13 +170,30 @@ class InferenceHandlers:
         return raw_call(model, version, tensor)
 
     def _generate(self, exchange: Exchange, target: RouteTarget) -> None:
-        call = self._generate_call(exchange, target)
-        self._submit(exchange, call.request, partial(self._reply, exchange, call))
+        self._answer(exchange, self._generate_call(exchange, target))
+
+    def _answer(self, exchange: Exchange, call: GenerateCall) -> None:
+        self._submit(exchange, call.request, partial(self._reply, exchange, call), call.config)
+
+    def at_path(self, path: str) -> dict[bytes, Handler]:
+        """Return the handlers of the models that have a path of their own, by HTTP method."""
+        return {method: partial(self._own, name) for method, name in self._engine.models_at(path).items()}
+
+    def _own(self, model: str, exchange: Exchange, target: RouteTarget) -> None:
+        if refuse_foreign(exchange):  # also a GET: it runs a model
+            return
+        call = self._generate_call(exchange, RouteTarget(model))._replace(is_bare=True)
+        if call.config.is_decoupled:
+            self._send_events(exchange, call)
+        else:
+            self._answer(exchange, call)
 
     def _generate_stream(self, exchange: Exchange, target: RouteTarget) -> None:
-        call = self._generate_call(exchange, target)
+        self._send_events(exchange, self._generate_call(exchange, target))
+
+    def _send_events(self, exchange: Exchange, call: GenerateCall) -> None:
         text = StreamedText(call)
-        self._stream(exchange, call.request, text.encode, text.end)
+        self._stream(exchange, call.request, text.encode, text.end, call.config)
 
     def _generate_call(self, exchange: Exchange, target: RouteTarget) -> GenerateCall:
         exchange.model, exchange.version = target
@@ -183,12 +202,21 @@ class InferenceHandlers:
             raise unsupported("a request to generate cannot be compressed", hint="leave out Content-Encoding")
         config = self._engine.model_config(target.model, target.version)
         request = exchange.request
-        form = form_document(config, request.headers.get(b"content-type", b""), request.url, request.body)
+        kind = request.headers.get(b"content-type", b"")
+        is_get = request.method == b"GET"
+        form = query_document(config, request.url) if is_get else form_document(config, kind, request.url, request.body)
         return decode_generate(config, target.version, request.body, self._limits.body_bytes_max, form)
 
-    def _stream(self, exchange: Exchange, request: InferRequest, encode: Encode, end: End = _nothing_missing) -> None:
+    def _stream(
+        self,
+        exchange: Exchange,
+        request: InferRequest,
+        encode: Encode,
+        end: End = _nothing_missing,
+        config: ModelConfig | None = None,
+    ) -> None:
         stream = exchange.stream = _EventStream(exchange, encode, end, self._limits.stream_unsent_bytes_max)
-        self._submit(exchange, request, stream.reply)
+        self._submit(exchange, request, stream.reply, config)
         stream.is_asked = True
 
     # Responses.

@@ -100,7 +100,7 @@ class KserveV1Handlers:
         config = self._engine.model_config(model)
         request, is_rows = decode_predict(config, body, self._body_bytes_max)
         exchange.single = SingleResponse(_NOT_ONE)
-        self._submitter.submit(exchange, request, partial(_reply, exchange, is_rows, config))
+        self._submitter.submit(exchange, request, partial(_reply, exchange, is_rows, config), config)
 
 
 def _reply(exchange: Exchange, is_rows: bool, config: ModelConfig, outcome: Outcome, final: bool) -> None:

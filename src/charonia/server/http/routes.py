@@ -49,6 +49,8 @@ class RouteTarget(NamedTuple):
     version: str = ""
 
 
+_INFERENCE = operation_of_route("/v2/models/{model}/generate")
+
 Handler = Callable[[Exchange, RouteTarget], None]
 
 
@@ -82,6 +84,11 @@ def none_ready(model: str) -> Sequence[str]:
     return ()
 
 
+def nothing_at(path: str) -> dict[bytes, Handler]:
+    """Default for routers with a table only."""
+    return {}
+
+
 def _no_hint(path: str) -> str:
     return ""
 
@@ -102,6 +109,7 @@ class Router:
         gate: Gate | None = None,
         browsers: BrowserRules | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
+        further: Callable[[str], dict[bytes, Handler]] = nothing_at,
     ) -> None:
         """Create a router.
 
@@ -112,7 +120,9 @@ class Router:
             gate: Authorizes calls; None to allow all.
             browsers: Decides about requests of browsers.
             is_exiting: Whether requests are refused because the server is shutting down.
+            further: Returns the handlers of a path outside of the table, which need the permission of inference.
         """
+        self._further = further
         self._hint = hint
         self._versions = versions
         self._gate = gate
@@ -192,6 +202,8 @@ class Router:
             ),
             None,
         )
+        if match is None and (further := self._further("/" + "/".join(segments))):
+            return Match(further, _INFERENCE if self._gate is not None else None, RouteTarget(), None)
         if match is None:
             shown = path[:REMEMBERED_BYTES_MAX].decode("latin-1")
             raise not_found(f"there is nothing at {shown}", hint=self._hint(shown))

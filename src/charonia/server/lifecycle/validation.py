@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, ModelWarmup, WarmupInput
-from charonia.config.parameters import CUSTOM_BATCHING, PYTHON_STRATEGY
+from charonia.config.parameters import CUSTOM_BATCHING, HTTP_ROUTE, PYTHON_STRATEGY, route_of
 from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE
 from charonia.config.problems import Problem
 from charonia.config.tensors import dim_problems, tensor_problems
@@ -174,7 +174,15 @@ def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
         *ensemble_problems(config),
         *front_end_problems(config),
         *traffic_problems(config),
+        *_route_problems(config),
     ]
+
+
+def _route_problems(config: ModelConfig) -> Iterator[Problem]:
+    try:
+        route_of(config)
+    except ValueError as error:
+        yield Problem(f"parameters[{HTTP_ROUTE}]", f"parameter {HTTP_ROUTE}: {error}")
 
 
 def _identity_problems(config: ModelConfig) -> Iterator[Problem]:

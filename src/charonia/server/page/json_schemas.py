@@ -11,6 +11,7 @@ from typing import Any
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.wire.plain_values import BASE64, CONTENT, PlainValues, Schema, plain_values
+from charonia.wire.v2_generate import BARE
 
 Json = dict[str, object]
 
@@ -122,18 +123,32 @@ def generate_request(config: ModelConfig) -> Json:
 
 def generate_response(config: ModelConfig) -> Json:
     """Return the schema of a response of `generate`."""
+    return {
+        "type": "object",
+        "required": ["model_name", "model_version"],
+        "properties": {**_RESPONSE, **_outputs(config)},
+    }
+
+
+def bare_response(config: ModelConfig) -> Json:
+    """Return the schema of a response at the model's own path: the outputs, or the value of a single one."""
+    members = _outputs(config)
+    if members.keys() == {BARE}:
+        only = members[BARE]
+        assert isinstance(only, dict)
+        return only
+    return {"type": "object", "properties": members}
+
+
+def _outputs(config: ModelConfig) -> Json:
     schemas = plain_values(config)
-    members = {}
+    members: Json = {}
     for output in config.output:
         if schemas is not None:
             members[output.name] = _plain(config, output, schemas.outputs.get(output.name, {}), has_nan=True)
         elif output.data_type not in NO_JSON_FORM:
             members[output.name] = _member(config, output)
-    return {
-        "type": "object",
-        "required": ["model_name", "model_version"],
-        "properties": {**_RESPONSE, **members},
-    }
+    return members
 
 
 def named_schemas(config: ModelConfig) -> Json:

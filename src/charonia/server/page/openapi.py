@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.config.parameters import route_of
 from charonia.core.dtypes import DataType
 from charonia.core.metadata import ServerMetadata
 from charonia.core.tensor import Tensor
@@ -257,6 +258,9 @@ def _model_paths(model: ServedModel, request: ExampleRequest) -> Json:
         route = "generate_stream" if config.is_decoupled else "generate"
         body = request.generate_body() if is_short else None
         paths[f"/{request.path}/{route}"] = {"post": _generate(config, route, body)}
+        own = route_of(config)
+        if own is not None:
+            paths[own[1]] = {**_mapping(paths.get(own[1])), own[0].lower(): _own_route(config, own, body)}
     return paths
 
 
@@ -302,6 +306,27 @@ def _generate(config: ModelConfig, route: str, body: Json | None) -> Json:
     if config.is_decoupled:
         answers = {EVENT_STREAM: {"schema": {"type": "string", "description": "An event `data: JSON` a response"}}}
     return _operation(config, route, "Inference with plain values by name", content, answers)
+
+
+def _own_route(config: ModelConfig, route: tuple[str, str], body: Json | None) -> Json:
+    operation = _generate(config, "call", body)
+    answers = _mapping(_mapping(operation["responses"])["200"])
+    if not config.is_decoupled:
+        operation["responses"] = {
+            "200": {**answers, "content": {JSON_TYPE: {"schema": json_schemas.bare_response(config)}}},
+            "default": _ERROR,
+        }
+    if route[0] == "GET":
+        schema = json_schemas.generate_request(config)
+        required = schema["required"]
+        assert isinstance(required, list)
+        operation.pop("requestBody")
+        operation["parameters"] = [
+            {"name": name, "in": "query", "required": name in required, "schema": each}
+            for name, each in _mapping(schema["properties"]).items()
+            if name != "id"
+        ]
+    return operation
 
 
 def _operation(config: ModelConfig, route: str, summary: str, content: Json, answers: Json) -> Json:

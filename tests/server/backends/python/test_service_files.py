@@ -821,3 +821,58 @@ def test_a_function_says_how_many_requests_wait_and_how_long(tmp_path: Path) -> 
 
     policy = service.config["dynamic_batching"]["default_queue_policy"]
     assert policy == {"max_queue_size": 3, "default_timeout_microseconds": 1500}
+
+
+RECEIVED = json.dumps({"a": 1, "triton_http_request": json.dumps({"method": "GET", "path": "/p", "client": "::1"})})
+
+
+def test_a_function_sees_the_http_request_and_the_request_parameters(tmp_path: Path) -> None:
+    code = """
+@model
+def f(x: int, request: charonia.Request) -> str:
+    return f"{x} {request.method} {request.path} {request.client} {request.headers} {request.parameters}"
+"""
+    service = Service(tmp_path, code)
+
+    assert service.config["parameters"]["HTTP_REQUEST"] == {"string_value": "true"}
+    assert list(service.signature()) == ["x", "output"]
+    assert service.run(one(x=1), parameters=RECEIVED) == [{"output": [b"1 GET /p ::1 {} {'a': 1}"]}]
+    assert service.run(one(x=1)) == [{"output": [b"1    {} {}"]}]
+
+
+def test_a_batch_has_a_request_for_each_item_and_a_record_has_one_beside_it(tmp_path: Path) -> None:
+    code = """
+@model(max_batch_size=4)
+def f(x: list[int], requests: list[charonia.Request]) -> list[str]:
+    return [f"{each} {request.path}" for each, request in zip(x, requests, strict=True)]
+
+@dataclasses.dataclass
+class Item:
+    x: int
+
+@model
+def g(item: Item, request: charonia.Request) -> str:
+    return f"{item.x} {request.path}"
+"""
+    batched = Service(tmp_path, code)
+    inputs = {"x": np.array([[1], [2]])}
+
+    assert batched.run(inputs, {"x": np.array([[3]])}, parameters=RECEIVED) == [
+        {"output": [[b"1 /p"], [b"2 /p"]]},
+        {"output": [[b"3 /p"]]},
+    ]
+    assert Service(tmp_path, code, "g").run(one(x=1), parameters=RECEIVED) == [{"output": [b"1 /p"]}]
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("@model(max_batch_size=2)\ndef f(x: list[int], r: charonia.Request) -> list[int]: ...", "one for each item"),
+        ("@model\ndef f(x: int, r: list[charonia.Request]) -> int: ...", "expected charonia.Request"),
+        ("@model(path='/a', method='get')\ndef f(x: int) -> int: ...", "method: expected one of GET, POST"),
+        ("@model(path='/a')\ndef f(x: int) -> int: ...\n@model(path='/a')\ndef g(x: int) -> int: ...", "'POST /a'"),
+    ],
+)
+def test_a_request_or_path_that_cannot_be_is_refused(tmp_path: Path, code: str, problem: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=problem):
+        Service(tmp_path, code)

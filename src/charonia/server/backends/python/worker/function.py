@@ -13,7 +13,7 @@ import numpy as np
 from . import signature as signatures
 from .kinds import JsonKind, Kind
 from .records import made
-from .service import BadRequest, Response
+from .service import BadRequest, Request, Response
 from .signature import Port, Signature
 
 if TYPE_CHECKING:
@@ -32,6 +32,15 @@ JSON_SCHEMA = "JSON_SCHEMA"
 
 CONTENT_TYPE, STATUS, HEADERS = "http_content_type", "http_status", "http_headers"
 """Response parameters that say how the content of a `Response` is sent over HTTP; headers are a JSON object."""
+
+HTTP_ROUTE = "HTTP_ROUTE"
+"""Model parameter: HTTP method and path of its own."""
+
+HTTP_REQUEST = "HTTP_REQUEST"
+"""Model parameter: "true" if the model gets the HTTP request of a call."""
+
+RECEIVED = "triton_http_request"
+"""Request parameter with the HTTP request as JSON, which clients cannot set."""
 
 NONE = "{}"
 """No request parameters."""
@@ -91,6 +100,10 @@ class Function:
         parameters, example = given.setdefault("parameters", {}), self._example_text()
         if example:
             parameters.setdefault(EXAMPLE, {"string_value": example})
+        if definition.route:
+            parameters.setdefault(HTTP_ROUTE, {"string_value": definition.route})
+        if self.signature.request:
+            parameters.setdefault(HTTP_REQUEST, {"string_value": "true"})
         schemas = {"inputs": _schemas(self.signature.inputs), "outputs": _schemas(self.signature.outputs)}
         parameters.setdefault(JSON_SCHEMA, {"string_value": json.dumps(schemas)})
 
@@ -159,14 +172,20 @@ class Function:
 
         Args:
             tensors: The inputs of the request.
-            parameters: Its parameters, as JSON. A function cannot see them.
+            parameters: Its parameters, as JSON.
 
         Raises:
             BadRequest: An input is no such value, or a parameter is a misspelt input.
         """
-        if parameters != NONE:
-            self._check_parameters(json.loads(parameters), tensors)
-        values = {}
+        given = json.loads(parameters) if parameters != NONE else {}
+        received = given.pop(RECEIVED, NONE)
+        if given:
+            self._check_parameters(given, tensors)
+        values: dict[str, Any] = {}
+        if self.signature.request:
+            size = len(next(iter(tensors.values()))) if tensors else 1
+            request = Request(given, json.loads(received))
+            values[self.signature.request] = [request] * size if self.is_batched else request
         for port in self.signature.inputs:
             if port.name in tensors:
                 array = tensors[port.name]
@@ -203,10 +222,13 @@ class Function:
             return (values[signatures.OBJECT_INPUT],), {}
         if record is None:
             return (), values
+        own = self.signature.request
+        requests = {own: values[own]} if own else {}
+        values = {name: value for name, value in values.items() if name != own}
         if not self.is_batched:
-            return (made(record, values),), {}
+            return (made(record, values),), requests
         rows = [{name: column[at] for name, column in values.items()} for at in range(size)]
-        return ([made(record, row) for row in rows],), {}
+        return ([made(record, row) for row in rows],), requests
 
     def write(self, returned: Any, size: int = 0) -> list[tuple[str, Array]]:
         """Return the outputs of a call.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["BadRequest", "Response", "Shape", "call", "call_async", "model", "serve"]
+__all__ = ["BadRequest", "Request", "Response", "Shape", "call", "call_async", "model", "serve"]
 
 CONCURRENCY = 100
 """Default limit of requests that one instance of an async function works on."""
@@ -40,11 +40,38 @@ CONCURRENCY = 100
 OBJECT_BATCH_SIZE = 256
 """Default of `max_batch_size` of an object such as a scikit-learn estimator."""
 
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+"""HTTP methods of a model's own path."""
+
 T = TypeVar("T")
 
 
 class BadRequest(ValueError):
     """Raise it to answer a request with an error of the caller: 400, INVALID_ARGUMENT."""
+
+
+class Request:
+    """The HTTP request of a call: what a parameter of this type gets, `list[Request]` in a batch.
+
+    Header fields with keys of the server are left out. Over `infer`, gRPC and calls of other models, all but the
+    parameters are empty.
+
+    Attributes:
+        method: Its method.
+        path: Path of the URL.
+        query: Parameters of the URL; the last one of a name counts.
+        headers: Header fields by lower-case name.
+        client: Address of the client.
+        parameters: Request parameters: keys of the body that are not inputs.
+    """
+
+    def __init__(self, parameters: dict[str, Any], received: Mapping[str, Any]) -> None:
+        self.method: str = received.get("method", "")
+        self.path: str = received.get("path", "")
+        self.query: dict[str, str] = received.get("query", {})
+        self.headers: dict[str, str] = received.get("headers", {})
+        self.client: str = received.get("client", "")
+        self.parameters = parameters
 
 
 class Response:
@@ -107,6 +134,7 @@ class Definition:
         example: An example request, None for none: values by input, or the batch that an object gets.
         method: Method of an object to call, "" for the target itself.
         is_object: Whether `target` is a ready object rather than a function or class.
+        route: HTTP method and path of its own, "" for none.
     """
 
     def __init__(
@@ -124,6 +152,8 @@ class Definition:
         example: Any = None,
         method: str = "",
         is_object: bool = False,
+        path: str = "",
+        http_method: str = "POST",
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"name of a model: expected text without '/', got {name!r}")
@@ -139,6 +169,9 @@ class Definition:
             raise ValueError(f"model '{name}': max_delay_ms: expected at least 0, and max_batch_size with it")
         if not timeout_ms >= 0:
             raise ValueError(f"model '{name}': timeout_ms: expected at least 0, got {timeout_ms!r}")
+        if path and http_method not in METHODS:
+            raise ValueError(f"model '{name}': method: expected one of {', '.join(METHODS)}, got {http_method!r}")
+        self.route = f"{http_method} {path}" if path else ""
         self.target = target
         self.name = name
         self.max_batch_size = max_batch_size
@@ -168,6 +201,8 @@ class Options(TypedDict, total=False):
         instances: Number of worker processes, each with an instance or object of its own; 0 for what the server says.
         concurrency: Limit of requests that one instance of an async function works on at the same time.
         allow_nan: Whether NaN and infinity may be returned: in JSON they are null. False makes them an error.
+        path: HTTP path of its own, such as "/predict", in addition to those of every model. There, the body of the
+            response is what the function returns.
     """
 
     name: str
@@ -178,6 +213,7 @@ class Options(TypedDict, total=False):
     instances: int
     concurrency: int
     allow_nan: bool
+    path: str
 
 
 @overload
@@ -185,15 +221,25 @@ def model(target: T, /) -> T: ...
 
 
 @overload
-def model(*, example: Mapping[str, object] | None = None, **options: Unpack[Options]) -> Callable[[T], T]: ...
+def model(
+    *, example: Mapping[str, object] | None = None, method: str = "POST", **options: Unpack[Options]
+) -> Callable[[T], T]: ...
 
 
-def model(target: Any = None, /, *, example: Mapping[str, object] | None = None, **options: Unpack[Options]) -> Any:
+def model(
+    target: Any = None,
+    /,
+    *,
+    example: Mapping[str, object] | None = None,
+    method: str = "POST",
+    **options: Unpack[Options],
+) -> Any:
     """Make a model of a function, or of a class whose instances can be called. Returns it unchanged.
 
     Args:
         target: The function or class, where the decorator is used without arguments.
         example: Plain values by input: what pages and commands show and send as an example.
+        method: HTTP method of `path`.
         options: See `Options`.
     """
 
@@ -201,7 +247,7 @@ def model(target: Any = None, /, *, example: Mapping[str, object] | None = None,
         if not callable(target):
             raise TypeError(f"@model: expected a function or a class, got {type(target).__name__}")
         options["name"] = options.get("name") or target.__name__
-        _add(Definition(target, example=example, **options))
+        _add(Definition(target, example=example, http_method=method, **options))
         return target
 
     return decorate if target is None else decorate(target)
@@ -271,6 +317,8 @@ def _add(definition: Definition) -> None:
         return
     if any(other.name == definition.name for other in found):
         raise ValueError(f"two models are called '{definition.name}': give one another name, with name=")
+    if definition.route and any(other.route == definition.route for other in found):
+        raise ValueError(f"two models have the path '{definition.route}': give one another, with path=")
     found.append(definition)
 
 

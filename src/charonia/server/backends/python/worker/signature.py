@@ -38,7 +38,7 @@ from .kinds import (
     TorchKind,
 )
 from .records import Adapter, expanded, fields_of, hints_of, is_record, without_none
-from .service import Response, Shape
+from .service import Request, Response, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +80,7 @@ class Signature(typing.NamedTuple):
         record: The class of its only parameter, whose fields are the inputs; None for a parameter an input.
         returns: How what is returned has the outputs: "one" value, a "tuple" or a "record".
         is_stream: Whether it yields any number of responses.
+        request: Parameter that gets the HTTP request, "" for none.
     """
 
     inputs: list[Port]
@@ -87,6 +88,7 @@ class Signature(typing.NamedTuple):
     record: Any
     returns: str
     is_stream: bool
+    request: str = ""
 
 
 def signature_of(function: Callable[..., Any], name: str, *, is_batched: bool) -> Signature:
@@ -102,6 +104,8 @@ def signature_of(function: Callable[..., Any], name: str, *, is_batched: bool) -
                 f"model '{name}': '{parameter}': inputs have names: write a parameter for each, or one dict"
             )
     hints = hints_of(function if inspect.isroutine(function) else type(function).__call__)
+    request = _request_parameter(hints, name, is_batched)
+    parameters = [parameter for parameter in parameters if parameter.name != request]
     record = None
     inputs = []
     if len(parameters) == 1:
@@ -136,7 +140,7 @@ def signature_of(function: Callable[..., Any], name: str, *, is_batched: bool) -
             f"model '{name}': a stream has no batches: leave out max_batch_size, or return instead of yield"
         )
     outputs, returns = _outputs(returned, name, is_batched)
-    return Signature(inputs, outputs, record, returns, is_stream)
+    return Signature(inputs, outputs, record, returns, is_stream, request)
 
 
 def _outputs(returned: Any, name: str, is_batched: bool) -> tuple[list[Port], str]:
@@ -149,6 +153,15 @@ def _outputs(returned: Any, name: str, is_batched: bool) -> tuple[list[Port], st
         ports = [Port(field, _kind(hint, field, name)) for field, hint, _ in fields_of(item)]
         return ports, "record"
     return [Port(OUTPUT, (_batch_kind if is_batched else _kind)(returned, OUTPUT, name))], "one"
+
+
+def _request_parameter(hints: dict[str, Any], name: str, is_batched: bool) -> str:
+    """Return the parameter that gets the HTTP request, or the list of those of a batch; "" for none."""
+    own = next((each for each, hint in hints.items() if hint in (Request, list[Request]) and each != "return"), "")
+    if own and hints[own] != (list[Request] if is_batched else Request):
+        shown = "list[charonia.Request], one for each item" if is_batched else "charonia.Request"
+        raise TypeError(f"model '{name}': parameter '{own}': expected {shown}")
+    return own
 
 
 def _missing(name: str, what: str) -> str:
