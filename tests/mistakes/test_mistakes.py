@@ -86,7 +86,7 @@ REQUESTS = [
     Mistake(
         "no batch dimension",
         (f"{ADD_SUB}/infer", inputs(shape=[16])),
-        "Expected [-1,16], got [16]. NOTE: the model has a non-zero max_batch_size, so its inputs need a leading batch",
+        "Expected [-1,16], got [16] (hint: the first dimension is the batch: [1,16] is one row)",
     ),
     Mistake(
         "-1 as a dimension", (f"{ADD_SUB}/infer", inputs(shape=[-1, 16])), "must be a non-negative integer, got -1"
@@ -123,7 +123,7 @@ REQUESTS = [
     Mistake(
         "a batch above the limit",
         (f"{ADD_SUB}/infer", {"inputs": [tensor(n, shape=[8, 16], data=ROW * 8) for n in ("INPUT0", "INPUT1")]}),
-        "must be <= 4 for 'add_sub', got 8 (hint: max_batch_size in the model's config.pbtxt sets the limit",
+        "got 8 (hint: max_batch_size in the configuration sets the limit, --max-batch-size that of files",
     ),
     Mistake(
         "a file upload",
@@ -147,7 +147,37 @@ REQUESTS = [
     Mistake(
         "a misspelt model, with a body that is wrong, too",
         ("/v2/models/addsub/infer", b"{"),
-        "unknown model: 'addsub' is not found (hint: models that are ready: add_sub, bytes, large, misnamed)",
+        "unknown model: 'addsub' is not found (hint: did you mean 'add_sub'?)",
+    ),
+    Mistake(
+        "a model of another server",
+        ("/v2/models/resnet50/infer", b"{"),
+        "unknown model: 'resnet50' is not found (hint: models that are ready: add_sub, bytes, large, misnamed)",
+    ),
+    Mistake(
+        "a picture with its channels last",
+        ("/v2/models/large/infer", {"inputs": [tensor(shape=[1, 224, 224, 3], data=[0] * 3 * 224 * 224)]}),
+        "got [1,224,224,3] (hint: the model takes channels first: transpose the array to [1,3,224,224])",
+    ),
+    Mistake(
+        "a feature that is missing",
+        (f"{ADD_SUB}/infer", {"inputs": [tensor(n, shape=[1, 15], data=ROW[:15]) for n in ("INPUT0", "INPUT1")]}),
+        "Expected [-1,16], got [1,15] (hint: dimension 1 is 16, not 15)",
+    ),
+    Mistake(
+        "a dimension too many",
+        (f"{ADD_SUB}/infer", {"inputs": [tensor(n, shape=[1, 1, 16]) for n in ("INPUT0", "INPUT1")]}),
+        "got [1,1,16] (hint: it has 2 dimensions, the first for the batch)",
+    ),
+    Mistake(
+        "a text for an array",
+        (f"{ADD_SUB}/infer", inputs(data="hello")),
+        "'data' of input 'INPUT0': expected a number (FP32), got \"hello\"",
+    ),
+    Mistake(
+        "a text for an array, at generate",
+        (f"{ADD_SUB}/generate", {"INPUT0": "hello", "INPUT1": ROW}),
+        "'data' of input 'INPUT0': expected a number (FP32), got \"hello\"",
     ),
     Mistake(
         "a version that is not there",

@@ -278,7 +278,9 @@ def test_the_port_of_the_other_protocol_is_said(server: ServeProcess) -> None:
     secure = perf("-m", "identity", "-u", f"https://{server.http}")
 
     assert (http.status, grpc.status, secure.status) == (99, 99, 99)
-    assert "this port speaks gRPC over HTTP/2 (hint: does another protocol have that port? " in http.err
+    assert (
+        "this port speaks gRPC over HTTP/2: grpc://HOST:PORT (hint: does another protocol have that port? " in http.err
+    )
     assert "(hint: does another protocol have that port? HTTP has 8000, -i grpc 8001" in grpc.err
     assert "Traceback" not in secure.err
 

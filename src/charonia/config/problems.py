@@ -13,13 +13,16 @@ from charonia.core.errors import invalid
 MAX_QUOTED_CHARS = 120
 """Longest piece of an invalid text that an error repeats."""
 
+MAX_COMPARED_NAMES = 256
+"""Most known names that an unknown one is compared with."""
+
 MAX_LISTED_NAMES = 16
 """Longest list of known names that a hint gives if none of them is similar."""
 
 
 def field_hint(name: str, message: Descriptor) -> str:
     """Return a hint for an unknown field: a similar name, another message's field, or a list."""
-    near = _nearest(name, list(message.fields_by_name))
+    near = nearest(name, list(message.fields_by_name))
     if near:
         return f"did you mean '{near}'?"
     owners = [other.name for other in _messages(message.file.message_types_by_name.values()) if _has(other, name)]
@@ -36,7 +39,7 @@ def value_hint(name: str, enum: EnumDescriptor) -> str:
     datatype = BY_WIRE.get(bare.upper().removeprefix("TYPE_"))
     if datatype is not None and datatype.config in enum.values_by_name:
         return f"did you mean {datatype.config}?"
-    near = _nearest(bare, list(enum.values_by_name))
+    near = nearest(bare, list(enum.values_by_name))
     return f"did you mean {near}?" if near else _listed(list(enum.values_by_name))
 
 
@@ -50,11 +53,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    # A name longer than any real one would only cost time.
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the known name that is most similar to an unknown one, "" for none.
 
-    near = difflib.get_close_matches(name, known, n=1) if len(name) <= MAX_QUOTED_CHARS else []
-    return near[0] if near else ""
+    A name longer than any real one, and more than `MAX_COMPARED_NAMES` known ones, would only cost time.
+    """
+    if len(name) > MAX_QUOTED_CHARS or len(known) > MAX_COMPARED_NAMES:
+        return ""
+    return next(iter(difflib.get_close_matches(name, known, n=1)), "")
 
 
 def _listed(known: Sequence[str]) -> str:

@@ -73,6 +73,7 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
         )
     elements = _flat(name, data)
     if len(elements) != count:
+        check_elements(name, datatype, elements)
         raise invalid(
             f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{name}' of shape "
             f"{list(shape)} has {count} elements, got {len(elements)}"
@@ -157,6 +158,12 @@ def _array(datatype: DataType, elements: list[object]) -> Array:
     if datatype is DataType.BOOL or not valid:
         return np.array(valid, datatype.numpy)
     return np.frombuffer(array(ARRAY_CODES[datatype], valid), datatype.numpy)
+
+
+def check_elements(name: str, datatype: DataType, elements: list[object]) -> None:
+    """Raise a ServingError if elements are not of the datatype: before their number is refused, which hides it."""
+    if not _are_valid(datatype, elements):
+        raise _wrong_element(name, datatype, elements)
 
 
 def _wrong_element(name: str, datatype: DataType, elements: list[object]) -> ServingError:

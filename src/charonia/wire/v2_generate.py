@@ -38,7 +38,7 @@ from charonia.wire.plain_values import (
     plain_output,
     plain_values,
 )
-from charonia.wire.v2_data import decode_data, encode_data, flat_and_nesting
+from charonia.wire.v2_data import check_elements, decode_data, encode_data, flat_and_nesting
 from charonia.wire.v2_request import apply_parameters
 
 NESTED = "parameters"
@@ -134,7 +134,11 @@ def _input(given: ModelInput, schema: Schema, value: object, bytes_max: int, *, 
         value = with_json_text(from_base64(name, value), dims)
     elements, nesting = flat_and_nesting(name, datatype, value)
     if len(nesting) < 2 and schema.get("type") != "array":
-        shape = infer_shape(name, dims, len(elements))
+        try:
+            shape = infer_shape(name, dims, len(elements))
+        except ServingError:
+            check_elements(name, datatype, elements)
+            raise
     else:
         shape = _nested_shape(name, given.dims, nesting, has_batch=has_batch)
     is_one = len(nesting) < len(dims) and shape[:1] == (1,) and not (given.dims == (1,) and nesting)
@@ -174,7 +178,7 @@ def infer_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]
     if count % fixed or (last is None and count != fixed):
         raise invalid(
             f"The schema can not convert input '{name}' to tensor with proper shape: its shape is {list(dims)}, "
-            f"got {count} elements"
+            f"got {count} element{'s' * (count != 1)}"
         )
     return tuple((count // fixed if index == last else 1) if dim == -1 else dim for index, dim in enumerate(dims))
 

@@ -67,7 +67,9 @@ def test_optional_inputs_may_be_absent_and_are_part_of_the_key() -> None:
         (0, request(), "expected 1 inputs but got 0 inputs for model 'm'. Got input(s) [], but missing required"),
         (0, request(a=(16,), x=(1,)), "expected 1 inputs but got 2 inputs for model 'm'. Got input(s) ['a', 'x']"),
         (0, request(a=(8,)), "unexpected shape for input 'a' for model 'm'. Expected [16], got [8]"),
-        (4, request(a=(1, 8)), "Expected [-1,16], got [1,8]. NOTE"),
+        (4, request(a=(1, 8)), "Expected [-1,16], got [1,8] (hint: dimension 1 is 16, not 8)"),
+        (4, request(a=(16,)), "got [16] (hint: the first dimension is the batch: [1,16] is one row)"),
+        (4, request(a=(1, 1, 16)), "got [1,1,16] (hint: it has 2 dimensions, the first for the batch)"),
         (4, request(a=()), "input 'a' has no shape but model requires batch dimension for 'm'"),
         (4, request(a=(5, 16)), "inference request batch-size must be <= 4 for 'm'"),
         (4, request(a=(0, 16)), "inference request batch-size must be >= 1 for 'm'"),
@@ -129,3 +131,20 @@ def test_shapes_of_an_input_that_may_be_ragged_are_no_part_of_the_key() -> None:
     of = admission(ModelInput("b", DataType.INT32, dims=(-1, 2), allow_ragged_batch=True), max_batch_size=8)
     assert of.check(request(b=(1, 3, 2))) == of.check(request(b=(1, 4, 2))) == (1, None)
     assert "unexpected shape for input 'b'" in refusal(of, request(b=(1, 3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("dims", "batch", "shape", "words"),
+    [
+        ((3, -1, -1), 4, (1, 224, 200, 3), "channels first: transpose the array to [1,3,224,200]"),
+        ((-1, -1, 3), 4, (1, 3, 224, 200), "channels last: transpose the array to [1,224,200,3]"),
+        ((3, 32, 32), 0, (32, 32, 3), "channels first: transpose the array to [3,32,32]"),
+        ((3, 32, 32), 4, (1, 3, 31, 30), "dimension 2 is 32, not 31, dimension 3 is 32, not 30"),
+    ],
+)
+def test_a_picture_in_the_other_order_is_recognised(
+    dims: tuple[int, ...], batch: int, shape: tuple[int, ...], words: str
+) -> None:
+    of = admission(ModelInput("a", DataType.FP32, dims=dims), max_batch_size=batch)
+
+    assert words in refusal(of, request(a=shape))

@@ -1,6 +1,6 @@
 """Checks a request against a model's configuration before it is queued."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NoReturn, Protocol
 
 from charonia.config.model import ModelConfig, ModelInput
@@ -117,7 +117,8 @@ class Admission:
             _refuse(
                 request,
                 f"inference request batch-size must be <= {self._batch_size_max} for '{self._model}', got {batch_size}",
-                hint="max_batch_size in the model's config.pbtxt sets the limit; or send several requests",
+                hint="max_batch_size in the configuration sets the limit, --max-batch-size that of files; "
+                "or send several requests",
             )
         if batch_size < 1 and request.inputs:
             _refuse(request, f"inference request batch-size must be >= 1 for '{self._model}', got {batch_size}")
@@ -147,20 +148,46 @@ class Admission:
         )
 
     def _refuse_shape(self, request: InferRequest, spec: _InputSpec, shape: tuple[int, ...]) -> NoReturn:
-        dims = [-1, *spec.dims] if self._batch_size_max > 0 else list(spec.dims)
-        note = (
-            ". NOTE: the model has a non-zero max_batch_size, so its inputs need a leading batch dimension"
-            if self._batch_size_max > 0
-            else ""
-        )
+        has_batch = self._batch_size_max > 0
+        dims = (-1, *spec.dims) if has_batch else tuple(spec.dims)
         _refuse(
             request,
             f"unexpected shape for input '{spec.name}' for model '{self._model}'. "
-            f"Expected {_dims(dims)}, got {_dims(shape)}{note}",
+            f"Expected {_dims(dims)}, got {_dims(shape)}",
+            hint=_shape_hint(dims, shape, has_batch=has_batch),
         )
 
 
-def _dims(dims: tuple[int, ...] | list[int]) -> str:
+def _shape_hint(dims: tuple[int, ...], shape: tuple[int, ...], *, has_batch: bool) -> str:
+    """Return what is wrong with a shape.
+
+    Args:
+        dims: The expected one, with the batch; -1 for any size.
+        shape: What was sent.
+        has_batch: Whether the first dimension is that of a batch.
+    """
+    if has_batch and _fits(dims[1:], shape):
+        return f"the first dimension is the batch: {_dims((1, *shape))} is one row"
+    if len(dims) != len(shape):
+        return f"it has {len(dims)} dimensions" + (", the first for the batch" if has_batch else "")
+    if len(dims) > 2:
+        rest = len(dims) - 3
+        for order, words in ((-1, "channels first"), (rest, "channels last")):
+            # The dimension of the channels moves; the others keep their order.
+            others = [*shape]
+            moved = others.pop(order)
+            others.insert(rest if order == -1 else len(others), moved)
+            if _fits(dims, tuple(others)):
+                return f"the model takes {words}: transpose the array to {_dims(others)}"
+    sizes = enumerate(zip(dims, shape, strict=True))
+    return ", ".join(f"dimension {index} is {dim}, not {size}" for index, (dim, size) in sizes if dim not in (-1, size))
+
+
+def _fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(dims) == len(shape) and all(dim in (-1, size) for dim, size in zip(dims, shape, strict=True))
+
+
+def _dims(dims: Sequence[int]) -> str:
     return f"[{','.join(map(str, dims))}]"
 
 

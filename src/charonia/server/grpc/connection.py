@@ -63,8 +63,8 @@ _OTHERS = frozenset((TrailersReceived, StreamReset, SettingsReceived, PingReceiv
 """Events that do not belong to calls; the library handles others: windows, answers to settings and pings."""
 
 HTTP1_ANSWER = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n"
-    b"connection: close\r\n\r\nthis port speaks gRPC over HTTP/2\n"
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\ncontent-length: 52\r\n"
+    b"connection: close\r\n\r\nthis port speaks gRPC over HTTP/2: grpc://HOST:PORT\n"
 )
 
 EVENTS_AT_ONCE = 32

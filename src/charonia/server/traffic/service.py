@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from charonia.core.errors import ServingError, invalid, not_found, unsupported
 from charonia.core.metadata import name_of
+from charonia.server.directory import models_hint
 from charonia.server.execution.clock import WakeTimer, now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.metrics.metric_families import Family
@@ -195,9 +196,8 @@ class TrafficService:
             names = ", ".join(each.model for each in found)
             raise invalid(f"there are {len(found)} models named '{model}'", hint=f"name one of {names}")
         if not found or (not found[0].runners and found[0].requested is None):
-            known = ", ".join(sorted(key for key, each in self._models.items() if each.runners)[:10])
-            hint = f"models that are ready: {known}" if known else ""
-            raise not_found(f"Request for unknown model: '{model}' is not ready", hint=hint)
+            known = sorted(key for key, each in self._models.items() if each.runners)
+            raise not_found(f"Request for unknown model: '{model}' is not ready", hint=models_hint(model, known))
         return found[0]
 
     def _changed(self, traffic: ModelTraffic[Runner], change: TrafficChange) -> TrafficSettings:
