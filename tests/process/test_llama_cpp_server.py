@@ -189,7 +189,7 @@ def test_what_is_no_request_is_refused(server: ServeProcess) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_refused_at_once(server: ServeProcess) -> None:
-    assert "exceeds the available context size (4096 tokens)" in refused(server, {"text_input": "a " * 5000})
+    assert "maximum context length is 4096 tokens, the request has 5001" in refused(server, {"text_input": "a " * 5000})
 
 
 def test_more_requests_than_slots_are_answered(server: ServeProcess) -> None:
@@ -257,20 +257,12 @@ def test_openai_requests_are_answered_in_the_clients_words(server: ServeProcess)
     assert events[-1]["completion_tokens"] == 2
 
 
-def test_events_of_openais_responses_keep_their_names(server: ServeProcess) -> None:
-    asked = {"model": "smol", "input": "hi", "max_output_tokens": 2, "stream": True}
-    events = list(Stream(server, {"text_input": json.dumps(asked), "parameters": {"openai": "responses"}}))
-    names = [event["text_output"].split("\n")[0] for event in events]
-    assert (names[0], names[-1]) == ("event: response.created", "event: response.completed")
-    assert events[-1]["completion_tokens"] == 2
-
-
 @pytest.mark.parametrize(
     ("route", "asked", "why"),
     [
-        ("chat/completions", {"messages": 5}, "Expected 'messages' to be an array"),
+        ("chat/completions", {"messages": 5}, "messages: expected an array, got 5"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "temperature": "warm"}, "temperature"),
-        ("completions", {"prompt": "a " * 5000}, "exceeds the available context size"),
+        ("completions", {"prompt": "a " * 5000}, "maximum context length is 4096 tokens"),
         ("completions", [1], "expected a JSON object, got list"),
         ("embeddings", {"input": "x"}, "gives no embeddings"),
         ("audio", {}, "no route 'audio'"),
@@ -300,6 +292,74 @@ class Moon(pydantic.BaseModel):
 
     name: Literal["Io", "Europa"]
     planet: Literal["Jupiter"]
+
+
+def test_a_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
+    events = list(client.responses.create(model="smol", input="hi", max_output_tokens=2, stream=True))
+    response = events[-1].response  # type: ignore[union-attr]
+
+    assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
+    assert response.incomplete_details is not None
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert response.usage is not None
+    assert response.usage.output_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"temprature": 1}, "temprature"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"stream_options": {"x": 1}}, "stream_options.x"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+    ],
+)
+def test_members_that_llama_cpp_would_ignore_are_refused(
+    client: openai.OpenAI, members: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="smol", messages=user("hi"), extra_body=members)
+
+    assert refused.value.param == param
+
+
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(client: openai.OpenAI) -> None:
+    for ask in (
+        lambda: client.chat.completions.create(model="smol", messages=user("a " * 5000)),
+        lambda: client.completions.create(model="smol", prompt="a " * 5000, stream=True),
+        lambda: client.embeddings.create(model="embeds", input="a " * 500),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask()
+        assert refused.value.code == "context_length_exceeded"
+
+
+def test_completions_have_their_own_form(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="smol", prompt=FRANCE, max_tokens=3, logprobs=2, temperature=0)
+    chunks = list(
+        client.completions.create(model="smol", prompt=FRANCE, max_tokens=3, logprobs=2, temperature=0, stream=True)
+    )
+    several = client.completions.create(model="smol", prompt=FRANCE, max_tokens=3, logprobs=2, temperature=0, n=2)
+
+    assert answer.id.startswith("cmpl-")
+    assert chunks[0].id.startswith("cmpl-")
+    assert several.id.startswith("cmpl-")
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert "".join(logprobs.tokens or ()) == answer.choices[0].text
+    streamed = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [token for each in streamed if each is not None for token in each.tokens or ()] == logprobs.tokens
+    assert [
+        offset for each in streamed if each is not None for offset in each.text_offset or ()
+    ] == logprobs.text_offset
+    assert [choice.logprobs.tokens for choice in several.choices if choice.logprobs] == [logprobs.tokens] * 2
+
+
+def test_a_choice_is_followed(client: openai.OpenAI) -> None:
+    for given in ({"guided_choice": ["Io", "Europa"]}, {"structured_outputs": {"choice": ["Io", "Europa"]}}):
+        answer = client.chat.completions.create(model="smol", messages=user("A moon?"), extra_body=given)
+        assert answer.choices[0].message.content in ("Io", "Europa")
 
 
 def test_answers_follow_a_schema(client: openai.OpenAI) -> None:
@@ -460,7 +520,7 @@ def test_the_configuration_says_what_the_model_takes_and_which_routes_it_answers
     assert configs["smol"]["backend"] == "llama_cpp"
     assert configs["smol"]["model_transaction_policy"] == {"decoupled": True}
     routes = {name: config["parameters"]["openai_routes"]["string_value"] for name, config in configs.items()}
-    assert routes == {"smol": "chat/completions,completions,responses", "embeds": "embeddings"}
+    assert routes == {"smol": "chat/completions,completions", "embeds": "embeddings"}
 
 
 def test_a_broken_file_fails_alone_and_says_why(server: ServeProcess) -> None:

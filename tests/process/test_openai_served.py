@@ -115,7 +115,7 @@ def test_chunks_of_an_engine_pass_as_they_are(server: ServeProcess) -> None:
     connection = http.client.HTTPConnection(server.http)
     connection.request("POST", "/v1/chat/completions", json.dumps({"model": "engine", "messages": HELLO, "stream": 1}))
     refused = connection.getresponse()
-    assert (refused.status, json.loads(refused.read())["error"]["param"]) == (400, None)
+    assert (refused.status, json.loads(refused.read())["error"]["param"]) == (400, "stream")
 
     body = json.dumps({"model": "engine", "messages": HELLO, "stream": True})
     connection.request("POST", "/v1/chat/completions", body)
@@ -302,13 +302,25 @@ def test_what_a_model_cannot_do_is_refused_by_name(
     assert refused.value.param == param
 
 
-@pytest.mark.parametrize("model", ["plain", "whole", "steps", "embedding"])
-def test_only_engines_answer_responses(client: openai.OpenAI, model: str) -> None:
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match=r"does not answer /v1/responses.*only engines do") as refused:
-            client.responses.create(model=model, input="hello", stream=stream)
+@pytest.mark.parametrize("model", ["plain", "whole", "steps"])
+def test_models_that_chat_answer_responses(client: openai.OpenAI, model: str) -> None:
+    chat = client.chat.completions.create(model=model, messages=HELLO).choices[0].message.content
+    document = client.responses.create(model=model, input="hello")
+    with client.responses.stream(model=model, input="hello") as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_response()
 
-        assert (refused.value.param, refused.value.type) == ("model", "invalid_request_error")
+    assert document.output_text == streamed.output_text == chat
+    assert (document.status, streamed.status, document.model) == ("completed", "completed", model)
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert document.created_at > 0
+
+
+def test_a_model_without_chats_answers_no_responses(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"does not answer /v1/responses") as refused:
+        client.responses.create(model="embedding", input="hello")
+
+    assert (refused.value.param, refused.value.type) == ("model", "invalid_request_error")
 
 
 def test_unknown_models_and_routes_and_models_without_capacity(client: openai.OpenAI) -> None:

@@ -155,7 +155,7 @@ def test_models_are_known_by_their_inputs_and_outputs() -> None:
     assert engine_routes(engine) == ("completions", "responses")
     assert routes_of(engine) == ("completions", "responses")
     assert model_ids(engine) == ["m", "m:a", "m:b"]
-    assert routes_of(model()) == ("chat/completions", "completions")
+    assert routes_of(model()) == ("chat/completions", "completions", "responses")
     assert routes_of(ModelConfig(name="m", input=(TEXT,), output=(vector,))) == ("embeddings",)
     assert routes_of(ModelConfig(name="m", input=ids, output=(vector,))) == ("embeddings",)
     assert routes_of(ModelConfig(name="m", input=ids[:1], output=(vector,))) == ()
@@ -169,6 +169,8 @@ def test_errors_name_the_member_and_have_the_status_of_this_api() -> None:
         "code": None,
     }
     assert error_object(not_found("model: there is no model 'x'"))["code"] == "model_not_found"
+    overflow = invalid("the model's maximum context length is 8 tokens, the request has 9")
+    assert error_object(overflow)["code"] == "context_length_exceeded"
     assert error_object(unavailable("full"))["type"] == "server_error"
     assert error_object(unsupported("tools: no"))["type"] == "invalid_request_error"
     assert error_object(invalid("messages[3].content: expected text"))["param"] == "messages[3].content"

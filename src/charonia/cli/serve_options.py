@@ -36,7 +36,7 @@ from charonia.cli.serve_values import (
     trace_rate,
     verbosity,
 )
-from charonia.cli.values import assignment, boolean, choice, filled, integer, path_or_none, path_text
+from charonia.cli.values import assignment, boolean, choice, filled, integer, number, path_or_none, path_text
 from charonia.server.access.options import read_restriction
 from charonia.server.files.options import BATCH_SIZE_MAX, WORKERS_MAX
 from charonia.server.machine.cores import read_policies
@@ -56,6 +56,8 @@ from charonia.wire.orca import LOAD_METRICS
 
 _HTTP_INPUT_BYTES_MAX = 2**40
 _CLIENT_SHM_BYTES_MAX = 2**50
+_RESPONSES_STORED_MAX = 100_000
+_KEEP_ALIVE_S_MAX = 3600
 _MEMORY_MIB_MAX = 2**40
 _PID_MAX = 2**22
 _PORT = integer(0, PORT_MAX)
@@ -279,6 +281,10 @@ HTTP = (
     Option("--allow-page", "http.page", boolean, _BOOL,
            "Serve a page at / to inspect and try models, and /openapi.json"),
     Option("--openai", "http.openai", boolean, _BOOL, "Serve OpenAI's API at /v1"),
+    Option("--stored-responses", "http.responses_stored_max", integer(0, _RESPONSES_STORED_MAX), "N",
+           "Responses of OpenAI's API that previous_response_id can name; 0: none"),
+    Option("--stream-keep-alive", "http.stream_keep_alive_s", number(0, _KEEP_ALIVE_S_MAX), "SECONDS",
+           "Longest silence in a stream of events, after which the server sends a comment; 0: no comments"),
     Option("--http-restricted-api", "http.access.restricted", read_restriction, "API[,API]:HEADER=VALUE",
            "Parts of the protocol that require a header; repeatable", tuple),
     Option("--http-header-forward-pattern", "http.access.header_forward_pattern", str, "REGEX",

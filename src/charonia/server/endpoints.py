@@ -20,7 +20,7 @@ from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
 from charonia.server.metrics.traffic import Traffic
 from charonia.server.model_options import ControlMode
-from charonia.server.options import EndpointTls, ServerOptions
+from charonia.server.options import EndpointTls, HttpOptions, ServerOptions
 from charonia.wire.browsers import listens_locally
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
@@ -35,6 +35,14 @@ def allowed_hosts(options: ServerOptions, address: str, *, has_keys: bool = Fals
     """Return `Services.allowed_hosts` of an endpoint that listens at an address, and may require keys."""
     given = options.http.allowed_hosts
     return given if given or (listens_locally(address) and not has_keys) else None
+
+
+def _http_limits(options: HttpOptions) -> HttpLimits:
+    return HttpLimits(
+        body_bytes_max=options.input_bytes_max,
+        stream_keep_alive_s=options.stream_keep_alive_s,
+        responses_stored_max=options.responses_stored_max,
+    )
 
 
 def _is_under_kserve(options: ServerOptions) -> bool:
@@ -110,7 +118,7 @@ class Endpoints:
                 descriptors=options.grpc.descriptors,
             )
         if options.http.enabled:
-            limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
+            limits = _http_limits(options.http)
             self.http = HttpFrontend(engine, limits, access_log=access_log, services=services)
             await self.http.start(
                 options.http.address,
@@ -131,7 +139,7 @@ class Endpoints:
         ):
             if not is_on:
                 continue
-            limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
+            limits = _http_limits(options.http)
             end = HttpFrontend(engine, limits, access_log=access_log, services=replace(services, lend=None))
             if name == SAGEMAKER:
                 folder = next((each for each in options.models.repositories if "://" not in each), "")

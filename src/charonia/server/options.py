@@ -93,6 +93,8 @@ class HttpOptions:
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
         page: Whether there are a page that shows the models, and their OpenAPI document.
         openai: Whether OpenAI's API is served.
+        stream_keep_alive_s: Longest time without an event in a stream, after which a comment is sent; 0 for none.
+        responses_stored_max: Most responses of OpenAI's API that a later one can continue.
         kserve_v1: Whether KServe's v1 protocol is served.
         cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
         allowed_hosts: Hosts that requests may be for, besides local ones; "*" for every one, and with none all but on
@@ -108,6 +110,8 @@ class HttpOptions:
     input_bytes_max: int = 64 * 1024 * 1024
     page: bool = True
     openai: bool = True
+    stream_keep_alive_s: float = 15.0
+    responses_stored_max: int = 0
     kserve_v1: bool = False
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
@@ -351,6 +355,8 @@ class ServerOptions:
             found.append("--front-ends: this system cannot share a port among processes")
         if self.front_ends and (self.clouds.sagemaker or self.clouds.vertex_ai):
             found.append("--allow-sagemaker, --allow-vertex-ai: expected --front-ends=0, a server of one process")
+        if self.http.responses_stored_max and self.front_ends not in (0, 1):
+            found.append("--stored-responses: expected --front-ends=1 at most, each front end would store its own")
         found += self._guard_problems()
         found += [*self.trace.problems(), *self.cache.problems(), *self.rate_limit.problems(), *self._port_collisions()]
         if self.log.access_file and self.log.access is AccessLogFormat.NONE:

@@ -5,7 +5,7 @@ Source: OpenAI's API reference, "Chat", "Completions" and "Embeddings".
 Errors in the form of OpenAI's API.
 
 An error whose message begins with the name of a member of the request and a colon, such as `temperature: expected ...`,
-names it as `param`.
+names it as `param`. One that is about the model's maximum context length has the code that clients look for.
 
 Source: OpenAI's API reference, "Error codes".
 
@@ -175,6 +175,7 @@ _STATUS = STATUS | {Code.UNSUPPORTED: 400}  # clients of this API try again what
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 403: "insufficient_permissions"}
+_OVERFLOW = re.compile(r"maximum (?:context|model) length")
 _PARAM = re.compile(r"([a-z][a-z0-9_]*(?:\[\d+\]|\.[a-z][a-z0-9_]*)*): ")
 
 
@@ -194,6 +195,8 @@ def error_object(error: ServingError, status: int = 0) -> dict[str, object]:
     param = match[1] if match is not None else None
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     code = "model_not_found" if status == 404 and param == "model" else _CODES.get(status)
+    if status == 400 and _OVERFLOW.search(error.message):
+        code = "context_length_exceeded"
     return {"message": str(error), "type": kind, "param": param, "code": code}
 
 
@@ -241,10 +244,15 @@ def decode_embeddings_request(document: Object) -> EmbeddingsRequest:
     dimensions = document.get("dimensions") or 0
     if type(dimensions) is not int or dimensions < 0:
         raise invalid(f"dimensions: expected a positive integer, got {dimensions!r:.40}")
-    return EmbeddingsRequest(_texts(document.get("input")), form == "base64", dimensions)
+    return EmbeddingsRequest(decode_texts(document.get("input")), form == "base64", dimensions)
 
 
-def _texts(value: object) -> tuple[Text, ...]:
+def decode_texts(value: object) -> tuple[Text, ...]:
+    """Return the texts of a request for embeddings.
+
+    Raises:
+        ServingError: INVALID_ARG; the message begins with the member.
+    """
     if type(value) is str:
         texts: tuple[Text, ...] = (value,)
     elif type(value) is list and value and all(type(each) is int for each in value):

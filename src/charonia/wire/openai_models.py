@@ -52,6 +52,8 @@ def routes_of(config: ModelConfig) -> tuple[str, ...]:
     routes = set(engine_routes(config))
     if not routes and is_language_model(config):
         routes |= {CHAT, COMPLETIONS}
+    if CHAT in routes:
+        routes.add(RESPONSES)
     if makes_embeddings(config) or is_sentence_encoder(config):
         routes.add(EMBEDDINGS)
     return tuple(route for route in ROUTES if route in routes)

@@ -18,6 +18,8 @@ from charonia.config.model import ModelConfig
 from charonia.config.parameters import TEXT_INPUT
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.wire.json_text import Object, kind_of
+from charonia.wire.openai_answer import decode_texts
+from charonia.wire.openai_models import CHAT, COMPLETIONS, EMBEDDINGS
 
 SAMPLING_INPUT = "sampling_parameters"
 IMAGE_INPUT = "image"
@@ -82,6 +84,8 @@ _NOT_IN_ANSWER = frozenset(
     }
 )  # fmt: skip
 """Members that only an engine can answer."""
+
+_STREAM_OPTIONS = ("include_usage",)
 
 _PYTHON = "python"
 """Backend whose models read request parameters."""
@@ -163,6 +167,9 @@ def decode_text_request(config: ModelConfig, document: Object, *, is_chat: bool)
         raise invalid(f"n: expected at most {CHOICES_MAX} answers to a request, got {count * max(1, len(prompts))}")
     is_streamed = _boolean("stream", rest.pop("stream", False))
     options = _object("stream_options", rest.pop("stream_options", {}))
+    unknown = next((name for name in options if name not in _STREAM_OPTIONS and options[name]), None)
+    if unknown is not None:
+        raise unsupported(f"stream_options.{unknown}: expected {' or '.join(_STREAM_OPTIONS)}")
     stops = _stops(rest.pop("stop", ()))
     echoes = not is_chat and _boolean("echo", rest.pop("echo", False))
     if "max_completion_tokens" in rest:
@@ -227,27 +234,52 @@ def _check_sampling(name: str, value: object) -> None:
 
 def _messages(config: ModelConfig, value: object) -> tuple[tuple[Object, ...], tuple[str, ...]]:
     """Return messages, with text as a string where they have no pictures, and the pictures."""
-    if type(value) is not list or not 0 < len(value) <= MESSAGES_MAX:
-        raise invalid(f"messages: expected 1 to {MESSAGES_MAX} messages, got {_shown(value)}")
     takes_images = any(given.name == IMAGE_INPUT for given in config.input)
     messages: list[Object] = []
     images: list[str] = []
-    for number, message in enumerate(value):
+    for number, message in enumerate(checked_messages(value)):
         where = f"messages[{number}]"
-        if type(message) is not dict or type(message.get("role")) is not str:
-            raise invalid(f"{where}: expected an object with a role, got {_shown(message)}")
         content = message.get("content")
         if type(content) is list:
             parts = [_part(config, f"{where}.content[{n}]", part, takes_images) for n, part in enumerate(content)]
             found = [part.data for part in parts if isinstance(part, _Picture)]
             images += found
             content = [_described(part) for part in parts] if found else "\n".join(map(str, parts))
-        elif content is None:
-            content = ""
-        elif type(content) is not str:
-            raise invalid(f"{where}.content: expected a string or an array of parts, got {kind_of(content)}")
-        messages.append({**message, "content": content})
+        messages.append({**message, "content": content or ""})
     return tuple(messages), tuple(images)
+
+
+def check_engine_request(route: str, document: Object) -> bool:
+    """Check the members that every engine needs, and return whether the answer is streamed.
+
+    Raises:
+        ServingError: As of `decode_text_request`.
+    """
+    if route == CHAT:
+        checked_messages(document.get("messages"))
+    elif route == COMPLETIONS and "prompt_embeds" not in document:
+        _prompts(document.get("prompt"))
+    elif route == EMBEDDINGS and "messages" not in document:
+        decode_texts(document.get("input"))
+    return _boolean("stream", document.get("stream") or False)
+
+
+def checked_messages(value: object) -> list[Object]:
+    """Return the messages of a chat: objects with a role, and content.
+
+    Raises:
+        ServingError: INVALID_ARG; the message begins with the member.
+    """
+    if type(value) is not list or not 0 < len(value) <= MESSAGES_MAX:
+        raise invalid(f"messages: expected 1 to {MESSAGES_MAX} messages, got {_shown(value)}")
+    for number, message in enumerate(value):
+        where = f"messages[{number}]"
+        if type(message) is not dict or type(message.get("role")) is not str:
+            raise invalid(f"{where}: expected an object with a role, got {_shown(message)}")
+        content = message.get("content")
+        if type(content) not in (str, list) and not (content is None and message["role"] == "assistant"):
+            raise invalid(f"{where}.content: expected a string or an array of parts, got {kind_of(content)}")
+    return value
 
 
 class _Picture(NamedTuple):
@@ -292,7 +324,9 @@ def _image(where: str, url: object) -> _Picture:
 
 
 def _prompts(value: object) -> tuple[Prompt, ...]:
-    """Return the prompts: a string, or tokens, or an array of either."""
+    """Return the prompts: a string, or tokens, or an array of either, none of them empty."""
+    if value == "" or (type(value) is list and "" in value):
+        raise invalid("prompt: expected text, got an empty string")
     if type(value) is str:
         return (value,)
     if type(value) is list and value:

@@ -4,12 +4,13 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 import pytest
 from tests.support.fake_engine import FakeEngine
 from tests.support.http_memory import MemoryClient, request
+from tests.support.idle_time import IdleTimeLoop
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from charonia.core.dtypes import DataType
@@ -22,7 +23,8 @@ from charonia.server.facade import Services
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 
 CHAT = "/v1/chat/completions"
-BODY = b'{"model": "e:poet", "messages": [], "stream":true,  "odd": [1, 2]}'
+USER = b'[{"role":"user","content":"hi"}]'
+BODY = b'{"model": "e:poet", "messages": %b, "stream":true,  "odd": [1, 2]}' % USER
 KEY = "a-key-of-some-length"
 P = ParamSpec("P")
 
@@ -170,6 +172,156 @@ async def test_a_stream_ends_when_its_key_is_gone() -> None:
 
     assert fake.tickets[0].cancelled
     assert b"authentication_error" in client.responses[0].body
+
+
+def in_idle_time(test: Callable[P, Coroutine[object, object, None]]) -> Callable[P, None]:
+    """Run a test on an event loop whose clock jumps from timer to timer."""
+
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=IdleTimeLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
+
+
+STREAMED: tuple[tuple[str, bytes, dict[str, str]], ...] = (
+    (CHAT, BODY, {"openai_routes": "chat/completions"}),
+    (CHAT, b'{"model":"e","messages":%b,"stream":true}' % USER, {}),
+    ("/v1/responses", b'{"model":"e","input":"hi","stream":true}', {"openai_routes": "chat/completions"}),
+    ("/v2/models/e/generate_stream", b'{"text_input":"hi"}', {}),
+)
+
+
+@pytest.mark.parametrize(("route", "body", "parameters"), STREAMED)
+@in_idle_time
+async def test_a_stream_begins_without_an_event_and_comments_come_while_there_is_none(
+    route: str, body: bytes, parameters: dict[str, str]
+) -> None:
+    fake = FakeEngine(models={"e": config(**parameters)}, hold=True)
+    client = connected(fake, HttpLimits(stream_keep_alive_s=10))
+    client.send(request(route, body=body))
+    while not fake.tickets:
+        await asyncio.sleep(0)
+
+    assert client.received == b""
+    await asyncio.sleep(1.5)
+    assert client.received.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert client.received.endswith(b": keep-alive\n\n\r\n")
+    before = len(client.received)
+    await asyncio.sleep(60)
+    assert client.received[before:].count(b": keep-alive\n\n") >= 6
+    fake.tickets[0].answer(invalid("found late"))
+    await turn()
+
+    assert client.responses[0].status == 200
+    last = client.responses[0].body.split(b"\n\n")[-2].removeprefix(b"data: ")
+    assert b"found late" in last
+    received = len(client.received)
+    await asyncio.sleep(60)
+    assert len(client.received) == received
+
+
+@in_idle_time
+async def test_no_comments_between_events_that_come_in_time_and_none_without_an_interval() -> None:
+    fake = engine()
+    busy, silent = (
+        connected(fake, HttpLimits(stream_keep_alive_s=10)),
+        connected(fake, HttpLimits(stream_keep_alive_s=0)),
+    )
+    busy.send(request(CHAT, body=BODY))
+    silent.send(request(CHAT, body=BODY))
+
+    for _ in range(20):
+        fake.tickets[0].answer(text(b"{}"), final=False)
+        await asyncio.sleep(4)
+
+    assert b"keep-alive" not in busy.received
+    assert silent.received == b""
+
+
+@on_loop
+async def test_the_request_id_comes_back_or_one_is_made() -> None:
+    fake = engine()
+    given, made, refused = connected(fake), connected(fake), connected(fake)
+
+    given.send(request(CHAT, body=BODY.replace(b"true", b"false"), headers={"X-Request-Id": "r-1"}))
+    made.send(request(CHAT, body=BODY.replace(b"true", b"false")))
+    refused.send(request(CHAT, body=b"{}"))
+    for ticket in fake.tickets:
+        ticket.answer(text(b"{}"))
+
+    assert given.responses[0].headers["x-request-id"] == "r-1" == fake.tickets[0].request.id
+    assert made.responses[0].headers["x-request-id"] == fake.tickets[1].request.id != ""
+    assert refused.responses[0].status == 400
+    assert refused.responses[0].headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("parameters", [{"openai_routes": "chat/completions,completions,embeddings"}, {}])
+@pytest.mark.parametrize(
+    ("route", "members", "param"),
+    [
+        ("chat/completions", {}, "messages"),
+        ("chat/completions", {"messages": []}, "messages"),
+        ("chat/completions", {"messages": [{"content": "hi"}]}, "messages[0]"),
+        ("chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("completions", {}, "prompt"),
+        ("completions", {"prompt": ""}, "prompt"),
+        ("completions", {"prompt": ["a", ""]}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "stream": "yes"}, "stream"),
+        ("responses", {}, "input"),
+        ("responses", {"input": []}, "input"),
+        ("responses", {"input": "hi", "background": True}, "background"),
+        ("responses", {"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ("responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "tools"),
+        ("responses", {"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
+    ],
+)
+@on_loop
+async def test_what_a_request_lacks_is_refused_by_name_before_any_model_sees_it(
+    parameters: dict[str, str], route: str, members: dict[str, object], param: str
+) -> None:
+    fake = FakeEngine(models={"e": config(**parameters)}, hold=True)
+    client = connected(fake)
+
+    client.send(request(f"/v1/{route}", body=json.dumps({"model": "e", **members}).encode()))
+    while not client.responses:
+        await asyncio.sleep(0.001)
+
+    assert client.responses[0].status == 400
+    assert json.loads(client.responses[0].body)["error"]["param"] == param
+    assert not fake.tickets
+
+
+async def asked_responses(client: MemoryClient, fake: FakeEngine, content: str, **members: object) -> dict[str, Any]:
+    """Return the response of an engine that answers with this content."""
+    client.send(request("/v1/responses", body=json.dumps({"model": "e", **members}).encode()))
+    message = {"role": "assistant", "content": content}
+    fake.tickets[-1].answer(text(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()))
+    document: dict[str, Any] = json.loads(client.responses[-1].body)
+    return document
+
+
+@on_loop
+async def test_a_stored_response_is_continued_and_the_oldest_are_dropped() -> None:
+    fake = engine()
+    client = connected(fake, HttpLimits(responses_stored_max=2))
+
+    first = await asked_responses(client, fake, "one", input="a", instructions="be brief")
+    second = await asked_responses(client, fake, "two", input="b", previous_response_id=first["id"])
+    kept_out = await asked_responses(client, fake, "x", input="c", store=False)
+    await asked_responses(client, fake, "three", input="d", previous_response_id=second["id"])
+    sent = json.loads(fake.tickets[-1].request.inputs["text_input"].array[0])
+    for gone in (first["id"], kept_out["id"]):
+        client.send(
+            request(
+                "/v1/responses", body=json.dumps({"model": "e", "input": "e", "previous_response_id": gone}).encode()
+            )
+        )
+
+    contents = [(message["role"], message["content"]) for message in sent["messages"]]
+    assert contents == [("user", "a"), ("assistant", "one"), ("user", "b"), ("assistant", "two"), ("user", "d")]
+    assert [response.status for response in client.responses[-2:]] == [404, 404]
 
 
 @on_loop

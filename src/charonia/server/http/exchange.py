@@ -32,6 +32,11 @@ JOIN_BELOW_BYTES = 16 * 1024
 CLIENT_GONE = 499
 """Status in the access log of a request whose client left before the response. Never sent."""
 
+BEGIN_STREAM_S = 1.0
+"""Time after which a streamed response begins without its first event; an error before has its HTTP status."""
+
+_COMMENT = b": keep-alive\n\n"
+
 RETRY_AFTER_S = 1
 """Time after which a client may retry a request refused for lack of capacity or time."""
 
@@ -121,6 +126,7 @@ class Exchange:
 
     __slots__ = (
         "_outlet",
+        "_timer",
         "_unwritten",
         "_unwritten_bytes",
         "begun_ns",
@@ -151,6 +157,7 @@ class Exchange:
 
     def __init__(self, outlet: Outlet, request: Request) -> None:
         self._outlet = outlet
+        self._timer: asyncio.TimerHandle | None = None
         self.request = request
         self.connection = b""
         self.headers = b""
@@ -225,6 +232,7 @@ class Exchange:
             self.response = [head, *body]
         self.is_open = False
         self.ticket = None
+        self._stop_timer()
         self._outlet.answered(self)
 
     def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
@@ -243,6 +251,31 @@ class Exchange:
         self._unwritten_bytes = len(self._unwritten[0])
         self._outlet.progressed(self)
 
+    def keep_streaming(self, begin: Callable[[], None], interval_s: float) -> None:
+        """Begin a stream of events after `BEGIN_STREAM_S` if it has not, then send comments while it has no events.
+
+        Args:
+            begin: Calls `begin`.
+            interval_s: Longest time without an event or a comment; 0 for never.
+        """
+        if not interval_s or not self.is_open:
+            return
+
+        def tick(bytes_out: int) -> None:
+            if not self.has_begun:
+                begin()
+            if bytes_out == self.bytes_out:
+                self.send(_COMMENT)
+            self._timer = loop.call_later(interval_s / 2, tick, self.bytes_out)
+
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(min(BEGIN_STREAM_S, interval_s), tick, 0)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def send(self, data: bytes) -> None:
         """Send a piece, which must not be empty."""
         if self.has_begun and self.is_open:
@@ -259,6 +292,7 @@ class Exchange:
             self.is_open = False
             self.ticket = None
             self.stream = None
+            self._stop_timer()
             self._outlet.answered(self)
 
     def take_unwritten(self) -> list[bytes]:
@@ -298,6 +332,7 @@ class Exchange:
             self.is_open = False
             self.status = CLIENT_GONE
             self.stream = None
+            self._stop_timer()
             if self.ticket is not None:
                 self.ticket.cancel()
                 self.ticket = None

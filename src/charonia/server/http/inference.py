@@ -2,7 +2,8 @@
 
 Each decodes a request, passes it to the engine and encodes the outcome: as one response, or as server-sent events. An
 event is `data: <JSON>`, a response or an error, sent when it is ready; the body ends after the last event. The
-first event determines the status. An error before the model runs is a plain JSON document, as on other routes.
+first event determines the status, which is 200 if there is none in `BEGIN_STREAM_S`; a comment is sent when there is no
+event for `stream_keep_alive_s`. An error before the model runs is a plain JSON document, as on other routes.
 
 If a client reads events too slowly, its request is aborted once `stream_unsent_bytes_max` are waiting, since a model
 cannot be paused. If a client leaves, its request is cancelled.
@@ -218,6 +219,7 @@ class InferenceHandlers:
         stream = exchange.stream = _EventStream(exchange, encode, end, self._limits.stream_unsent_bytes_max)
         self._submit(exchange, request, stream.reply, config)
         stream.is_asked = True
+        exchange.keep_streaming(partial(exchange.begin, 200, _EVENT_TYPE), self._limits.stream_keep_alive_s)
 
     # Responses.
 

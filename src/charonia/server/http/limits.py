@@ -34,6 +34,9 @@ class HttpLimits:
         pipeline_max: Most requests of a connection in flight; others wait.
         stream_unsent_bytes_max: Bytes of a streamed response that may wait for its client; with more, the request is
             aborted, since a model cannot be paused.
+        stream_keep_alive_s: Longest time without an event in a stream of events, after which a comment is sent; 0 for
+            none.
+        responses_stored_max: Most responses of OpenAI's API that later ones may continue, 0 to store none.
         connections_max: Most connections; another one gets an error and is closed.
         header_timeout_s: Longest time from a request's first byte to the end of its header.
         body_timeout_s: Longest time for a body, plus its size over `body_bytes_per_s_min`.
@@ -50,6 +53,8 @@ class HttpLimits:
     chunk_count_max: int = 65_536
     pipeline_max: int = 32
     stream_unsent_bytes_max: int = 64 * 1024 * 1024
+    stream_keep_alive_s: float = 0.0
+    responses_stored_max: int = 0
     connections_max: int = 16_384
     header_timeout_s: float = 30.0
     body_timeout_s: float = 60.0

@@ -1,7 +1,8 @@
 """Streams of server-sent events; the events of one turn of the event loop are written together.
 
 An event is `data: <JSON>` or, where the model names it, an event with a name; the last is `data: [DONE]`. An error
-before the first event is a plain response with the status of the error; a later one is an event, and the last.
+before the response begins is a plain response with the status of the error; a later one is an event, and the last. The
+response begins with the first event, or after `BEGIN_STREAM_S`.
 
 A client that reads too slowly is aborted once `stream_unsent_bytes_max` are waiting, since a model cannot be paused.
 
@@ -13,10 +14,11 @@ import time
 
 from charonia.core.errors import ServingError, unavailable
 from charonia.server.http.exchange import Exchange
+from charonia.server.http.limits import HttpLimits
 from charonia.wire.openai_answer import encode_openai_error
 
 EVENT_TYPE = b"text/event-stream; charset=utf-8"
-_HEADERS = b"Cache-Control: no-cache\r\n"
+_HEADERS = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nginx would collect events
 DONE = b"data: [DONE]\n\n"
 
 
@@ -43,36 +45,30 @@ class EventStream:
 
     __slots__ = ("_events", "_is_over", "_turns", "_unsent_bytes_max", "exchange")
 
-    def __init__(self, exchange: Exchange, turns: EventTurns, unsent_bytes_max: int) -> None:
+    def __init__(self, exchange: Exchange, turns: EventTurns, limits: HttpLimits) -> None:
         """Create a stream without events.
 
         Args:
             exchange: The exchange, whose stream this is from now on.
             turns: Writes the events.
-            unsent_bytes_max: Bytes that may wait for the client.
+            limits: Bytes that may wait for the client, and the time without events.
         """
         self.exchange = exchange
         self._turns = turns
-        self._unsent_bytes_max = unsent_bytes_max
+        self._unsent_bytes_max = limits.stream_unsent_bytes_max
         self._events: list[bytes] = []
         self._is_over = False
         exchange.stream = self
+        exchange.keep_streaming(self._begin, limits.stream_keep_alive_s)
 
     def send(self, event: bytes) -> None:
         """Send an event: JSON text, or an event with a name, without the empty line that ends it."""
-        if self._is_over:
-            return
-        if not self._events:
-            self._turns.add(self)
-        self._events.append(b"%b\n\n" % event if event.startswith(b"event: ") else b"data: %b\n\n" % event)
+        self._put(b"%b\n\n" % event if event.startswith(b"event: ") else b"data: %b\n\n" % event)
 
     def end(self, last: bytes = DONE) -> None:
         """End the stream, with a last event as it goes out or b"" for none."""
-        if not self._is_over:
-            self._is_over = True
-            if not self._events:
-                self._turns.add(self)
-            self._events.append(last)
+        self._put(last)
+        self._is_over = True
 
     def fail(self, error: ServingError, status: int = 0) -> None:
         """End the response with an error: with its status if it has not begun. `status` as in `Exchange.fail`."""
@@ -83,8 +79,8 @@ class EventStream:
             self._is_over = True
             exchange.fail(error, status)
             return
-        self.send(encode_openai_error(error, status))
-        self.end(b"")
+        self._put(b"data: %b\n\n" % encode_openai_error(error, status))
+        self._is_over = True
         exchange.outcome = error
 
     def stop(self, error: ServingError, status: int = 0) -> None:
@@ -100,10 +96,10 @@ class EventStream:
         events, self._events = self._events, []
         if not exchange.is_open:
             return
+        if exchange.received_ns and not exchange.first_ns:
+            exchange.first_ns = time.monotonic_ns()
         if not exchange.has_begun:
-            if exchange.received_ns:
-                exchange.first_ns = time.monotonic_ns()
-            exchange.begin(200, EVENT_TYPE, _HEADERS)
+            self._begin()
         data = b"".join(events)
         if data:
             exchange.send(data)
@@ -117,3 +113,12 @@ class EventStream:
                     hint="read the events as they arrive",
                 )
             )
+
+    def _put(self, text: bytes) -> None:
+        if not self._is_over:
+            if not self._events:
+                self._turns.add(self)
+            self._events.append(text)
+
+    def _begin(self) -> None:
+        self.exchange.begin(200, EVENT_TYPE, _HEADERS)

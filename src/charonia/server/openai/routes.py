@@ -5,10 +5,12 @@ of the API; an adapter calls every other model that can answer.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from uuid import uuid4
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, invalid, not_found
@@ -24,7 +26,8 @@ from charonia.server.openai.events import EventStream, EventTurns
 from charonia.server.openai.generation import Generation, TextChoice, model_request, prompts_of
 from charonia.server.openai.model_files import ModelTexts
 from charonia.server.openai.pass_through import StreamedAnswer, WholeAnswer, engine_request
-from charonia.wire.json_text import Object, boolean, dump, kind_of, parse_object
+from charonia.server.openai.responses import ResponseStore, as_response
+from charonia.wire.json_text import Object, dump, kind_of, parse_object
 from charonia.wire.openai_answer import decode_embeddings_request, encode_embeddings
 from charonia.wire.openai_models import (
     CHAT,
@@ -37,9 +40,10 @@ from charonia.wire.openai_models import (
     model_object,
     routes_of,
 )
-from charonia.wire.openai_request import decode_text_request
+from charonia.wire.openai_request import check_engine_request, decode_text_request
 
 _REQUEST_ID = b"x-request-id"
+_GIVEN_ID = re.compile(rb"[!-~]{1,256}")
 
 
 class OpenaiHandlers:
@@ -51,8 +55,8 @@ class OpenaiHandlers:
         self._count_tokens = services.count_tokens
         self._counting: set[asyncio.Future[None]] = set()
         self._texts = ModelTexts(services.folders)
-        self._body_bytes_max = limits.body_bytes_max
-        self._unsent_bytes_max = limits.stream_unsent_bytes_max
+        self._limits = limits
+        self._responses = ResponseStore(limits.responses_stored_max)
         self._submitter = Submitter(engine, services)
         self._tasks = tasks
         self._turns = EventTurns()
@@ -107,6 +111,9 @@ class OpenaiHandlers:
 
     def _handler(self, route: str) -> Handler:
         def handle(exchange: Exchange, target: RouteTarget) -> None:
+            given = exchange.request.headers.get(_REQUEST_ID, b"")
+            exchange.request_id = (given if _GIVEN_ID.fullmatch(given) else b"req_%b" % uuid4().hex.encode()).decode()
+            exchange.headers += b"X-Request-Id: %b\r\n" % exchange.request_id.encode()
             if CONTENT_ENCODING in exchange.request.headers:
                 self._tasks.start(exchange, self._decompressed(route, exchange))
             else:
@@ -136,20 +143,34 @@ class OpenaiHandlers:
         config, adapter = self._find(exchange.model)
         if route not in routes_of(config):
             raise _no_route(config, route)
+        stream: Callable[[Exchange, EventTurns, HttpLimits], EventStream] = EventStream
+        if route == RESPONSES and route not in engine_routes(config):
+            document, stream = as_response(exchange, document, self._responses)
+            route, body = CHAT, dump(document)
+        new_stream = partial(stream, exchange, self._turns, self._limits)
         if route in engine_routes(config):
+            is_streamed = check_engine_request(route, document)
             request = engine_request(config, route, adapter, body)
-            request.id = _request_id(exchange)
-            if boolean("stream", document.get("stream") or False):
-                answer = StreamedAnswer(self._stream(exchange), route)
+            request.id = exchange.request_id
+            if is_streamed:
+                answer = StreamedAnswer(new_stream(), route)
                 self._submitter.submit(exchange, request, answer.reply)
             else:
                 self._submitter.submit(exchange, request, WholeAnswer(exchange).reply)
         elif route == EMBEDDINGS:
             self._tasks.start(exchange, self._embed(exchange, config, document))
         else:
-            self._tasks.start(exchange, self._generate(exchange, config, document, is_chat=route == CHAT))
+            self._tasks.start(exchange, self._generate(exchange, config, document, new_stream, is_chat=route == CHAT))
 
-    async def _generate(self, exchange: Exchange, config: ModelConfig, document: Object, *, is_chat: bool) -> None:
+    async def _generate(
+        self,
+        exchange: Exchange,
+        config: ModelConfig,
+        document: Object,
+        new_stream: Callable[[], EventStream],
+        *,
+        is_chat: bool,
+    ) -> None:
         """Ask a language model that is not an engine."""
         asked = decode_text_request(config, document, is_chat=is_chat)
         text = await self._texts.of(config)
@@ -158,13 +179,13 @@ class OpenaiHandlers:
             return
 
         def request_of(prompt: str, index: int) -> InferRequest:
-            return model_request(config, asked, prompt, index, self._body_bytes_max)
+            return model_request(config, asked, prompt, index, self._limits.body_bytes_max)
 
         def infer(request: InferRequest, answer: TextChoice) -> Ticket:
-            request.id = _request_id(exchange)
+            request.id = exchange.request_id
             return self._submitter.infer(exchange, request, answer.reply)
 
-        stream = self._stream(exchange) if asked.is_streamed else None
+        stream = new_stream() if asked.is_streamed else None
         counted = partial(self._count, config.name)
         Generation(exchange, asked, text, stream, counted).start(prompts, request_of, infer)
 
@@ -193,9 +214,6 @@ class OpenaiHandlers:
         if not task.cancelled():
             task.exception()  # of a model, or an engine, that is gone: there is nothing to count
 
-    def _stream(self, exchange: Exchange) -> EventStream:
-        return EventStream(exchange, self._turns, self._unsent_bytes_max)
-
     def _find(self, name: str) -> tuple[ModelConfig, str]:
         """Return the configuration of a model, by a client's name for it, and the LoRA adapter, "" for none.
 
@@ -222,18 +240,12 @@ def _foreign(exchange: Exchange, target: RouteTarget) -> None:
     raise not_found(f"there is nothing to POST to at {path:.200}", hint=route_hint(path))
 
 
-def _request_id(exchange: Exchange) -> str:
-    return exchange.request.headers.get(_REQUEST_ID, b"").decode("latin-1")
-
-
 _WHICH = "language models have a BYTES input text_input and a BYTES output text_output"
 
 
 def _no_route(config: ModelConfig, route: str) -> ServingError:
     offered = ", ".join(f"/v1/{each}" for each in routes_of(config))
     hint = f"it answers {offered}" if offered else _WHICH
-    if route == RESPONSES:
-        hint = f"only engines do; {hint}"
     return invalid(f"model: '{config.name}' does not answer /v1/{route}", hint=hint)
 
 

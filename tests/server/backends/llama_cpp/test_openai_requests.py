@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from charonia.server.backends.llama_cpp.worker.openai_members import MemberError, check_members
-from charonia.server.backends.llama_cpp.worker.openai_responses import ResponseEvents, response_request
+from charonia.server.backends.llama_cpp.worker.openai_answers import AnswerForm
+from charonia.server.backends.llama_cpp.worker.openai_members import Abilities, MemberError, llama_request
 
 CHAT = "chat/completions"
 TOOL = {"type": "function", "function": {"name": "f"}}
+OTHER = {"type": "function", "function": {"name": "g"}}
+ALL = Abilities(tools=True, images=True, audio=True)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,14 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         (CHAT, "frequency_penalty", -2.1),
         (CHAT, "max_tokens", 0),
         (CHAT, "max_completion_tokens", 1.5),
-        ("responses", "max_output_tokens", -1),
+        (CHAT, "min_tokens", -1),
+        (CHAT, "seed", "x"),
+        (CHAT, "top_k", "x"),
+        (CHAT, "stream_options", []),
+        (CHAT, "response_format", 5),
+        (CHAT, "response_format", {"type": "json_schema"}),
+        (CHAT, "tool_choice", "perhaps"),
+        (CHAT, "tools", [{"type": "function"}]),
         (CHAT, "n", 0),
         (CHAT, "logprobs", 3),
         (CHAT, "top_logprobs", 21),
@@ -37,62 +46,147 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         (CHAT, "logit_bias", {"word": 1}),
         (CHAT, "logit_bias", {"5": 101}),
         (CHAT, "tools", {}),
-        ("responses", "tools", [{"type": "web_search"}]),
+        (CHAT, "tools", [{"type": "web_search"}]),
+        ("embeddings", "encoding_format", "hex"),
         (CHAT, "functions", [{}]),
         ("completions", "echo", True),
         ("completions", "suffix", "x"),
         ("completions", "best_of", 2),
-        ("responses", "background", True),
     ],
 )
 def test_a_member_that_does_not_fit_is_named(route: str, name: str, value: Any) -> None:
     with pytest.raises(MemberError, match=rf"^{name}: expected .*, got "):
-        check_members(route, {name: value}, takes_tools=True)
+        llama_request(route, {name: value}, ALL)
 
 
-def test_what_fits_and_null_and_what_is_not_known_here_is_left_to_llama_cpp() -> None:
+@pytest.mark.parametrize("route", [CHAT, "completions", "embeddings"])
+def test_what_llama_cpp_would_ignore_is_refused(route: str) -> None:
+    with pytest.raises(MemberError, match=r"^encoding_fromat: llama.cpp does not support this member"):
+        llama_request(route, {"encoding_fromat": "float"}, ALL)
+    if route != "embeddings":
+        with pytest.raises(MemberError, match=r"^temprature: .*; did you mean 'temperature'\?"):
+            llama_request(route, {"temprature": 1}, ALL)
+        with pytest.raises(MemberError, match=r"^stream_options.x: is not supported"):
+            llama_request(route, {"stream_options": {"x": 1}}, ALL)
+        with pytest.raises(MemberError, match=r"^stream_options.include_usage: expected a boolean"):
+            llama_request(route, {"stream_options": {"include_usage": 1}}, ALL)
+
+
+def test_what_fits_is_sent_and_null_is_left_out() -> None:
     bounds = {"temperature": 2, "top_p": 0, "presence_penalty": -2, "max_tokens": 1, "n": 1, "top_logprobs": 20}
-    others = {"stop": "x", "logit_bias": {"5": -100}, "tools": [TOOL], "echo": False, "seed": None, "min_p": 0.1}
-    check_members(CHAT, {**bounds, **others, "logprobs": True}, takes_tools=True)
-    check_members("completions", {"logprobs": 20, "stop": None, "best_of": 1}, takes_tools=False)
+    others = {"logit_bias": {"5": -100}, "tools": [TOOL], "min_p": 0.1, "logprobs": True, "user": "me"}
+
+    assert llama_request(CHAT, {**bounds, **others, "seed": None}, ALL) == {**bounds, **others}
+    assert llama_request("completions", {"logprobs": 20, "stop": None, "best_of": 1, "echo": False}, Abilities()) == {
+        "logprobs": 20,
+        "best_of": 1,
+        "echo": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"stop": ["", "a", ""]}, {"stop": ["a"]}),
+        ({"stop": ""}, {"stop": []}),
+        ({"seed": 2**40 + 5}, {"seed": 5}),
+        ({"repetition_penalty": 1.1}, {"repeat_penalty": 1.1}),
+        ({"min_tokens": 0}, {}),
+        ({"min_tokens": 4, "max_tokens": 4}, {"max_tokens": 4, "ignore_eos": True}),
+        ({"min_tokens": 4, "ignore_eos": True}, {"ignore_eos": True}),
+        ({"guided_json": '{"type": "object"}'}, {"json_schema": {"type": "object"}}),
+        ({"structured_outputs": {"json": {"type": "array"}}}, {"json_schema": {"type": "array"}}),
+        ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
+        ({"guided_choice": ["a", 'say "b"\n']}, {"grammar": 'root ::= "a" | "say \\"b\\"\\n"'}),
+        ({"structured_outputs": {"grammar": 'root ::= "x"'}}, {"grammar": 'root ::= "x"'}),
+    ],
+)
+@pytest.mark.parametrize("route", [CHAT, "completions"])
+def test_members_of_other_names_are_translated(route: str, given: dict[str, Any], sent: dict[str, Any]) -> None:
+    assert llama_request(route, given, ALL) == sent
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a"], "guided_json": {}}, "guided_choice"),
+        ({"guided_json": "no"}, "guided_json"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"response_format": {"type": "json_object"}, "grammar": "x"}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice"),
+    ],
+)
+def test_what_llama_cpp_cannot_do_is_refused(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(MemberError, match=rf"^{named.replace('.', '[.]')}: "):
+        llama_request(CHAT, given, ALL)
+
+
+def test_the_format_of_a_completion_is_a_schema() -> None:
+    schema = {"type": "object", "properties": {}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+    assert llama_request("completions", {"response_format": form}, ALL) == {"json_schema": schema}
+    assert llama_request("completions", {"response_format": {"type": "text"}}, ALL) == {}
+    assert llama_request(CHAT, {"response_format": form}, ALL) == {"response_format": form}
 
 
 def test_tools_need_a_place_in_the_template() -> None:
-    check_members(CHAT, {"tools": []}, takes_tools=False)
-    check_members(CHAT, {"tools": [TOOL], "tool_choice": "none"}, takes_tools=False)
+    llama_request(CHAT, {"tools": []}, Abilities())
+    llama_request(CHAT, {"tools": [TOOL], "tool_choice": "none"}, Abilities())
     with pytest.raises(MemberError, match=r"^tools: the chat template of the model has no place for tools"):
-        check_members(CHAT, {"tools": [TOOL]}, takes_tools=False)
+        llama_request(CHAT, {"tools": [TOOL]}, Abilities())
 
 
-def test_the_format_of_a_response_is_where_chats_have_it() -> None:
-    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}
-    schema = {"name": "a", "schema": {"type": "object"}, "strict": True}
+def test_the_choice_of_a_function_leaves_out_the_others() -> None:
+    one = {"type": "function", "function": {"name": "g"}}
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [one]}}
 
-    assert response_request({"text": {"format": form}})["response_format"] == {
-        "type": "json_schema",
-        "json_schema": schema,
+    for choice, mode in ((one, "required"), (some, "auto")):
+        sent = llama_request(CHAT, {"tools": [TOOL, OTHER], "tool_choice": choice}, ALL)
+        assert sent == {"tools": [OTHER], "tool_choice": mode}
+
+
+@pytest.mark.parametrize(("kind", "taken"), [("image_url", "images"), ("input_audio", "audio"), ("video", "")])
+def test_parts_of_a_message_need_a_model_that_takes_them(kind: str, taken: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": kind}]}]}
+
+    with pytest.raises(MemberError, match=r"^messages\[1\].content\[0\]: "):
+        llama_request(CHAT, body, Abilities())
+    if taken:
+        assert llama_request(CHAT, body, Abilities(**{taken: True})) == body
+
+
+def test_a_completion_has_its_own_id_and_log_probabilities() -> None:
+    form = AnswerForm("completions", "smol", {"model": "smol:poet", "logprobs": 1})
+    top = [{"token": "a", "logprob": -0.1}]
+
+    def chunk(token: str) -> bytes:
+        content = [{"token": token, "logprob": -0.5, "top_logprobs": top}]
+        choice = {"index": 0, "text": token, "logprobs": {"content": content}}
+        return json.dumps({"choices": [choice], "id": "chatcmpl-1", "model": "smol"}, separators=(",", ":")).encode()
+
+    form.of(chunk("ab"))
+    found = json.loads(form.of(chunk("c")))
+
+    assert (found["id"], found["model"]) == ("cmpl-1", "smol:poet")
+    assert found["choices"][0]["logprobs"] == {
+        "tokens": ["c"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": [{"a": -0.1}],
+        "text_offset": [2],
     }
-    assert response_request({"text": {"format": {"type": "json_object"}}})["response_format"] == {"type": "json_object"}
-    assert response_request({"input": "x", "text": {"verbosity": "low"}}) == {
-        "input": "x",
-        "text": {"verbosity": "low"},
-    }
-    assert response_request({"tools": [{"name": "f", "description": None}]}) == {"tools": [{"name": "f"}]}
 
 
-def test_events_say_which_item_and_content_they_are_about() -> None:
-    events = ResponseEvents()
+def test_a_stream_can_have_the_usage_in_each_chunk() -> None:
+    form = AnswerForm(CHAT, "smol", {"stream_options": {"continuous_usage_stats": True}})
+    timings = {"prompt_n": 3, "cache_n": 4, "predicted_n": 2}
 
-    def complete(**document: Any) -> dict[str, Any]:
-        event = b"event: %b\ndata: %b" % (document["type"].encode(), json.dumps(document).encode())
-        head, _, data = events.complete(event).partition(b"\ndata: ")
-        assert head == b"event: " + document["type"].encode()
-        found: dict[str, Any] = json.loads(data)
-        return found
+    found = json.loads(form.of(json.dumps({"choices": [], "timings": timings}).encode()))
 
-    assert complete(type="response.created", response={"id": "r"})["response"] == {"id": "r", "output": []}
-    assert complete(type="response.output_item.added", item={"id": "a"})["output_index"] == 0
-    delta = complete(type="response.output_text.delta", item_id="a", delta="é")
-    assert (delta["output_index"], delta["content_index"], delta["sequence_number"]) == (0, 0, 2)
-    assert complete(type="response.output_item.added", item={"id": "b"})["output_index"] == 1
-    assert "content_index" not in complete(type="response.function_call_arguments.delta", item_id="b", delta="{")
+    assert found["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    assert llama_request(CHAT, {"stream_options": {"continuous_usage_stats": True}}, ALL)["timings_per_token"] is True

@@ -31,7 +31,7 @@ class LlamaCppBackend(LanguageBackend):
     extra = "llama"
     engine = Path(__file__).parent / "worker" / "engine.py"
     kind = InstanceKind.KIND_MODEL
-    routes = ("chat/completions", "completions", "responses")
+    routes = ("chat/completions", "completions")
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Fill in inputs, outputs and instances; a model of embeddings has a route of its own."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import xllamacpp
 
 from .exchange import OK, ask
-from .openai_members import MemberError, check_members
-from .openai_responses import ResponseEvents, response_request
+from .openai_answers import AnswerForm
+from .openai_members import CHAT, COMPLETIONS, EMBEDDINGS, Abilities, MemberError, llama_request
 from .sampling import completion_of
 from .several_choices import SeveralChoices, choices_count, streamed_request
 
@@ -35,14 +35,17 @@ SLOTS = 4
 BATCH_TOKENS = 512
 """Default of `n_batch`, llama.cpp's `n_ubatch`: between batches it looks after other requests, and those cancelled."""
 
-_ROUTES = ("chat/completions", "completions", "responses", "embeddings")
+_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS)
 _DATA = b"data: "
 _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error":'
-_EVENT = b"event: "
-_FAILED = b"event: error\ndata: "
 _NOTHING = b"data: null"
 _FIELD = re.compile(r"^Field '(\w+)': ")
+_LEAKED = re.compile(r"\[json\.exception\.[^]]*\] |Unable to generate parser.*parser generation failed: ")
+_OVERFLOW = re.compile(r"input \((\d+) tokens\) is too large to process.*batch size: (\d+)")
+
+# Status 500 of llama.cpp for requests that no repetition makes better.
+_UNFIT = re.compile(r"[Ff]ailed to parse|input is not supported|template|[Jj]inja")
 
 _ENUMS = {
     "cache_type_k": ("ggml_type", "GGML_TYPE_"),
@@ -67,7 +70,7 @@ class Engine:
         self._slots_count = self._parameters.get("n_parallel", SLOTS)
         self._slots = asyncio.Semaphore(self._slots_count)
         self._server: Any = None
-        self._takes_tools = True
+        self._abilities = Abilities()
         self._problem = ""
 
     async def start(self) -> None:
@@ -79,7 +82,10 @@ class Engine:
             await asyncio.sleep(LOG_FLUSH_S)
             self._setup.die(f"llama.cpp cannot load '{os.path.basename(params.model.path)}': {error}")
         _, properties = await ask(self._path, "/props", b"")
-        self._takes_tools = json.loads(properties)["chat_template_caps"]["supports_tools"]
+        found = json.loads(properties)
+        modalities = found.get("modalities", {})
+        takes_tools = found["chat_template_caps"]["supports_tools"]
+        self._abilities = Abilities(takes_tools, modalities.get("vision", False), modalities.get("audio", False))
 
     def problem(self) -> str:
         """Return why llama.cpp answers no longer, "" while it does."""
@@ -178,32 +184,28 @@ class Engine:
         if address is not None:
             raise self._setup.invalid(f"image_url: must begin with 'data:', got {address[:100]!r}")
         try:
-            check_members(request.route, body, takes_tools=self._takes_tools)
+            asked = llama_request(request.route, body, self._abilities)
         except MemberError as error:
             raise self._setup.invalid(str(error)) from None
-        if request.route in ("chat/completions", "completions") and choices_count(body) > 1:
-            await self._answer_several(request, body)
+        form = AnswerForm(request.route, self._setup.model_name, body)
+        if request.route != EMBEDDINGS and choices_count(asked) > 1:
+            await self._answer_several(request, asked, form)
             return
-        complete_event = None
-        content = request.text.encode()
-        if request.route == "responses":
-            content = json.dumps(response_request(body)).encode()
-            complete_event = ResponseEvents().complete
-        answer = _OpenAIAnswer(request, self._setup.model_name, body.get("model"), self._event, complete_event)
+        answer = _OpenAIAnswer(request, self._event, form)
         route = f"/v1/{request.route}"
-        if body.get("stream"):
-            await self._post(route, content, answer.take)
+        if asked.get("stream"):
+            await self._post(route, asked, answer.take)
             answer.finish()
         else:
-            answer.send_document(await self._post(route, content))
+            answer.send_document(await self._post(route, asked))
 
-    async def _answer_several(self, request: "LanguageRequest", body: dict[str, Any]) -> None:
+    async def _answer_several(self, request: "LanguageRequest", body: dict[str, Any], form: AnswerForm) -> None:
         choices = SeveralChoices(body)
 
         def take(event: bytes) -> None:
             if event in (_DONE, _NOTHING):
                 return
-            chunk = choices.take(self._event(event))
+            chunk = choices.take(form.completed(self._event(event)))
             if body.get("stream"):
                 request.send({"text_output": json.dumps(chunk)})
 
@@ -233,14 +235,22 @@ class Engine:
         return document
 
     def _failure(self, content: bytes) -> Exception:
+        """Return the exception for an error of llama.cpp's server."""
         try:
             error = json.loads(content)["error"]
-            code, message = int(error["code"]), _FIELD.sub(r"\1: ", str(error["message"]))
+            code, message = int(error["code"]), str(error["message"])
         except (ValueError, KeyError, TypeError):
-            code, message = 500, content.decode(errors="replace")[:1000]
+            error, code, message = {}, 500, content.decode(errors="replace")[:1000]
+        message = _LEAKED.sub("", _FIELD.sub(r"\1: ", message))
         codes = self._setup.pb_utils.TritonError
+        overflow = _OVERFLOW.match(message)
+        sizes = overflow.groups() if overflow else (error.get("n_prompt_tokens"), error.get("n_ctx"))
+        if sizes[0] is not None:
+            limit = f"the model's maximum context length is {sizes[1]} tokens, the request has {sizes[0]}"
+            return self._setup.error(f"{limit} (hint: shorten it, or raise n_ctx)", codes.INVALID_ARG)
         by_status = {400: codes.INVALID_ARG, 404: codes.NOT_FOUND, 501: codes.INVALID_ARG, 503: codes.UNAVAILABLE}
-        return self._setup.error(message, by_status.get(code, codes.INTERNAL))
+        unfit = codes.INVALID_ARG if _UNFIT.search(message) else codes.INTERNAL
+        return self._setup.error(message, by_status.get(code, unfit))
 
     def _common_params(self) -> Any:
         params = xllamacpp.CommonParams()
@@ -269,12 +279,10 @@ class Engine:
 class _OpenAIAnswer:
     """Hands on an answer in OpenAI's form, and finds its usage."""
 
-    def __init__(self, request: "LanguageRequest", served: str, asked: object, read: Any, complete: Any) -> None:
+    def __init__(self, request: "LanguageRequest", read: Any, form: AnswerForm) -> None:
         self._request = request
         self._read = read
-        self._complete = complete
-        self._model = (b'"model":' + json.dumps(served).encode(), b'"model":' + json.dumps(asked).encode())
-        self._is_renamed = isinstance(asked, str) and asked != served
+        self._form = form
         self._held: list[bytes] = []
         self._counted: dict[str, Any] = {}
 
@@ -282,36 +290,31 @@ class _OpenAIAnswer:
         """Hand on an event; those that have counts are held until it is known whether they are the last."""
         if event in (_DONE, _NOTHING):
             return
-        if event.startswith((_ERROR, _FAILED)):
-            self._read(event[event.index(_DATA) :])
+        if event.startswith(_ERROR):
+            self._read(event)
         self._flush()
         if b'"timings":{' in event or b'"usage":{' in event:
-            self._counted = json.loads(event[event.index(_DATA) + len(_DATA) :])
+            self._counted = json.loads(event[len(_DATA) :])
             self._held.append(event)
         else:
-            self._request.send({"text_output": self._text(event)})
+            self._send(event)
 
     def finish(self) -> None:
         """Send the last event with the usage."""
         last = self._held.pop() if self._held else None
-        outputs = {} if last is None else {"text_output": self._text(last)}
+        outputs = {} if last is None else {"text_output": self._form.of(last[len(_DATA) :])}
         self._request.send(outputs, _usage(self._counted), final=True)
 
     def send_document(self, body: bytes) -> None:
-        self._request.send({"text_output": self._renamed(body)}, _usage(json.loads(body)), final=True)
+        self._request.send({"text_output": self._form.of(body)}, _usage(json.loads(body)), final=True)
 
     def _flush(self) -> None:
         for event in self._held:
-            self._request.send({"text_output": self._text(event)})
+            self._send(event)
         self._held.clear()
 
-    def _text(self, event: bytes) -> bytes:
-        if self._complete is not None and event.startswith(_EVENT):
-            event = self._complete(event)
-        return self._renamed(event[len(_DATA) :] if event.startswith(_DATA) else event)
-
-    def _renamed(self, text: bytes) -> bytes:
-        return text.replace(*self._model) if self._is_renamed else text
+    def _send(self, event: bytes) -> None:
+        self._request.send({"text_output": self._form.of(event[len(_DATA) :])})
 
 
 class _Logprobs:
@@ -349,13 +352,13 @@ def _finish_reason(answer: dict[str, Any]) -> str:
 
 def _usage(document: dict[str, Any]) -> dict[str, int]:
     """Return the usage, from what llama.cpp says in OpenAI's form, else from its timings."""
-    usage = document.get("usage") or document.get("response", {}).get("usage")
+    usage = document.get("usage")
     if not usage:
         return _usage_of_timings(document)
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    details = usage.get("prompt_tokens_details") or {}
     return {
-        "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
-        "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
+        "prompt_tokens": usage.get("prompt_tokens", 0),
+        "completion_tokens": usage.get("completion_tokens", 0),
         "cached_tokens": details.get("cached_tokens", 0),
     }
 

@@ -1,26 +1,52 @@
-"""Requests of OpenAI's API that llama.cpp would take wrongly, or in part, without a word. Pure."""
+"""Requests of OpenAI's API as llama.cpp reads them: one list of members a route, every other member is refused. Pure.
+
+llama.cpp ignores members that it does not know, and takes some values wrongly or in part. A request is checked against
+the lists here, and members that llama.cpp knows by another name or in another form are translated.
+"""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+
+from ...language.worker.members import near
+from .sampling import SEED_MAX
+
+CHAT = "chat/completions"
+COMPLETIONS = "completions"
+EMBEDDINGS = "embeddings"
 
 LOGPROBS_MAX = 20
 """Most tokens of which a request may have the probabilities at each place."""
 
 LOGIT_BIAS_MAX = 100
 
-_NO_TOOLS = "the chat template of the model has no place for tools (hint: parameter chat_template sets another)"
+CHOICES_MAX = 1000
+"""Most choices of `guided_choice`."""
 
 
 class MemberError(ValueError):
-    """What is wrong with a member; the text begins with its name."""
+    """A wrong member; the text begins with its name."""
+
+
+class Abilities(NamedTuple):
+    """Abilities of a model.
+
+    Attributes:
+        tools: Whether its chat template has a place for tools.
+        images: Whether it takes images.
+        audio: Whether it takes sound.
+    """
+
+    tools: bool = False
+    images: bool = False
+    audio: bool = False
 
 
 class Expected(NamedTuple):
-    """What a member may be.
+    """Valid values of a member.
 
     Attributes:
-        words: What it expects.
+        words: Description, for errors.
         fits: Whether a value is that.
     """
 
@@ -28,30 +54,137 @@ class Expected(NamedTuple):
     fits: Callable[[Any], bool]
 
 
-def check_members(route: str, body: Mapping[str, Any], *, takes_tools: bool) -> None:
-    """Check a request.
+def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict[str, Any]:
+    """Return a request as llama.cpp reads it.
 
     Args:
         route: Its route.
         body: Its document.
-        takes_tools: Whether the model's chat template has a place for tools.
+        model: Abilities of the model.
 
     Raises:
-        MemberError: A value is out of range, or asks for what llama.cpp does not do.
+        MemberError: A member is unknown, a value is out of range, or asks for what llama.cpp does not do.
     """
-    for name, value in body.items():
-        known = MEMBERS.get(name) if name != "logprobs" else _LOGPROBS.get(route)
-        if known is not None and value is not None and not known.fits(value):
-            raise MemberError(f"{name}: expected {known.words}, got {json.dumps(value)[:100]}")
-    if body.get("tools") and body.get("tool_choice") != "none" and not takes_tools:
-        raise MemberError(f"tools: {_NO_TOOLS}")
+    known = MEMBERS[route]
+    request = {name: value for name, value in body.items() if value is not None}
+    for name, value in request.items():
+        if name not in known:
+            raise MemberError(f"{name}: llama.cpp does not support this member{near(name, known)}")
+        if not known[name].fits(value):
+            raise MemberError(f"{name}: expected {known[name].words}, got {json.dumps(value)[:100]}")
+    if route == EMBEDDINGS:
+        return request
+    options = request.get("stream_options", {})
+    for name, value in options.items():
+        if not (_STREAM_OPTIONS[name].fits(value) if name in _STREAM_OPTIONS else value is None):
+            words = f"expected {_STREAM_OPTIONS[name].words}" if name in _STREAM_OPTIONS else "is not supported"
+            raise MemberError(f"stream_options.{name}: {words}, got {json.dumps(value)[:100]}")
+    if options.get("continuous_usage_stats"):
+        request["timings_per_token"] = True
+    if route == CHAT:
+        _check_parts(request.get("messages", ()), model)
+        _choose_tools(request)
+        if request.get("tools") and request.get("tool_choice") != "none" and not model.tools:
+            raise MemberError(f"tools: {_NO_TOOLS}")
+    _set_sampling(request)
+    _set_grammar(route, request)
+    return request
 
 
-def _number(least: float, most: float) -> Expected:
+def _check_parts(messages: Iterable[Any], model: Abilities) -> None:
+    takes = {"text": True, "refusal": True, "image_url": model.images, "input_audio": model.audio}
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            where = f"messages[{number}].content[{place}]"
+            if kind not in takes:
+                raise MemberError(f"{where}: expected a part of type {', '.join(takes)}, got {json.dumps(part)[:100]}")
+            if not takes[kind]:
+                raise MemberError(f"{where}: the model takes no parts of type {kind} (hint: parameter mmproj)")
+
+
+def _choose_tools(request: dict[str, Any]) -> None:
+    """Replace the choice of functions by a list of just these: llama.cpp knows only whether one must be called."""
+    choice = request.get("tool_choice", "auto")
+    if choice in ("none", "auto"):
+        return
+    tools = request.get("tools") or ()
+    names = [tool["function"]["name"] for tool in tools]
+    if not tools:
+        raise MemberError(f"tool_choice: expected none or auto for a request without tools, got {json.dumps(choice)}")
+    if choice == "required":
+        return
+    allowed = choice.get("allowed_tools", {"mode": "required", "tools": [choice]})
+    try:
+        chosen = [tool["function"]["name"] for tool in allowed["tools"]]
+        request["tool_choice"] = {"auto": "auto", "required": "required"}[allowed["mode"]]
+    except (KeyError, TypeError):
+        raise MemberError(f"tool_choice: {_CHOICE.words}, got {json.dumps(choice)[:100]}") from None
+    missing = next((name for name in chosen if name not in names), None)
+    if missing is not None:
+        raise MemberError(f"tool_choice: expected one of {', '.join(names)}, got {json.dumps(missing)[:100]}")
+    request["tools"] = [tool for tool in tools if tool["function"]["name"] in chosen]
+
+
+def _set_sampling(request: dict[str, Any]) -> None:
+    if "seed" in request:
+        request["seed"] &= SEED_MAX
+    if "repetition_penalty" in request:
+        request["repeat_penalty"] = request.pop("repetition_penalty")
+    if "stop" in request:
+        stops = [request["stop"]] if isinstance(request["stop"], str) else request["stop"]
+        request["stop"] = [stop for stop in stops if stop]
+    least = request.pop("min_tokens", 0)
+    most = request.get("max_completion_tokens", request.get("max_tokens"))
+    if least and least == most:
+        request["ignore_eos"] = True
+    elif least and not request.get("ignore_eos"):
+        raise MemberError(f"min_tokens: expected 0, max_tokens, or any number with ignore_eos, got {least}")
+
+
+def _set_grammar(route: str, request: dict[str, Any]) -> None:
+    """Replace members that describe the form of an answer by a schema or a grammar for llama.cpp."""
+    given = {name: request.pop(name) for name in _GUIDED if name in request}
+    structured = request.pop("structured_outputs", {})
+    given |= {f"structured_outputs.{name}": value for name, value in structured.items() if value is not None}
+    form = request.get("response_format", {})
+    several = [*given, *(name for name in ("json_schema", "grammar") if name in request)]
+    several += ["response_format"] if form.get("type", "text") != "text" else []
+    if len(several) > 1:
+        raise MemberError(f"{several[1]}: expected one description of the answer, got {' and '.join(several)}")
+    for name, value in given.items():
+        request.update(_grammar(name, value))
+    if route == COMPLETIONS and form:  # which llama.cpp reads in chats only
+        del request["response_format"]
+        if form["type"] != "text":
+            request["json_schema"] = form.get("json_schema", {}).get("schema", {"type": "object"})
+
+
+def _grammar(name: str, value: Any) -> dict[str, Any]:
+    kind = name.rpartition(".")[2].removeprefix("guided_")
+    try:
+        if kind == "json":
+            value = json.loads(value) if isinstance(value, str) else value
+            return {"json_schema": {**value}}
+        if kind == "json_object":
+            return {"json_schema": {"type": "object"}} if value is True else {}
+    except (TypeError, ValueError):
+        raise MemberError(f"{name}: expected a JSON schema, got {json.dumps(value)[:100]}") from None
+    if kind == "grammar" and isinstance(value, str):
+        return {"grammar": value}
+    if kind == "choice":
+        if _is_texts(value) and 0 < len(value) <= CHOICES_MAX:
+            return {"grammar": f"root ::= {' | '.join(json.dumps(each, ensure_ascii=False) for each in value)}"}
+        raise MemberError(f"{name}: expected 1 to {CHOICES_MAX} strings, got {json.dumps(value)[:100]}")
+    raise MemberError(f"{name}: llama.cpp does not support this (hint: it follows json, choice and grammar)")
+
+
+def _number(least: float, most: float = 1e9) -> Expected:
     def fits(value: Any) -> bool:
         return type(value) in (int, float) and least <= value <= most
 
-    return Expected(f"a number from {least} to {most}", fits)
+    return Expected(f"a number from {least:g} to {most:g}", fits)
 
 
 def _integer(least: int, most: int | None = None) -> Expected:
@@ -61,8 +194,8 @@ def _integer(least: int, most: int | None = None) -> Expected:
     return Expected(f"a whole number {f'of at least {least}' if most is None else f'from {least} to {most}'}", fits)
 
 
-def _is_stop(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _is_bias(value: Any) -> bool:
@@ -72,30 +205,102 @@ def _is_bias(value: Any) -> bool:
 
 
 def _is_tools(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) and each.get("type") == "function" for each in value)
+    return isinstance(value, list) and all(
+        isinstance(each, dict)
+        and each.get("type") == "function"
+        and isinstance(each.get("function"), dict)
+        and isinstance(each["function"].get("name"), str)
+        for each in value
+    )
+
+
+def _is_format(value: Any) -> bool:
+    if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
+        return False
+    schema = value.get("json_schema")
+    return value["type"] != "json_schema" or (isinstance(schema, dict) and isinstance(schema.get("schema"), dict))
 
 
 def _only(value: object) -> Expected:
     return Expected(f"{json.dumps(value)}: llama.cpp can do nothing else", lambda given: given == value)
 
 
-MEMBERS = {
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _number(-2, 2)),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "n"), _integer(1)),
-    "top_logprobs": _integer(0, LOGPROBS_MAX),
-    "stop": Expected("a string or an array of strings", _is_stop),
-    "logit_bias": Expected(f"an object with a number up to {LOGIT_BIAS_MAX} for each token's id", _is_bias),
-    "tools": Expected("an array of tools of type function", _is_tools),
-    **dict.fromkeys(("echo", "background"), _only(False)),
-    "functions": _only([]),
-    "suffix": _only(""),
-    "best_of": _only(1),
-}
-"""Members that are the same in all routes."""
+_NO_TOOLS = "the chat template of the model has no place for tools (hint: parameter chat_template sets another)"
+_ANY = Expected("a value", lambda _: True)
+_FLAG = Expected("a boolean", lambda value: type(value) is bool)
+_TEXT = Expected("a string", lambda value: isinstance(value, str))
+_TEXTS = Expected("an array of strings", _is_texts)
+_OBJECT = Expected("an object", lambda value: isinstance(value, dict))
+_MODES = ("none", "auto", "required")
+_CHOICE = Expected(
+    "none, auto, required, or an object that names functions", lambda value: isinstance(value, dict) or value in _MODES
+)
+_GUIDED = ("guided_json", "guided_choice", "guided_grammar", "guided_regex")
 
-_LOGPROBS = {
-    "chat/completions": Expected("a boolean", lambda value: type(value) is bool),
-    "completions": _integer(0, LOGPROBS_MAX),
+_STREAM_OPTIONS = {
+    **dict.fromkeys(("include_usage", "continuous_usage_stats"), _FLAG),
+    "include_obfuscation": _only(False),
 }
+
+_WITHOUT_EFFECT = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+)  # fmt: skip
+"""Members that change no answer."""
+
+_TEXT_MEMBERS = {
+    "model": _TEXT,
+    **dict.fromkeys(_WITHOUT_EFFECT, _ANY),
+    "temperature": _number(0, 2),
+    **dict.fromkeys(("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"), _number(0, 1)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _number(-2, 2)),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "n"), _integer(1)),
+    **dict.fromkeys(("min_tokens", "n_keep"), _integer(0)),
+    **dict.fromkeys(("seed", "top_k", "n_predict", "repeat_last_n", "dry_penalty_last_n"), _integer(-1)),
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty"), _number(0)),
+    **dict.fromkeys(("dynatemp_range", "dynatemp_exponent", "dry_multiplier", "dry_base"), _number(0)),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), _number(0)),
+    "top_n_sigma": _number(-1),
+    "mirostat": _integer(0, 2),
+    "dry_allowed_length": _integer(0),
+    **dict.fromkeys(("dry_sequence_breakers", "samplers"), _TEXTS),
+    **dict.fromkeys(("ignore_eos", "cache_prompt", "stream", "timings_per_token", "return_progress"), _FLAG),
+    "stop": Expected("a string or an array of strings", lambda value: isinstance(value, str) or _is_texts(value)),
+    "logit_bias": Expected(f"an object with a number up to {LOGIT_BIAS_MAX} for each token's id", _is_bias),
+    "stream_options": _OBJECT,
+    "response_format": Expected("an object of type text, json_object, or json_schema with its schema", _is_format),
+    **dict.fromkeys(("json_schema", "structured_outputs"), _OBJECT),
+    "grammar": _TEXT,
+    **dict.fromkeys(_GUIDED, _ANY),
+}
+
+MEMBERS: Mapping[str, Mapping[str, Expected]] = {
+    CHAT: {
+        **_TEXT_MEMBERS,
+        "messages": Expected("an array", lambda value: isinstance(value, list)),
+        "logprobs": _FLAG,
+        "top_logprobs": _integer(0, LOGPROBS_MAX),
+        "tools": Expected("an array of tools of type function", _is_tools),
+        "tool_choice": _CHOICE,
+        **dict.fromkeys(("parallel_tool_calls", "add_generation_prompt", "continue_final_message"), _FLAG),
+        "chat_template_kwargs": _OBJECT,
+        "reasoning_format": _TEXT,
+        "functions": _only([]),
+        "function_call": _only("none"),
+        "modalities": _only(["text"]),
+    },
+    COMPLETIONS: {
+        **_TEXT_MEMBERS,
+        "prompt": _ANY,
+        "logprobs": _integer(0, LOGPROBS_MAX),
+        "echo": _only(False),
+        "suffix": _only(""),
+        "best_of": _only(1),
+    },
+    EMBEDDINGS: {
+        **dict.fromkeys(("model", "user"), _TEXT),
+        "input": _ANY,
+        "encoding_format": Expected("float or base64", lambda value: value in ("float", "base64")),
+        "embd_normalize": _integer(-1),
+    },
+}
+"""Every member of each route."""
