@@ -178,7 +178,7 @@ async def serve_given(
             return 1, True
         models = replace(options.models, repositories=(str(folder),))
         return await serve(replace(options, models=models), make_server, notifier=notifier)
-    if not given.needs_repository:
+    if not (given.needs_repository or options.models.files.mounts):
         return await serve(options, make_server, notifier=notifier)
     # Imported late: it needs the backends.
     from charonia.server.backends.api import BackendSettings

@@ -38,7 +38,7 @@ from charonia.cli.serve_values import (
 )
 from charonia.cli.values import assignment, boolean, choice, filled, integer, number, path_or_none, path_text
 from charonia.server.access.options import read_restriction
-from charonia.server.files.options import BATCH_SIZE_MAX, WORKERS_MAX
+from charonia.server.files.options import BATCH_SIZE_MAX, WORKERS_MAX, read_mount
 from charonia.server.machine.cores import read_policies
 from charonia.server.model_options import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX, ControlMode
 from charonia.server.options import (
@@ -171,6 +171,9 @@ FILES = (
     Option("--workers", "models.files.workers", integer(0, WORKERS_MAX), "N",
            "Instances per model in the files (Python: worker processes). 0: as the file configures, otherwise 1"),
     flag("--trust", "models.files.trust", True, "Read estimators that can run code: pickles, unknown types of skops"),
+    Option("--mount", "models.files.mounts", lambda text: (read_mount(text),), "[FILE.py:]APP:/PATH",
+           "ASGI application to serve beside the models, by default of the Python file; repeatable", joined,
+           default="none"),
     Option("--reload", "", reloading, "",
            "Reload a model when its file changes: --model-control-mode=poll --repository-poll-secs=1",
            Fields.merged, default=""),

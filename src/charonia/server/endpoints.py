@@ -20,7 +20,7 @@ from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
 from charonia.server.metrics.traffic import Traffic
 from charonia.server.model_options import ControlMode
-from charonia.server.options import EndpointTls, HttpOptions, ServerOptions
+from charonia.server.options import EndpointTls, HttpOptions, ModelOptions, ServerOptions
 from charonia.wire.browsers import listens_locally
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
@@ -47,6 +47,11 @@ def _http_limits(options: HttpOptions) -> HttpLimits:
 
 def _is_under_kserve(options: ServerOptions) -> bool:
     return options.http.kserve_v1 or bool(options.models.files.predictor_host) or os.path.isdir(KSERVE_MOUNT)
+
+
+def mount_sockets(models: ModelOptions) -> dict[str, str]:
+    """Return the sockets of applications by path: they lie in the repository that is made for files, the last one."""
+    return {each.path: each.socket(models.repositories[-1]) for each in models.files.mounts}
 
 
 class Endpoints:
@@ -106,6 +111,7 @@ class Endpoints:
             has_openai=options.http.openai,
             has_kserve_v1=options.http.kserve_v1,
             has_health_documents=_is_under_kserve(options),
+            mounts=mount_sockets(options.models),
             fairness_header=options.fairness_header.lower().encode(),
         )
         if options.grpc.enabled:

@@ -7,7 +7,7 @@ the engine can answer are awaited.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
@@ -109,6 +109,7 @@ class Services:
         has_kserve_v1: Whether KServe's v1 protocol is, too.
         has_health_documents: Whether every health answer has a document, which clients of KServe read.
         fairness_header: Header, in lower case, by whose value clients share busy models fairly; b"" for none.
+        mounts: Sockets of the applications beside the models, by path.
     """
 
     regions: RegionRegistry | None = None
@@ -135,6 +136,7 @@ class Services:
     has_kserve_v1: bool = False
     has_health_documents: bool = False
     fairness_header: bytes = b""
+    mounts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_named_flows(self) -> bool:

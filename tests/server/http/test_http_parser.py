@@ -423,3 +423,26 @@ def test_other_fields_may_be_repeated(more: bytes) -> None:
 
     assert isinstance(found, Request)
     assert found.refusal is None
+
+
+WEBSOCKET = {"Connection": "Upgrade", "Upgrade": "WebSocket"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "allowed", "is_upgrade"),
+    [
+        (request("/u", method="GET", headers=WEBSOCKET), True, True),
+        (request("/u", method="GET", headers=WEBSOCKET), False, False),
+        (request("/u", body=b"body", headers=WEBSOCKET), True, False),
+        (request("/u", method="GET", headers={**WEBSOCKET, "Upgrade": "h2c"}), True, False),
+        (request("/u", method="GET", headers=WEBSOCKET) + b"early", True, False),
+    ],
+)
+def test_a_websocket_is_the_last_request_where_it_is_allowed(sent: bytes, allowed: bool, is_upgrade: bool) -> None:
+    parser = RequestParser(HttpLimits(), allows_websockets=allowed)
+
+    first = parser.receive(memoryview(sent))[0]
+
+    assert isinstance(first, Request)
+    assert (first.is_upgrade, first.url) == (is_upgrade, b"/u")
+    assert (parser.state is ParserState.ENDED) == is_upgrade

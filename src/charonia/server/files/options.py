@@ -2,9 +2,48 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from charonia.config.parameters import is_free_path
 
 WORKERS_MAX = 1024
 BATCH_SIZE_MAX = 2**31 - 1
+
+
+class Mount(NamedTuple):
+    """An ASGI application beside the models.
+
+    Attributes:
+        app: Its name in the file.
+        path: Where it answers, such as "/ui".
+        file: The file, "" for the only Python file that is served.
+    """
+
+    app: str
+    path: str
+    file: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of what runs it among the models."""
+        return self.path.strip("/").replace("/", "-")
+
+    def socket(self, repository: str) -> str:
+        """Return its socket, in the repository that is made for files."""
+        return f"{repository}/.{self.name}.socket"
+
+
+def read_mount(text: str) -> Mount:
+    """Parse `[FILE.py:]APP:/PATH`.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    head, _, path = text.rpartition(":")
+    file, _, app = head.rpartition(":")
+    if not app.isidentifier() or not is_free_path(path) or (file and not file.endswith(".py")):
+        raise ValueError(f"expected [FILE.py:]APP:/PATH, with a path that the server does not have, got '{text}'")
+    return Mount(app, path, file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +58,7 @@ class FileOptions:
         model_name: Name of the model where a path is one model and no repository, "" for its own.
         predictor: The model of a repository that another server runs, "" for none.
         predictor_host: That server, "" for none.
+        mounts: ASGI applications beside the models.
     """
 
     name: str = ""
@@ -28,12 +68,16 @@ class FileOptions:
     model_name: str = ""
     predictor: str = ""
     predictor_host: str = ""
+    mounts: tuple[Mount, ...] = ()
 
     def problems(self) -> Iterator[str]:
         for option, name in (("--name", self.name), ("--model_name", self.model_name)):
             if "/" in name or name.startswith("."):
                 yield f"{option}: expected a name without '/' that does not begin with '.', got '{name}'"
 
+        names = [mount.name for mount in self.mounts]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"--mount: expected one application at /{name}, got {names.count(name)}"
         if self.predictor and not self.predictor_host:
             yield "--predictor: --predictor_host HOST says which server runs it"
 

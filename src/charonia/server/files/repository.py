@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path
 
 from charonia.config.forms import model_name
+from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
-from charonia.config.parameters import TRY_EXAMPLE
+from charonia.config.parameters import MOUNTED_APP, MOUNTED_AT, MOUNTED_SOCKET, TRY_EXAMPLE
 from charonia.config.pbtxt import parse, render
 from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, invalid
@@ -18,7 +19,7 @@ from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
 from charonia.server.backends.sklearn.options import TRUSTED
 from charonia.server.files.given import CONFIG, GivenFiles
-from charonia.server.files.options import FileOptions
+from charonia.server.files.options import FileOptions, Mount
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +104,11 @@ class FileRepository:
                 version.symlink_to(path.parent)
             else:
                 (version / path.name).symlink_to(path)
-        return tuple(self._names)
+        names = tuple(self._names)
+        for mount in options.mounts:
+            self._claim(mount.name)
+            self._add_mount(mount)
+        return names
 
     async def follow(self, interval_s: float) -> None:
         """Add the models that a Python file defines after a change, and remove those that it no longer does.
@@ -154,12 +159,31 @@ class FileRepository:
         return replace(self._start, backend="python", parameters={SERVICE_PATH: str(path)})
 
     def _add_service(self, path: Path, name: str) -> None:
+        self._add_python(self._python(path), path, name)
+
+    def _add_python(self, config: ModelConfig, path: Path, name: str) -> None:
         hidden = self._folder / f".{name}"  # until it is complete
-        version = _add(replace(self._python(path), name=name), hidden)
+        version = _add(replace(config, name=name), hidden)
         # Only to be watched: the file is imported from where it is.
         for beside in islice(sorted(path.parent.glob("*.py")), WATCHED_MAX):
             (version / beside.name).symlink_to(beside)
         hidden.rename(self._folder / name)
+
+    def _add_mount(self, mount: Mount) -> None:
+        path = Path(mount.file).absolute() if mount.file else next(iter(self._services), None)
+        if path is None or (not mount.file and len(self._services) > 1) or not path.is_file():
+            raise invalid(
+                f"--mount: expected a Python file with '{mount.app}', got {mount.file or len(self._services)}",
+                hint=f"--mount FILE.py:{mount.app}:{mount.path}",
+            )
+        parameters = {
+            SERVICE_PATH: str(path),
+            MOUNTED_APP: mount.app,
+            MOUNTED_AT: mount.path,
+            MOUNTED_SOCKET: mount.socket(str(self._folder)),
+        }
+        only = (InstanceGroup(kind=InstanceKind.KIND_CPU, count=1),)
+        self._add_python(ModelConfig(backend="python", parameters=parameters, instance_group=only), path, mount.name)
 
     def _claim(self, name: str) -> None:
         _check_free(name, self._names)

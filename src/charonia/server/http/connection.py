@@ -84,6 +84,7 @@ class ConnectionOwner(Protocol):
         singular: Header fields that a request must not give twice with different values.
         turns: Turns of the connections with more requests than they handle in one round.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
+        allows_websockets: Whether some requests may change to a WebSocket.
         request_count: Requests received.
     """
 
@@ -97,6 +98,7 @@ class ConnectionOwner(Protocol):
     singular: Set[bytes]
     turns: Turns
     lend: Lend | None
+    allows_websockets: bool
     request_count: int
 
     def opened(self, connection: "HttpConnection") -> bool:
@@ -133,7 +135,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._host = host
         self._limits = host.limits
         self._transport: asyncio.Transport | None = None
-        self._parser = RequestParser(host.limits, keeps_names=host.keeps_names, singular=host.singular, lend=host.lend)
+        self._parser = RequestParser(
+            host.limits,
+            keeps_names=host.keeps_names,
+            singular=host.singular,
+            lend=host.lend,
+            allows_websockets=host.allows_websockets,
+        )
         self._exchanges: list[Exchange] = []  # in the order of their requests
         self._waiting: deque[Event] = deque()  # requests that have arrived and are not taken yet
         self._is_turn_due = False
@@ -199,6 +207,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have arrived in the buffer."""
         if self._phase is not _OPEN:
+            if self._exchanges and (receive := self._exchanges[-1].receive) is not None:
+                receive(bytes(self._host.read_buffer[:nbytes]))
             return
         parser, host = self._parser, self._host
         state = parser.state
@@ -381,6 +391,9 @@ class HttpConnection(asyncio.BufferedProtocol):
     def wind_down(self) -> None:
         """Accept no more requests; close when the client has the last response."""
         if self._exchanges:
+            if self._exchanges[-1].receive is not None:  # it would not end by itself
+                self.abort()
+                return
             self._exchanges[-1].end_connection()
             self._take_no_more()
         elif self._parser.state not in RECEIVING:

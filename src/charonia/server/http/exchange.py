@@ -103,6 +103,7 @@ class Exchange:
         headers: Additional header lines of every response to it, each with its line end.
         keep_alive: Whether the connection stays open afterwards.
         load_line: Returns the header line with the server's load; None if the request needs none.
+        receive: Gets what arrives after the request, None for nothing: of a request that changes the protocol.
         reshape: Changes the response before it is sent; None for no change.
         response: Parts of the complete response, None until it is ready; of a streamed response, the rest.
         is_open: Whether the client still waits for the response, or the rest of it.
@@ -142,6 +143,7 @@ class Exchange:
         "load_line",
         "model",
         "outcome",
+        "receive",
         "received_ns",
         "request",
         "request_id",
@@ -163,6 +165,7 @@ class Exchange:
         self.headers = b""
         self.keep_alive = True
         self.load_line: Callable[[], bytes] | None = None
+        self.receive: Callable[[bytes], None] | None = None
         self.reshape: Callable[[Reshaped], Reshaped] | None = None
         self.has_begun = False
         self.is_kserve = False
@@ -245,10 +248,13 @@ class Exchange:
             self.end_connection()  # which marks the end of the body
         extra = self.headers + extra
         head = b"%b%bContent-Type: %b\r\n%b%b\r\n"
+        self._begin(status, head % (_STATUS_LINES[status], extra, content_type, self.connection, framing))
+
+    def _begin(self, status: int, head: bytes) -> None:
         self.status = status
         self.has_begun = True
-        self._unwritten = [head % (_STATUS_LINES[status], extra, content_type, self.connection, framing)]
-        self._unwritten_bytes = len(self._unwritten[0])
+        self._unwritten = [head]
+        self._unwritten_bytes = len(head)
         self._outlet.progressed(self)
 
     def keep_streaming(self, begin: Callable[[], None], interval_s: float) -> None:
@@ -275,6 +281,28 @@ class Exchange:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def forward(self, status: int, fields: bytes, *, is_chunked: bool = False) -> None:
+        """Begin the response of another server, as `begin`.
+
+        Args:
+            status: Its status.
+            fields: Its header lines, with a length unless `is_chunked`; of a protocol upgrade, all that it has sent.
+            is_chunked: Whether the length of its body is not known.
+        """
+        framing = b""
+        if self.request.is_upgrade:
+            self.request.knows_chunks = False
+            self._begin(status, fields)
+            return
+        if not is_chunked:
+            self.request.knows_chunks = False  # the pieces are sent as they are
+        elif self.request.knows_chunks:
+            framing = b"Transfer-Encoding: chunked\r\n"
+        else:
+            self.end_connection()
+        line = _STATUS_LINES.get(status) or _unnamed(status)
+        self._begin(status, b"%b%b%b%b%b\r\n" % (line, self.headers, fields, self.connection, framing))
 
     def send(self, data: bytes) -> None:
         """Send a piece, which must not be empty."""

@@ -19,6 +19,7 @@ from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.kserve_v1 import KserveV1Handlers
 from charonia.server.http.limits import JSON_SIZE, HttpLimits
+from charonia.server.http.mounts import Mounts
 from charonia.server.http.page import PageHandlers
 from charonia.server.http.routes import (
     Handler,
@@ -63,6 +64,7 @@ class HttpEndpoint:
         handle: Answers a request, now or later. Never raises.
         turns: Turns of the connections with more requests than they handle in one round.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
+        allows_websockets: Whether some requests may change to a WebSocket.
         port: Listening port, once started.
         accepted_count: Connections accepted.
         request_count: Requests received.
@@ -107,6 +109,7 @@ class HttpEndpoint:
         self.handle = self._router.handle
         self.turns = Turns(_call_soon)
         self.lend: Lend | None = None
+        self.allows_websockets = False
         self.port = 0
         self.accepted_count = 0
         self.request_count = 0
@@ -242,6 +245,11 @@ class HttpFrontend(HttpEndpoint):
             access_log: The access log, None for none.
             services: Services besides the engine.
         """
+        tasks = Tasks(limits.body_bytes_max)
+        gate = services.http_gate
+        hidden = gate.singular if gate is not None else frozenset[bytes]()
+        mounts = Mounts(services.mounts, hidden, services.page_scheme or "http", tasks)
+        models_at = InferenceHandlers(engine, limits, services, tasks).at_path
         super().__init__(
             protocol_routes(engine, limits, services),
             limits,
@@ -251,8 +259,9 @@ class HttpFrontend(HttpEndpoint):
             browsers=BrowserRules(services.cors_origins, services.allowed_hosts),
             access_log=access_log,
             is_exiting=engine.is_exiting,
-            further=InferenceHandlers(engine, limits, services, Tasks(limits.body_bytes_max)).at_path,
+            further=lambda path: models_at(path) or mounts.at(path),
         )
+        self.allows_websockets = bool(services.mounts)
         self.is_traced = services.tracer is not None
         self.keeps_names = services.http_headers is not None
         self.lend = services.lend

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
+from charonia.config.parameters import MOUNTED_APP
 from charonia.core.errors import ServingError, not_found
 from charonia.server.access.operations import operation_of_route
 from charonia.server.access.rules import Operation, Scope
@@ -146,8 +147,9 @@ class PageHandlers:
         found = []
         for name in dict.fromkeys(entry.name for entry in await self._engine.repository_index(ready_only=True)):
             try:
-                metadata = self._engine.model_metadata(name)
-                found.append(ServedModel(self._engine.model_config(name), metadata.versions, metadata.platform))
+                metadata, config = self._engine.model_metadata(name), self._engine.model_config(name)
+                if MOUNTED_APP not in config.parameters:
+                    found.append(ServedModel(config, metadata.versions, metadata.platform))
             except ServingError:
                 continue  # requests could not reach it either, for example under a name that two models have
         return found

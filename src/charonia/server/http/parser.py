@@ -105,6 +105,7 @@ class Request:
         refusal: Error to answer with instead of calling a handler: the body was dropped, or the request is invalid.
         refusal_status: HTTP status of that error; 0 for that of its code.
         by_page: Whether a browser sent it for a page.
+        is_upgrade: Whether it asks for a WebSocket, which the parser was told to allow.
     """
 
     method: bytes
@@ -117,6 +118,7 @@ class Request:
     refusal: ServingError | None = None
     refusal_status: int = 0
     by_page: bool = False
+    is_upgrade: bool = False
 
 
 class Expectation(Enum):
@@ -193,6 +195,7 @@ class RequestParser:
         keeps_names: bool = False,
         singular: Set[bytes] = frozenset({JSON_SIZE}),
         lend: Lend | None = None,
+        allows_websockets: bool = False,
     ) -> None:
         """Create a parser.
 
@@ -201,7 +204,9 @@ class RequestParser:
             keeps_names: Whether requests keep the original spelling of header names.
             singular: Fields, in lower case, that a request must not give twice with different values.
             lend: Lends memory for large bodies with tensors.
+            allows_websockets: Whether a request for a WebSocket is one; if not, it is one of HTTP.
         """
+        self._allows_websockets = allows_websockets
         self.state = _IDLE
         self._lend = lend
         self._limits = limits
@@ -356,7 +361,17 @@ class RequestParser:
         return None
 
     def _decline(self, rest: memoryview) -> memoryview:
-        """Decline a protocol upgrade by answering in HTTP/1.1; return the bytes that are still to be parsed."""
+        """Decline a protocol upgrade by answering in HTTP/1.1; return the bytes that are still to be parsed.
+
+        A WebSocket may be allowed: then the request is the last one.
+        """
+        headers = self._headers
+        is_websocket = self._llhttp.get_method() == b"GET" and headers.get(b"upgrade", b"").lower() == b"websocket"
+        if self._allows_websockets and is_websocket and self.state is _BODY and not rest and not self._length:
+            request = self._request(b"")
+            request.keep_alive, request.is_upgrade = False, True
+            self._complete(request)
+            return rest
         if self.state in RECEIVING:  # llhttp has skipped the body: parse the request again without the upgrade
             fields = b"".join([b"%b: %b\r\n" % field for field in self._headers.items() if field[0] not in _OFFERS])
             version = self._llhttp.get_http_version().encode()

@@ -12,6 +12,7 @@ import orjson
 from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
+from charonia.config.parameters import MOUNTED_APP
 from charonia.core.errors import invalid, unsupported
 from charonia.core.request import CallFrame
 from charonia.core.statistics import MemoryUsage, WorkerState
@@ -82,6 +83,8 @@ class PythonBackend:
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Ask the model's `auto_complete_config`, where it has one, in a worker that ends afterwards."""
         path = self._model_path(files, config)
+        if MOUNTED_APP in config.parameters:
+            return Completion(config)
         environment = await _environment(files, config, settings, path, self._folder)
         result = described(path, config)
         if result is None:
@@ -108,7 +111,7 @@ class PythonBackend:
         """Check the settings and prepare the environment; the model itself is imported by each instance."""
         path = self._model_path(files, config)
         environment = await _environment(files, config, settings, path, self._folder)
-        if not config.input:
+        if not config.input and MOUNTED_APP not in config.parameters:
             _log.warning(
                 "model '%s' has no inputs%s: config.pbtxt, or auto_complete_config in %s, must define them",
                 config.name,

@@ -82,7 +82,7 @@ class FunctionModel:
         self._is_async = inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
         self._slots = asyncio.Semaphore(definition.concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._calls = _Calls(self.request_class, {d.name: d for d in self.definitions})
+        self._calls = ServiceCalls(self.request_class, {d.name: d for d in self.definitions})
 
     def execute(
         self, requests: list[InferenceRequest]
@@ -274,7 +274,7 @@ class _Batches:
         return left, kept
 
 
-class _Calls:
+class ServiceCalls:
     """Calls other models for a model of a service file.
 
     Args:

@@ -69,8 +69,10 @@ class ModelImports:
             sys.modules.update(dict.fromkeys(PB_UTILS, pb_utils))
             _offer_service()
 
-    def load(self, path: str) -> Any:
+    def load(self, path: str, app: str = "") -> Any:
         """Import the file of a model and return its class, or the models that a service file defines.
+
+        With the name of an application, return this and those models.
 
         Raises:
             ImportError: It is no Python file.
@@ -99,6 +101,10 @@ class ModelImports:
             except BaseException as error:
                 note_step(error, f"'{os.path.basename(path)}' cannot be imported")
                 raise
+        if app:
+            if not callable(getattr(module, app, None)):
+                raise AttributeError(f"{path} has no application '{app}'")
+            return getattr(module, app), definitions
         if hasattr(module, "TritonPythonModel"):
             return module.TritonPythonModel
         if not definitions:

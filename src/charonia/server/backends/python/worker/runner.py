@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from . import triton_python_backend_utils as pb_utils
@@ -59,7 +60,7 @@ class PythonModelRunner:
         parameters = self._binding.configure(arguments.get("model_config", "{}")).get("parameters") or {}
         self._retries_alone = parameters.get(RETRY_ALONE, {}).get("string_value") == "true"
         try:
-            model = self._load(imports, path)()
+            model = self._load(imports, path, parameters.get("MOUNTED_APP", {}).get("string_value", ""))()
             if not callable(getattr(model, "execute", None)):
                 raise AttributeError(f"TritonPythonModel in {path} has no method 'execute'")
             if hasattr(model, "initialize"):
@@ -208,8 +209,15 @@ class PythonModelRunner:
             binding.running = 0
         return results, output_start
 
-    def _load(self, imports: ModelImports, path: str) -> Any:
-        loaded = imports.load(path)
+    def _load(self, imports: ModelImports, path: str, app: str = "") -> Any:
+        loaded = imports.load(path, app)
+        if app:
+            from .functions import ServiceCalls, log_to_server
+            from .mount import MountedApp
+
+            log_to_server(self._host)
+            siblings = {definition.name: definition for definition in loaded[1]}
+            return partial(MountedApp, loaded[0], ServiceCalls(self._request_class, siblings))
         if not isinstance(loaded, list):
             return loaded
         # Imported late: most models are classes themselves, and need none of it.
