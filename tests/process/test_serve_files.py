@@ -46,6 +46,10 @@ def test_the_example_of_functions_answers_as_its_page_says() -> None:
         refused = charonia("infer", "Similar", "-u", server.http, "-i", "first= ", status=1)
         assert refused.stderr == "charonia infer: first, second: expected some letters\n"
 
+        for command in ("infer", "explain"):
+            several = charonia(command, "-u", server.http, status=1).stderr
+            assert several.startswith(f"charonia {command}: expected the name of a model, got none (hint: the server has ")
+
         words = ("-u", f"grpc://{server.grpc}", "-i", "text=one word after the other")
         assert charonia("infer", "words", *words).stdout == "one word after the other \n"
         assert len(charonia("infer", "words", *words, "--json").stdout.splitlines()) == 5
@@ -105,6 +109,8 @@ def test_the_example_of_a_file_has_the_height_that_the_network_needs_beyond_its_
     with ServeProcess(tmp_path / "lines.onnx", "--port=0") as server:
         answer = charonia("infer", "lines", "-u", server.http)
         assert answer.stdout.startswith("y FP32[1,3,48,48]")
+        assert charonia("infer", "-u", server.http).stdout == answer.stdout
+        assert "lines" in charonia("explain", "-u", server.http).stdout
         assert '"shape":[1,3,48,48]' in charonia("infer", "lines", "-u", server.http, "--curl").stdout
 
 

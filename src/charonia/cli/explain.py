@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import HEADER_HELP, header, with_key
+from charonia.cli.values import HEADER_HELP, header, only_model, with_key
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
 from charonia.tools.report.explain_text import COLUMNS_MAX, explain_text
@@ -36,13 +36,13 @@ class ExplainOptions:
 LINE = CommandLine(
     command="charonia explain",
     intro="""\
-usage: charonia explain [OPTIONS] MODEL
+usage: charonia explain [OPTIONS] [MODEL]
 
 Show how the scheduler served a model in the last minute, its bottleneck, and what to change.
 """,
     groups={
         "Options": (
-            Option("MODEL", "model", str, "MODEL", "Name of a loaded model"),
+            Option("--model -m MODEL", "model", str, "MODEL", "Name of a loaded model", default="the only one"),
             Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
             Option("--model-version", "version", str, "VERSION", "That version", default="the latest"),
             Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
@@ -76,16 +76,24 @@ def fetch(given: ExplainOptions) -> dict[str, Any]:
     scheme = base.partition("://")[0]
     if scheme not in ("http", "https"):
         raise invalid(f"--url: expected HOST:PORT, or a URL of http or https, got '{given.url}'")
-    url = f"{base.rstrip('/')}/v2/models/{quote(given.model, safe='')}{version}/explain"
-    try:
-        context = ssl.create_default_context(cafile=given.ssl_ca or None) if scheme == "https" else None
-        answer = http_call("GET", url, dict(with_key(given.headers)), timeout_s=ANSWER_SECONDS_MAX, context=context)
-        if answer.status == HTTPStatus.OK:
-            document: dict[str, Any] = json.loads(answer.body)
-            return document
-    except NO_ANSWER as error:
-        raise _no_answer(base, error) from None
-    raise invalid(_reason(answer))
+    context = ssl.create_default_context(cafile=given.ssl_ca or None) if scheme == "https" else None
+
+    def call(method: str, path: str, body: bytes = b"") -> Any:
+        url = f"{base.rstrip('/')}/v2/{path}"
+        headers = dict(with_key(given.headers))
+        try:
+            answer = http_call(method, url, headers, body, timeout_s=ANSWER_SECONDS_MAX, context=context)
+            if answer.status == HTTPStatus.OK:
+                return json.loads(answer.body)
+        except NO_ANSWER as error:
+            raise _no_answer(base, error) from None
+        raise invalid(_reason(answer))
+
+    model = given.model
+    if not model:
+        model = only_model({entry["name"] for entry in call("POST", "repository/index", b'{"ready": true}')})
+    document: dict[str, Any] = call("GET", f"models/{quote(model, safe='')}{version}/explain")
+    return document
 
 
 def _no_answer(base: str, reason: Exception) -> ServingError:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import HEADER_HELP, header, seconds, with_key
+from charonia.cli.values import HEADER_HELP, header, only_model, seconds, with_key
 from charonia.client import Client, ClientError, Failure, InferResult, TlsOptions, WireOptions
 from charonia.client.requests import make_tensors
 from charonia.config.json_form import from_json
@@ -68,13 +68,13 @@ def assigned(value: object) -> tuple[str, str]:
 LINE = CommandLine(
     command="charonia infer",
     intro="""\
-usage: charonia infer [OPTIONS] MODEL
+usage: charonia infer [OPTIONS] [MODEL]
 
 Send one request to a model and print the answer. Inputs that are not given are made up.
 """,
     groups={
         "Options": (
-            Option("MODEL", "model", str, "MODEL", "Name of the model"),
+            Option("--model -m MODEL", "model", str, "MODEL", "Name of the model", default="the only one"),
             Option(
                 "--input -i", "inputs", assigned, "NAME=VALUE",
                 "Value of an input: text, a number, JSON, or @FILE for an image, .npy, .json, .txt or any other file "
@@ -148,10 +148,11 @@ def _config(client: Client, given: InferOptions) -> ModelConfig:
     """Return the model's configuration.
 
     Raises:
-        ServingError: The server does not answer, or does not know the model.
+        ServingError: The server does not answer, or does not know the model, or has several and none is named.
     """
     try:
-        return from_json(dump(client.model_config(given.model, given.version)).decode())
+        model = given.model or only_model({entry.name for entry in client.repository_index(ready=True)})
+        return from_json(dump(client.model_config(model, given.version)).decode())
     except ClientError as error:
         if error.failure is not Failure.STATUS:
             raise ServingError(error.code, error.message, hint="-u names the address of a server") from error

@@ -8,10 +8,12 @@ include both ends.
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
+
+from charonia.core.errors import invalid
 
 Read = Callable[[object], object]
 """A reader."""
@@ -29,6 +31,9 @@ FALSE = frozenset({"false", "0", "off", "no"})
 _E = TypeVar("_E", bound=Enum)
 
 _RANGE_KEYS = frozenset({"start", "stop", "step"})
+MODELS_SHOWN = 10
+"""Most models that a hint lists."""
+
 _SHOWN_MAX = 80
 _UNITS_NS = {
     "ns": 1,
@@ -296,3 +301,13 @@ def _expanded(part: object, single: Callable[[object], int]) -> list[int]:
     if (stop - start) // step >= VALUES_MAX:
         raise ValueError(f"expected at most {VALUES_MAX} values, got a range of {(stop - start) // step + 1}")
     return list(range(start, stop + 1, step))
+
+
+def only_model(names: Collection[str]) -> str:
+    """Return the name of a server's only model, for a command without a name. Raises ServingError."""
+    if len(names) == 1:
+        return next(iter(names))
+    listed = ", ".join(sorted(names)[:MODELS_SHOWN]) + ", ..." * (len(names) > MODELS_SHOWN)
+    raise invalid(
+        "expected the name of a model, got none", hint=f"the server has {listed}" if names else "the server has none"
+    )
