@@ -46,7 +46,7 @@ def test_the_help_of_a_small_command_names_its_arguments_and_options(capsys: pyt
     assert main(["explain", "--help"]) == 0
 
     printed = capsys.readouterr().out
-    assert "  MODEL  " in printed
+    assert "-m, --model MODEL" in printed
     assert "  -u, --url URL  " in printed
     assert "(default: localhost:8000)" in printed
 

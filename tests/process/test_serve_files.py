@@ -48,7 +48,9 @@ def test_the_example_of_functions_answers_as_its_page_says() -> None:
 
         for command in ("infer", "explain"):
             several = charonia(command, "-u", server.http, status=1).stderr
-            assert several.startswith(f"charonia {command}: expected the name of a model, got none (hint: the server has ")
+            assert several.startswith(
+                f"charonia {command}: expected the name of a model, got none (hint: the server has "
+            )
 
         words = ("-u", f"grpc://{server.grpc}", "-i", "text=one word after the other")
         assert charonia("infer", "words", *words).stdout == "one word after the other \n"
@@ -92,6 +94,16 @@ def test_an_onnx_file_and_a_folder_of_a_model_are_served_beside_a_repository(tmp
     inside = tmp_path / "models" / "inside" / "1"
     inside.mkdir(parents=True)
     (inside / "model.onnx").write_bytes(graph.model())
+
+    configuration = charonia("config", str(tmp_path / "net.onnx")).stdout
+    assert 'name: "net"' in configuration
+    assert 'name: "x"' in configuration
+    examined = charonia("doctor", "--models-only", str(tmp_path / "net.onnx"), str(EXAMPLE)).stdout
+    assert re.findall(r"^  (\w+) +(?:onnxruntime|python),", examined, re.M) == [
+        "Similar", "average", "features", "net", "words"
+    ]  # fmt: skip
+    missing = charonia("doctor", "--models-only", str(tmp_path / "nett.onnx"), status=1).stderr
+    assert missing.startswith(f"charonia doctor: there is no file '{tmp_path / 'nett.onnx'}'")
 
     with ServeProcess(tmp_path / "net.onnx", str(tmp_path / "models" / "inside"), "--port=0") as server:
         for model in ("net", "inside"):

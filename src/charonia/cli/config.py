@@ -1,4 +1,4 @@
-"""`charonia config MODEL_DIR`: the configuration that the server would use for a model, and its inferred parts.
+"""`charonia config PATH`: the configuration that the server would use for a model, and its inferred parts.
 
 The configuration goes to stdout, ready to be saved as config.pbtxt; inferred parts and errors go to stderr.
 Exit status: 0 done, 1 the model cannot be configured, 2 misuse.
@@ -16,13 +16,14 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.serve_values import backend_settings, with_cache
 from charonia.cli.values import assignment
 from charonia.core.errors import ServingError
+from charonia.server.machine.private_folder import PrivateFolder
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigOptions:
     """The model, and how to complete and print its configuration."""
 
-    model_dir: str = ""
+    path: str = ""
     json: bool = False
     config_name: str = ""
     auto_complete: bool = True
@@ -34,13 +35,13 @@ class ConfigOptions:
 LINE = CommandLine(
     command="charonia config",
     intro="""\
-usage: charonia config [OPTIONS] MODEL_DIR
+usage: charonia config [OPTIONS] PATH
 
 Print the complete configuration of a model to stdout and the inferred parts to stderr.
 """,
     groups={
         "Options": (
-            Option("MODEL_DIR", "model_dir", str, "MODEL_DIR", "Folder of the model, which contains its versions"),
+            Option("PATH", "path", str, "PATH", "Folder of a model, or a file as `charonia serve` takes it"),
             flag("--json", "json", True, "Print JSON instead of config.pbtxt"),
             Option("--model-config-name", "config_name", str, "NAME", "Start from configs/NAME.pbtxt"),
             flag("--disable-auto-complete-config", "auto_complete", False,
@@ -62,13 +63,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def _print(given: ConfigOptions) -> int:
     try:
-        configuration, notes, placing = asyncio.run(_configure(given))
+        found = asyncio.run(_configure(given))
     except ServingError as error:
-        print(problem_text(given.model_dir, error), file=sys.stderr)
+        print(problem_text(given.path, error), file=sys.stderr)
         return 1
-    print(notes_text(notes), file=sys.stderr)
-    print(placing, file=sys.stderr)
-    print(configuration.rstrip("\n"))
+    for configuration, notes, placing in found:
+        print(notes_text(notes), file=sys.stderr)
+        print(placing, file=sys.stderr)
+        print(configuration.rstrip("\n"), flush=True)
     return 0
 
 
@@ -79,33 +81,42 @@ def notes_text(notes: Sequence[str]) -> str:
     return "\n".join(["Inferred:", *(f"  {note}" for note in notes)])
 
 
-def problem_text(model_dir: str, error: ServingError) -> str:
+def problem_text(path: str, error: ServingError) -> str:
     """Return why there is no configuration: every problem, and the hint."""
-    lines = [f"charonia config: {model_dir}:", *(f"  {line}" for line in error.message.splitlines())]
+    lines = [f"charonia config: {path}:", *(f"  {line}" for line in error.message.splitlines())]
     return "\n".join([*lines, f"  hint: {error.hint}"] if error.hint else lines)
 
 
-async def _configure(given: ConfigOptions) -> tuple[str, Sequence[str], str]:
+async def _configure(given: ConfigOptions) -> list[tuple[str, Sequence[str], str]]:
+    """Return the configuration, the inferred parts and the place of every model at the path."""
     # Imported late, because they import backends and schema, which `--help` does not need.
     from charonia.config.json_form import to_json
     from charonia.config.pbtxt import render
     from charonia.server.backends.registry import installed_backends
+    from charonia.server.files.repository import with_files
     from charonia.server.lifecycle.backends import Backends
     from charonia.server.lifecycle.configure import ConfigureOptions, configure
     from charonia.server.lifecycle.in_front import placing_text
     from charonia.server.lifecycle.repository.scan import folder_at
     from charonia.server.machine.gpus import visible_gpus
 
-    folder = await asyncio.to_thread(folder_at, given.model_dir)
-    backends = Backends(installed_backends(given.backend_directory), with_cache(given.backends, os.environ))
+    settings = with_cache(given.backends, os.environ)
     options = ConfigureOptions(
         auto_complete=given.auto_complete,
         config_name=given.config_name,
         gpu_count=visible_gpus(),
     )
+    backends = Backends(installed_backends(given.backend_directory), settings)
+    found: list[tuple[str, Sequence[str], str]] = []
     try:
-        configured = await configure(folder, backends, options)
+        with PrivateFolder() as own:
+            is_folder = await asyncio.to_thread(os.path.isdir, given.path)
+            _, names = ((), ()) if is_folder else await with_files([given.path], own.path, settings)
+            for path in [own.path / name for name in names] or [Path(given.path)]:
+                configured = await configure(await asyncio.to_thread(folder_at, path), backends, options)
+                config = configured.config
+                text = json.dumps(to_json(config), indent=2) if given.json else render(config)
+                found.append((text, configured.completion.notes, placing_text(config)))
     finally:
         await backends.aclose()
-    text = json.dumps(to_json(configured.config), indent=2) if given.json else render(configured.config)
-    return text, configured.completion.notes, placing_text(configured.config)
+    return found

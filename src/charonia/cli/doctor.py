@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.server.doctor.report import Check, Section
+from charonia.server.machine.private_folder import PrivateFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,14 @@ class DoctorOptions:
 LINE = CommandLine(
     command="charonia doctor",
     intro="""\
-usage: charonia doctor [OPTIONS] [REPOSITORY...]
+usage: charonia doctor [OPTIONS] [PATH...]
 
-Check what this machine can run, and the needs of the models of a repository.
+Check what this machine can run, and the needs of models: of a repository, or of files as `charonia serve` takes them.
 """,
     groups={
         "Options": (
-            Option("--model-repository REPOSITORY", "repositories", str, "PATH",
-                   "Also examine the models of this folder, without loading them; repeatable", tuple),
+            Option("--model-repository PATH", "repositories", str, "PATH",
+                   "Also examine the models there, without loading them; repeatable", tuple),
             flag("--models-only", "models_only", True, "Show the models only, not the machine"),
             flag("--json", "json", True, "Print JSON"),
         )
@@ -58,15 +59,23 @@ def _isolation() -> Section:
     return Section("Isolation of the platform's models", (Check("isolation", " ".join(said) or "complete"),))
 
 
+async def _examine(paths: Sequence[str]) -> list[Section]:
+    from charonia.server.doctor.repository import examine
+    from charonia.server.files.repository import with_files
+
+    with PrivateFolder() as folder:
+        repositories, _ = await with_files(paths, folder.path, {})
+        return await examine(repositories)
+
+
 def _look(given: DoctorOptions) -> int:
     # Imported late, because they import the engine, which `--help` does not need.
     from charonia.server.doctor.machine import look
     from charonia.server.doctor.report import problem_count, to_json, to_text
-    from charonia.server.doctor.repository import examine
 
     sections = [] if given.models_only else [*look(), *([_isolation()] if sys.platform == "linux" else [])]
     if given.repositories:
-        sections += asyncio.run(examine(given.repositories))
+        sections += asyncio.run(_examine(given.repositories))
     print(json.dumps(to_json(sections), indent=2) if given.json else to_text(sections))
     count = problem_count(sections)
     if count and not given.json:

@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -181,14 +180,9 @@ async def serve_given(
     if not (given.needs_repository or options.models.files.mounts):
         return await serve(options, make_server, notifier=notifier)
     # Imported late: it needs the backends.
-    from charonia.server.backends.api import BackendSettings
-    from charonia.server.backends.python.describe import describe
-    from charonia.server.files.repository import FileRepository
+    from charonia.server.files.repository import file_repository
 
-    values = {**options.backends.get("", {}), **options.backends.get("python", {})}
-    repository = FileRepository(
-        given, options.models.files, folder, partial(describe, settings=BackendSettings(values))
-    )
+    repository = file_repository(given, options.models.files, folder, options.backends)
     progress.show()
     try:
         names = await repository.make()

@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from charonia.config.parameters import MOUNTED_APP, MOUNTED_AT, MOUNTED_SOCKET, 
 from charonia.config.pbtxt import parse, render
 from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, invalid
+from charonia.server.backends.api import BackendSettings
 from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
+from charonia.server.backends.python.describe import describe
 from charonia.server.backends.sklearn.options import TRUSTED
-from charonia.server.files.given import CONFIG, GivenFiles
+from charonia.server.files.given import CONFIG, GivenFiles, sort
 from charonia.server.files.options import FileOptions, Mount
 
 _log = logging.getLogger(__name__)
@@ -31,6 +34,41 @@ _WEIGHTS = {".xml": ".bin", ".pdmodel": ".pdiparams"}
 
 Describe = Callable[[Path, ModelConfig], Awaitable[Mapping[str, ModelConfig]]]
 """Returns the models that a Python file defines, by name, given what their configurations begin with."""
+
+
+def file_repository(
+    given: GivenFiles, options: FileOptions, folder: Path, backends: Mapping[str, Mapping[str, str]]
+) -> "FileRepository":
+    """Return the repository that serves files, whose Python files run as the settings of their backend say.
+
+    Args:
+        given: What to serve.
+        options: How.
+        folder: The repository's folder, which is empty.
+        backends: Settings of `--backend-config`, by backend.
+    """
+    settings = BackendSettings({**backends.get("", {}), **backends.get("python", {})})
+    return FileRepository(given, options, folder, partial(describe, settings=settings))
+
+
+async def with_files(
+    paths: Sequence[str], folder: Path, backends: Mapping[str, Mapping[str, str]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return repositories for paths as `charonia serve` takes them, and the names of the models in files among them.
+
+    Args:
+        paths: Repositories, folders of models and files.
+        folder: Empty folder for the repository of the files.
+        backends: Settings of `--backend-config`, by backend.
+
+    Raises:
+        ServingError: A path cannot be served.
+    """
+    given = await asyncio.to_thread(sort, paths)
+    if not given.needs_repository:
+        return given.repositories, ()
+    names = await file_repository(given, FileOptions(), folder, backends).make()
+    return (*given.repositories, str(folder)), names
 
 
 class FileRepository:
