@@ -2,15 +2,17 @@
 
     python -m tests.campaign.browser_requests
 
-A server and a platform get every combination. What a page of another site may not do must be refused with status 403
-and change nothing; everything else must not be refused. The last line has the figures, and the exit status is 1 if an
-answer was wrong.
+Every listener of a server, and a platform, get every combination. What a page of another site may not do must be
+refused with status 403 and change nothing; everything else must not be refused. The gRPC port refuses everything that a
+page can send without asking first. The last line has the figures, and the exit status is 1 if an answer was wrong.
 """
 
 import http.client
 import itertools
 import json
 import random
+import re
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,9 @@ from pathlib import Path
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.platform_process import PlatformProcess
 from tests.support.process import ServeProcess
+
+from charonia.client.http2 import ClientConnection, ResponseReceived
+from charonia.wire.grpc_framing import prefix
 
 FRIEND = "https://friend.example"
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -35,15 +40,19 @@ ORIGINS = ("", "http://{own}", "https://{own}", "http://127.0.0.1:1", "https://e
 HOSTS = ("127.0.0.1:{port}", "localhost:{port}", "evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "box")
 SERVER_ROUTES = (
     *("/v2", "/v2/health/ready", "/v2/models/m", "/v2/models/m/infer", "/v2/models/m/generate", "/v2/models/m/traffic"),
-    *("/v2/repository/index", "/v2/repository/models/evil/load", "/v2/repository/models/m/unload"),
+    *("/v2/repository/index", "/v2/repository/models/evil/load", "/v2/repository/models/m/unload", "/openapi.json"),
     *(
         "/v2/systemsharedmemory/region/r/register",
         "/v2/systemsharedmemory/unregister",
         "/v2/cudasharedmemory/unregister",
     ),
-    *("/v2/logging", "/v2/trace/setting", "/v2/models/m/trace/setting", "/v1/chat/completions", "/v1/embeddings"),
-    *("/samples/m", "/", "/nothing"),
+    *("/v2/logging", "/v2/trace/setting", "/v2/models/m/trace/setting", "/samples/m", "/", "/nothing"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/models", "/v1/models/m"),
+    *("/v1/models/m:predict", "/v1/models/evil/load", "/v1/models/m/unload"),
 )
+SAGEMAKER_ROUTES = ("/ping", "/invocations", "/models", "/models/m", "/models/m/invoke")
+GRPC_ROUTES = tuple(f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "RepositoryModelLoad"))
+SAGEMAKER = re.compile(r"Started Sagemaker HTTPService at 127\.0\.0\.1:(\d+)")
 PLATFORM_ROUTES = (
     *("/", "/login", "/login/key", "/login/sso", "/logout", "/api/v1/me", "/api/v1/keys", "/api/v1/projects"),
     *("/api/v1/projects/default/models", "/api/v1/projects/default/deployments", "/api/v1/projects/default/uploads"),
@@ -108,17 +117,55 @@ def ask(
     return len(chosen), wrong
 
 
+def ask_grpc(port: int, sample: random.Random | None, count: int) -> tuple[int, list[str]]:
+    """Send requests to a gRPC port, as HTTP/1.1 and as HTTP/2; the return value is as that of `ask`."""
+    chosen = [each for each in requests(GRPC_ROUTES, port) if each.host == HOSTS[0].format(port=port)]
+    if sample is not None:
+        chosen = sample.sample(chosen, min(count, len(chosen)))
+    wrong = []
+    for each in chosen:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request(each.method, each.path, b"{}", {"Content-Type": each.content_type, "Origin": each.origin})
+        with connection.getresponse() as answer:
+            if answer.status != 505:
+                wrong.append(f"HTTP/1.1, {each}: {answer.status}")
+        connection.close()
+    with socket.create_connection(("127.0.0.1", port), 60) as sock:
+        http2 = ClientConnection()
+        for each in chosen:
+            fields = [(":method", each.method), (":scheme", "http"), (":path", each.path), (":authority", each.host)]
+            fields += [("content-type", each.content_type), ("origin", each.origin), ("sec-fetch-site", each.site)]
+            headers = [(name.encode(), text.encode()) for name, text in fields if text]
+            http2.request(headers, [prefix(0)])
+            answers: list[ResponseReceived] = []
+            while not answers:
+                sock.sendall(http2.output())
+                events = http2.receive(sock.recv(65536))
+                answers = [event for event in events if isinstance(event, ResponseReceived)]
+            status = dict(answers[0].headers)[b":status"]
+            if status not in (b"405", b"415"):
+                wrong.append(f"HTTP/2, {each}: {status.decode()}")
+    return 2 * len(chosen), wrong
+
+
 def run(folder: Path, sample: random.Random | None = None, count: int = 0) -> dict[str, tuple[int, list[str]]]:
     """Ask a server in both shapes and a platform; return by name how many requests were sent, and what was wrong."""
     config = identity_pbtxt(dims=(4,), max_batch_size=0)
     write_model(folder / "models", "m", b"", config=config)
+    flags = (f"--cors-origins={FRIEND}", "--kserve-v1", "--model-control-mode=explicit", "--load-model=m")
     found = {}
-    for name, shape in {"one process": (), "front ends": ("--front-ends=2",)}.items():
-        with ServeProcess(folder / "models", f"--cors-origins={FRIEND}", *shape) as server:
-            port = int(server.http.rpartition(":")[2])
-            sent, wrong = ask(port, SERVER_ROUTES, (FRIEND,), sample, count)
-            metrics, more = ask(int(server.metrics.rpartition(":")[2]), ("/metrics",), (), sample, min(count, 200))
-            found[name] = sent + metrics, wrong + more
+    for name, shape in {
+        "one process": ("--allow-sagemaker=true", "--sagemaker-port=0"),
+        "front ends": ("--front-ends=2",),
+    }.items():
+        with ServeProcess(folder / "models", *flags, *shape) as server:
+            ports = [int(address.rpartition(":")[2]) for address in (server.http, server.metrics, server.grpc)]
+            found[name] = ask(ports[0], SERVER_ROUTES, (FRIEND,), sample, count)
+            few = min(count, 200)
+            found[f"{name}, metrics"] = ask(ports[1], ("/metrics",), (), sample, few)
+            found[f"{name}, gRPC"] = ask_grpc(ports[2], sample, few)
+            if sagemaker := SAGEMAKER.search(server.log):
+                found[f"{name}, SageMaker"] = ask(int(sagemaker[1]), SAGEMAKER_ROUTES, (FRIEND,), sample, few)
     with PlatformProcess(folder / "platform") as platform:
         port = int(platform.url.rpartition(":")[2])
         found["platform"] = ask(port, PLATFORM_ROUTES, (platform.url,), sample, count)

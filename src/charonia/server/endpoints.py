@@ -149,9 +149,9 @@ class Endpoints:
             end = HttpFrontend(engine, limits, access_log=access_log, services=replace(services, lend=None))
             if name == SAGEMAKER:
                 folder = next((each for each in options.models.repositories if "://" not in each), "")
-                end.handle = SageMaker(end.handle, os.environ, folder).handle
+                end.handle = SageMaker(end.handle, end.admit, os.environ, folder).handle
             else:
-                end.handle = VertexAi(end.handle, os.environ, await self._predicted(engine)).handle
+                end.handle = VertexAi(end.handle, end.admit, os.environ, await self._predicted(engine)).handle
             await end.start(options.http.address, port, ssl=tls_context(options.http.tls, "http", alpn="http/1.1"))
             self.clouds.append(end)
             _log.info("Started %s HTTPService at %s:%d", name, options.http.address, end.port)

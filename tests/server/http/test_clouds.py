@@ -91,6 +91,6 @@ def test_an_archive_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_the_type_of_inference_is_checked_and_routes_must_be_named() -> None:
     with pytest.raises(ServingError, match="SAGEMAKER_TRITON_INFERENCE_TYPE: expected infer, generate"):
-        clouds.SageMaker(lambda _: None, {"SAGEMAKER_TRITON_INFERENCE_TYPE": "x"}, "")
+        clouds.SageMaker(lambda _: None, lambda _: True, {"SAGEMAKER_TRITON_INFERENCE_TYPE": "x"}, "")
     with pytest.raises(ServingError, match="AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint"):
-        clouds.VertexAi(lambda _: None, {"AIP_PREDICT_ROUTE": "/predict"}, "m")
+        clouds.VertexAi(lambda _: None, lambda _: True, {"AIP_PREDICT_ROUTE": "/predict"}, "m")

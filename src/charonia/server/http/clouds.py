@@ -47,6 +47,7 @@ class SageMaker:
 
     Args:
         handle: Answers requests of the KServe v2 protocol.
+        admit: Returns whether a request may be handled if a page of a browser has sent it; if not, answers it.
         environment: SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, _INFERENCE_TYPE and _PING_MODE.
         repository: Folder of the server's model repository, in which models of an endpoint appear; "" for none.
 
@@ -54,8 +55,10 @@ class SageMaker:
         ServingError: INVALID_ARG for an unknown type of inference.
     """
 
-    def __init__(self, handle: Handle, environment: Mapping[str, str], repository: str) -> None:
-        self._handle = handle
+    def __init__(
+        self, handle: Handle, admit: Callable[[Exchange], bool], environment: Mapping[str, str], repository: str
+    ) -> None:
+        self._handle, self._admit = handle, admit
         self._model = environment.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "")
         self._kind = environment.get("SAGEMAKER_TRITON_INFERENCE_TYPE", INFERENCE_TYPES[0])
         if self._kind not in INFERENCE_TYPES:
@@ -67,7 +70,7 @@ class SageMaker:
         self._models: dict[str, str] = {}  # URL by name
 
     def handle(self, exchange: Exchange) -> None:
-        guarded(exchange, self._route)
+        guarded(exchange, self._admit, self._route)
 
     def _route(self, exchange: Exchange) -> None:
         method, path = exchange.request.method, exchange.request.url.partition(b"?")[0]
@@ -184,6 +187,7 @@ class VertexAi:
 
     Args:
         handle: Answers requests of the KServe v2 protocol.
+        admit: Returns whether a request may be handled if a page of a browser has sent it; if not, answers it.
         environment: Variables with the routes.
         model: The model that predictions run without a redirection.
 
@@ -191,8 +195,10 @@ class VertexAi:
         ServingError: INVALID_ARG when a route is missing.
     """
 
-    def __init__(self, handle: Handle, environment: Mapping[str, str], model: str) -> None:
-        self._handle = handle
+    def __init__(
+        self, handle: Handle, admit: Callable[[Exchange], bool], environment: Mapping[str, str], model: str
+    ) -> None:
+        self._handle, self._admit = handle, admit
         for variable in ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"):
             if not environment.get(variable):
                 raise invalid(f"{variable} is not defined for Vertex AI endpoint")
@@ -202,7 +208,7 @@ class VertexAi:
         self._infer = b"/v2/models/%b/infer" % quote_from_bytes(model.encode(), safe="").encode()
 
     def handle(self, exchange: Exchange) -> None:
-        guarded(exchange, self._route)
+        guarded(exchange, self._admit, self._route)
 
     def _route(self, exchange: Exchange) -> None:
         request = exchange.request
@@ -227,10 +233,13 @@ class VertexAi:
         self._handle(exchange)
 
 
-def guarded(exchange: Exchange, route: Handle) -> None:
-    """Answer by a route; its errors are the response."""
+def guarded(exchange: Exchange, admit: Callable[[Exchange], bool], route: Handle) -> None:
+    """Answer a request that is admitted by a route; its errors are the response."""
     try:
-        route(exchange)
+        if admit(exchange):
+            if exchange.request.by_page:  # the route may rewrite its method, by which pages are admitted
+                exchange.request = replace(exchange.request, by_page=False)
+            route(exchange)
     except ServingError as error:
         exchange.fail(error)
     except OSError as error:

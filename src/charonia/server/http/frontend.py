@@ -62,6 +62,7 @@ class HttpEndpoint:
         keeps_names: Whether requests keep the original spelling of header names.
         singular: Header fields that a request must not give twice with different values.
         handle: Answers a request, now or later. Never raises.
+        admit: Returns whether a request may be handled if a page of a browser has sent it; if not, answers it.
         turns: Turns of the connections with more requests than they handle in one round.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
         allows_websockets: Whether some requests may change to a WebSocket.
@@ -106,7 +107,7 @@ class HttpEndpoint:
         self._router = Router(
             routes, hint, versions=versions, gate=gate, browsers=browsers, is_exiting=is_exiting, further=further
         )
-        self.handle = self._router.handle
+        self.handle, self.admit = self._router.handle, self._router.admit
         self.turns = Turns(_call_soon)
         self.lend: Lend | None = None
         self.allows_websockets = False

@@ -143,10 +143,8 @@ class Router:
 
     def handle(self, exchange: Exchange) -> None:
         request = exchange.request
-        hosts = self._known_hosts
         try:
-            is_checked = request.by_page or (hosts and request.headers.get(b"host") not in hosts)
-            if is_checked and not self._browsers.admit(exchange):
+            if not self.admit(exchange):
                 return
             if self._is_exiting():
                 raise turned_away("the server is shutting down")
@@ -171,6 +169,12 @@ class Router:
         except Exception as error:  # a bug: it must not end the server
             _log.exception("%s failed", request.url.decode("latin-1"))
             exchange.fail(internal(f"the request failed: {type(error).__name__}"))
+
+    def admit(self, exchange: Exchange) -> bool:
+        """Return whether a request may be handled if a page of a browser has sent it; if not, answer it."""
+        request, hosts = exchange.request, self._known_hosts
+        is_checked = request.by_page or (hosts and request.headers.get(b"host") not in hosts)
+        return not is_checked or self._browsers.admit(exchange)
 
     def refusal(self, request: Request) -> Refusal | None:
         """Return why a request that was permitted when it came would be refused now, None if it would not be."""
