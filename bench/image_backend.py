@@ -31,6 +31,7 @@ from bench.image_service import Way, load
 from bench.machine import machine
 from bench.models import MODEL, MODELS
 from bench.servers import Server
+from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Array
 from charonia.server.backends.image.decoding import decode
@@ -197,7 +198,7 @@ def measure(server: Server, way: Way, clients: int, images: int, seconds: float)
 
 def print_steps() -> None:
     """Print the CPU time of each step of the classifier, here and with Pillow and numpy, in ms: medians, one thread."""
-    plan, _ = read_plan(RECIPES["classifier"].parameters, DataType.FP32)
+    plan, _ = read_plan(ModelConfig(parameters=RECIPES["classifier"].parameters), DataType.FP32)
     renderer, resize = Renderer(plan), chosen_resize(plan)
     mean, std = (np.array(values, np.float32) for values in (plan.values.mean, plan.values.std))
     out = np.empty((3, 224, 224), np.float32)

@@ -146,7 +146,6 @@ INTERNAL = {
         "server.backends",
     },
     "server.doctor": {"version", "install_hint", "core", "config", "server.options", "server.backends.registry"}
-    | {"server.backends.tensorflow.options", "server.backends.tensorrtllm.options"}
     | {"server.lifecycle", "server.machine"},
     "server": {"version", "core", "config", "wire", "server"},
     # The second tower.
@@ -163,7 +162,7 @@ INTERNAL = {
     "platform.artifacts": {"archives", "core", "install_hint", "python_command", "stores"},
     "platform.isolation": {"core", "die_with_parent"},
     "platform.models": {"archives", "core", "config", "python_command", "stores", "platform.artifacts"},
-    "platform.environments": {"core"},
+    "platform.environments": {"core", "config"},
     "platform.targets": {"core", "config", "export", "http_call", "install_hint", "platform.artifacts"}
     | {"platform.deployments.spec", "python_command"},
     "platform.deployments": {
@@ -264,7 +263,16 @@ CALCULATION = {
 }
 
 # Libraries that calculate and nothing else.
-LIBRARIES = {"numpy", "google.protobuf", "orjson", "httptools", "importlib.resources", "optuna", "packaging"}
+LIBRARIES = {
+    "numpy",
+    "google.protobuf",
+    "orjson",
+    "httptools",
+    "importlib.metadata",
+    "importlib.resources",
+    "optuna",
+    "packaging",
+}
 
 # Rooms that are pure as a whole. Elsewhere a module that is pure says "Pure." in its docstring.
 PURE_ROOMS = ("core", "config", "schema", "wire", "tools/results", "tools/tune/search")

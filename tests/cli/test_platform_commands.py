@@ -311,7 +311,7 @@ def test_environments_are_listed_shown_and_removed(
     assert run("environments", "remove", "forests")[0] == 0
 
     assert listed.splitlines()[2].split()[:2] == ["forests", "ready"]
-    assert "to choose with --preset: onnx, pytorch-2" in listed
+    assert "to choose with --preset: forests, llama-cpp, onnx" in listed
     assert "xgboost  3.1" in shown
     assert "forests " not in run("environments", "list")[1]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from charonia.config.backends import formats
 from charonia.config.complete import normalise
 from charonia.config.pbtxt import MAX_TEXT_CHARS, parse
-from charonia.config.platforms import FORMATS
 from charonia.config.problems import raise_problems
 from charonia.core.errors import ServingError
 from charonia.server.lifecycle.validation import INSTANCE_COUNT_MAX, validate
@@ -54,7 +54,7 @@ def test_the_problems_shown_are_the_problems_found() -> None:
 def test_the_table_lists_the_formats() -> None:
     rows = re.findall(r"^ +\| `(\S+)` \| (\w+) \| (\w*) ?\|$", PAGE, re.MULTILINE)
 
-    assert rows == [tuple(entry) for entry in FORMATS]
+    assert rows == [(form.filename, form.backend, form.platform) for form in formats()]
 
 
 def test_the_limits_are_the_limits() -> None:

@@ -10,18 +10,15 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from charonia.config.forms import RECOGNISED, SERVED, Form, advice, form_of, model_name
-from charonia.config.platforms import FORMATS, REFUSED_FILES
+from charonia.config.backends import Form
+from charonia.config.forms import RECOGNISED, advice, form_of, model_name
 from charonia.server.backends.python.worker.runner import PythonModelRunner
 
 HERE_DOCUMENT = re.compile(r"<<'EOF'\n(.*?)\nEOF\n", re.DOTALL)
 
 
-def test_what_is_served_has_a_backend() -> None:
-    own = {entry.filename for entry in FORMATS if entry.filename not in REFUSED_FILES}
-
-    assert {form.filename for form in SERVED} <= own
-    assert not any(form.filename for form in RECOGNISED)
+def test_what_is_only_recognised_has_no_backend() -> None:
+    assert not any(form.filename or form.backend for form in RECOGNISED)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +47,7 @@ def test_what_is_served_has_a_backend() -> None:
         ("a.pkl", None, b"", "an estimator"),
         ("a.ubj", None, b"", "an XGBoost model"),
         ("a.txt", None, b"tree\nversion=v4", "a LightGBM model"),
+        ("a.lgb", None, b"tree\nversion=v4", "a LightGBM model"),
         ("a.txt", None, b"hello", ""),
         ("a.json", None, b'{"learner":{"attributes"', "an XGBoost model"),
         ("a.json", None, b'{"architectures"', ""),

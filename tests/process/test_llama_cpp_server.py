@@ -530,7 +530,7 @@ def test_a_broken_file_fails_alone_and_says_why(server: ServeProcess) -> None:
     assert "is no GGUF file" in reasons["no_gguf"]
     assert "git lfs pull" in reasons["no_gguf"]
     assert "n_contxt: llama.cpp has no such parameter here; did you mean 'n_ctx'?" in reasons["misspelt"]
-    assert "n_batch: expected a whole number of at least 1, got 0" in reasons["misspelt"]
+    assert "n_batch: expected a whole number of at least 1, got '0'" in reasons["misspelt"]
     assert reasons["smol"] == reasons["embeds"] == ""
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag, unknown
 from charonia.cli.values import choice, filled, integer
-from charonia.config.forms import Form
+from charonia.config.backends import ENSEMBLE, Form, formats, record_of
 from charonia.config.model import ModelConfig
-from charonia.config.platforms import FORMATS
 from charonia.core.errors import not_found, unsupported
 from charonia.export.kserve import ExportedModels, Json, kserve_objects
 from charonia.export.options import PERCENT_MAX, REPLICAS_MAX, KserveOptions, Mode, Protocol, RuntimeScope, ScaleMetric
@@ -137,7 +136,7 @@ def models_at(path: str, *, is_trusted: bool = False) -> ExportedModels:
     if given.files:
         file, form = given.files[0]
         model = _of_form(file, form)
-        if model.backend == "sklearn" and not is_trusted and not zipfile.is_zipfile(file):
+        if record_of(model.backend).trust_parameter and not is_trusted and not zipfile.is_zipfile(file):
             raise unsupported(
                 f"'{file}' is a pickle, which can run any code when it is read: the server would refuse it",
                 hint=f"if you made the file or trust who did: --argument={TRUST}",
@@ -158,16 +157,15 @@ def _stem(path: Path) -> str:
 
 
 def _of_form(path: Path, form: Form) -> ModelConfig:
-    backend = next(known.backend for known in FORMATS if known.filename == form.filename)
-    return ModelConfig(name=_stem(path), backend=backend, default_model_filename=form.filename)
+    return ModelConfig(name=_stem(path), backend=form.backend, default_model_filename=form.filename)
 
 
 def _with_backend(config: ModelConfig, folder: Path) -> ModelConfig:
     """Return a configuration with the backend of the model's file, where a version has one that is known."""
     if config.ensemble_scheduling is not None:
-        return replace(config, platform="ensemble")
+        return replace(config, platform=ENSEMBLE)
     names = {entry.name for version in (folder, *sorted(folder.glob("[0-9]*"))) for entry in version.glob("*")}
-    known = next((each for each in FORMATS if each.filename in names), None)
+    known = next((each for each in formats() if each.filename in names), None)
     if known is None:
         return config
     return replace(config, backend=known.backend, default_model_filename=known.filename)

@@ -86,6 +86,8 @@ Keep models, environments and deployments, with pages, an API and the commands `
                    default="9000-9999"),
             Option("--store-hosts", "store_hosts", names, "HOSTS",
                    "Servers, besides clouds, from which deployers may add models; separated by commas, * for all"),
+            Option("--trusted-backends", "trusted_backends", names, "NAMES",
+                   "Backends of installed packages whose records decide which models are data, separated by commas"),
             Option("--isolation", "isolation", filled, "required|available|off",
                    "Whether models must be isolated from the platform's files, or only as far as the kernel can"),
             Option("--readable", "readable", names, "PATHS",

@@ -8,6 +8,7 @@ from typing import Any
 
 from charonia.cli.command_line import Fields
 from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled, integer, path_or_none, path_text
+from charonia.config.backends import PYTHON
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
 from charonia.server.model_options import ControlMode, ReadyWhen
@@ -26,7 +27,7 @@ KNATIVE_VARIABLE = "K_SERVICE"
 PORT_VARIABLE = "PORT"
 """Environment variable with the port on which they expect HTTP."""
 
-_CACHE_BACKEND, _CACHE_SETTING = "python", "environment-cache"
+_CACHE_BACKEND, _CACHE_SETTING = PYTHON, "environment-cache"
 _PLUGINS = "plugins"
 _CERTIFICATES = frozenset({"cert", "key", "cacert", "cacert_dir"})
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from charonia.config.backends import ENSEMBLE, OWN_NAMES, Form, backend_of_platform, formats, record_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import (
     DynamicBatching,
@@ -23,13 +24,6 @@ from charonia.config.model import (
     VersionPolicy,
 )
 from charonia.config.parameters import least_of
-from charonia.config.platforms import (
-    BACKEND_OF_PLATFORM,
-    ENSEMBLE,
-    FORMATS,
-    REFUSED_FILES,
-    ModelFormat,
-)
 from charonia.config.problems import Problem
 from charonia.config.sequence_tensors import added_names
 from charonia.core.dtypes import DataType
@@ -95,8 +89,8 @@ def derive_backend(
         return config, []
     if config.ensemble_scheduling is not None and not config.backend and not config.platform:
         return replace(config, platform=ENSEMBLE), ["platform: ensemble, from ensemble_scheduling"]
-    if config.platform and not config.backend and config.platform not in BACKEND_OF_PLATFORM:
-        known = ", ".join([*BACKEND_OF_PLATFORM, ENSEMBLE])
+    if config.platform and not config.backend and config.platform not in (platforms := backend_of_platform()):
+        known = ", ".join([*platforms, ENSEMBLE])
         raise invalid(
             f"unexpected platform type '{config.platform}' for {model_name}",
             hint=f"known are {known}; or give 'backend'",
@@ -111,7 +105,7 @@ def derive_backend(
         source = config.default_model_filename or _file(entry, file_names)
         notes.append(f"backend: {entry.backend}, from the file '{source}'")
     filename = config.default_model_filename
-    if not filename and entry.backend != "fil":  # whose model_type names the file
+    if not filename and not record_of(entry.backend).chooses_file:
         filename = _file(entry, file_names)
         if filename != entry.filename:
             notes.append(f"default_model_filename: '{filename}', the only {entry.suffix} file of the version")
@@ -134,7 +128,7 @@ def _point_at_model(model_name: str, backend: str, file_names: Collection[str], 
     Raises:
         ServingError: INVALID_ARG with the file, and what to change.
     """
-    fitting = (e for e in FORMATS if e.backend in installed and e.backend != backend and e.filename in file_names)
+    fitting = (e for e in formats() if e.backend in installed and e.backend != backend and e.filename in file_names)
     entry = next(fitting, None)
     if entry is not None:
         lacking = f"a file for backend '{backend}'" if backend in installed else f"backend '{backend}'"
@@ -145,12 +139,12 @@ def _point_at_model(model_name: str, backend: str, file_names: Collection[str], 
         )
 
 
-def _format(config: ModelConfig, file_names: Collection[str]) -> ModelFormat | None:
+def _format(config: ModelConfig, file_names: Collection[str]) -> Form | None:
     """Return the format that the given parts and the files agree on, or None if they identify none."""
     filename = config.default_model_filename
     fitting = [
         entry
-        for entry in FORMATS
+        for entry in formats()
         if config.platform in ("", entry.platform)
         and config.backend in ("", entry.backend)
         and filename in ("", entry.filename, _stem(filename) + entry.suffix)
@@ -158,10 +152,12 @@ def _format(config: ModelConfig, file_names: Collection[str]) -> ModelFormat | N
     if not fitting and config.backend:
         # A backend has its platform even if the file name is unusual.
         fitting = [
-            entry for entry in FORMATS if config.backend == entry.backend and config.platform in ("", entry.platform)
+            entry for entry in formats() if config.backend == entry.backend and config.platform in ("", entry.platform)
         ]
     present = [entry for entry in fitting if _file(entry, file_names) in file_names]
     if present:
+        # Whatever packages a server has, a file that a backend of ours reads goes there: the platform counts on it.
+        present = [entry for entry in present if entry.backend in OWN_NAMES] or present
         return next((entry for entry in present if entry.filename in file_names), present[0])
     return fitting[0] if fitting and (config.backend or config.platform or filename) else None
 
@@ -170,11 +166,10 @@ def _stem(filename: str) -> str:
     return filename.removesuffix(PurePosixPath(filename).suffix)
 
 
-def _file(entry: ModelFormat, file_names: Collection[str]) -> str:
+def _file(entry: Form, file_names: Collection[str]) -> str:
     """Return the format's file: the default name, unless another file is the only one with the format's suffix."""
-    if entry.filename in file_names or entry.backend == "python":
+    if entry.filename in file_names or entry.has_helpers:
         return entry.filename
-    # A folder with model.py may contain modules of any name; in other formats it is clear which file is the model.
     same = [name for name in file_names if PurePosixPath(name).suffix == entry.suffix]
     return same[0] if len(same) == 1 else entry.filename
 
@@ -199,7 +194,7 @@ def _from_folder_name(
 
 def _file_hint(file_names: Collection[str]) -> str:
     """Return a hint for a version whose files do not identify a backend."""
-    own = [e for e in FORMATS if e.filename not in REFUSED_FILES]
+    own = [entry for entry in formats() if not entry.is_refused]
     known = ", ".join(dict.fromkeys(entry.filename for entry in own))
     if not file_names:
         return f"the version's folder is empty; the model belongs there, as one of {known}"

@@ -1,17 +1,16 @@
 """What people have: the forms of models, how each is recognised, and how it comes to be served. Pure.
 
-One table. A form with a `filename` is served from a version's folder under that name; a form without one is recognised,
-and its lines, to be pasted into a shell, lead to something that is served. A backend that learns to serve a form gives
-it a `filename`.
+The forms that are served are those of the backends' records. The others are recognised here, and their lines, to be
+pasted into a shell, lead to something that is served.
 """
 
 import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
+
+from charonia.config.backends import Form, served
 
 GRAPH_LINES = """\
 python - <<'EOF'
@@ -24,38 +23,6 @@ with tf.Graph().as_default(), tf.Session() as session:
 EOF
 """
 """Lines for a shell that make a SavedModel of a frozen graph: a template with `{path_text}` and `{name}`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """One form of a model.
-
-    Attributes:
-        title: Kind of model: "an ONNX model".
-        suffixes: Suffixes of its file, or of its folder's name.
-        members: Patterns of names in its folder, all of which are there.
-        start: What its content begins with, where the suffix alone does not tell; b"" for anything.
-        filename: Its name in a version's folder, "" where no backend serves it.
-        lines: Lines for a shell that lead to something that is served: templates with `{path}`, `{name}` and others of
-            `advice`.
-    """
-
-    title: str
-    suffixes: tuple[str, ...] = ()
-    members: tuple[str, ...] = ()
-    start: bytes = b""
-    filename: str = ""
-    lines: str = ""
-
-    def fits(self, name: str, entries: Sequence[str] | None, start: bytes) -> bool:
-        """Return whether a file, or a folder with these entries, has this form."""
-        if self.suffixes and PurePosixPath(name).suffix.lower() not in self.suffixes:
-            return False
-        if self.start and not start.startswith(self.start):
-            return False
-        if self.members:
-            return entries is not None and all(any(fnmatchcase(e, m) for e in entries) for m in self.members)
-        return entries is None
 
 
 def _service(dependencies: str, code: str) -> str:
@@ -93,33 +60,6 @@ class {{class_name}}:
 """,
     )
 
-
-SERVED = (
-    *(
-        Form(title, suffixes, filename=filename, start=start)
-        for title, suffixes, filename, start in (
-            ("an ONNX model", (".onnx",), "model.onnx", b""),
-            ("an OpenVINO model", (".xml",), "model.xml", b""),
-            ("a TensorFlow Lite model", (".tflite",), "model.tflite", b""),
-            ("a PaddlePaddle model", (".pdmodel",), "model.pdmodel", b""),
-            ("a PyTorch model", (".pt", ".pth", ".jit", ".torchscript"), "model.pt", b""),
-            ("a PyTorch program", (".pt2",), "model.pt2", b""),
-            ("a TensorRT plan", (".plan", ".engine", ".trt"), "model.plan", b""),
-            ("a Keras model", (".keras",), "model.keras", b""),
-            ("a Python file", (".py",), "model.py", b""),
-            ("an XGBoost model", (".ubj", ".xgb", ".bst"), "xgboost.ubj", b""),
-            ("an XGBoost model", (".json",), "xgboost.json", b'{"learner"'),
-            ("a LightGBM model", (".txt",), "model.txt", b"tree\n"),
-            ("a checkpoint of treelite", (".tl",), "checkpoint.tl", b""),
-            ("a GGUF model", (".gguf",), "model.gguf", b""),
-            ("an estimator", (".skops",), "model.skops", b""),
-            ("an estimator", (".joblib",), "model.joblib", b""),
-            ("an estimator", (".pkl", ".pickle"), "model.pkl", b""),
-        )
-    ),
-    Form("a TensorFlow SavedModel", members=("saved_model.pb*",), filename="model.savedmodel"),
-)
-"""The forms that are served."""
 
 CHECKPOINT = Form("a checkpoint of PyTorch", (".ckpt", ".bin"), lines="checkpoint")
 """What `torch.save` writes, also in a file that is called as one that is served."""
@@ -241,7 +181,7 @@ def form_of(name: str, entries: Sequence[str] | None, start: bytes = b"") -> For
         entries: Names in the folder, None for a file.
         start: The first bytes of a file.
     """
-    return next((form for form in (*SERVED, *RECOGNISED) if form.fits(name, entries, start)), None)
+    return next((form for form in (*served(), *RECOGNISED) if form.fits(name, entries, start)), None)
 
 
 def advice(form: Form, path: str, config: str = "") -> str:
@@ -277,14 +217,14 @@ def advice(form: Form, path: str, config: str = "") -> str:
 def model_name(path: str) -> str:
     """Return the name of a model for the path of its file or folder."""
     file = PurePosixPath(path)
-    known = {suffix for form in (*SERVED, *RECOGNISED) for suffix in form.suffixes} | {".savedmodel"}
+    known = {suffix for form in (*served(), *RECOGNISED) for suffix in form.suffixes} | {".savedmodel"}
     stem = file.stem if file.suffix.lower() in known else file.name
     return re.sub(r"[^\w.-]+", "_", stem).strip("._-") or "model"
 
 
 def suffixes() -> str:
     """Return the suffixes that mark files that are served, for messages."""
-    return ", ".join(suffix for form in SERVED if not form.start for suffix in form.suffixes)
+    return ", ".join(suffix for form in served() if not form.start for suffix in form.suffixes)
 
 
 def is_model_folder(entries: Sequence[str]) -> bool:

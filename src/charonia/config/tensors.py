@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
+from charonia.config.backends import record_of
 from charonia.config.kinds import Format
 from charonia.config.model import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem
@@ -12,9 +13,6 @@ WILDCARD = -1
 """A dimension of any size."""
 
 _IMAGE_DIMS = 3
-
-_WITH_SCALARS = ("onnxruntime", "openvino", "tensorflow", "tflite", "armnn_tflite")
-"""Backends of libraries that have tensors without dimensions."""
 
 
 def tensor_problems(config: ModelConfig) -> list[Problem]:
@@ -72,7 +70,7 @@ def _io_problems(config: ModelConfig, tensor: ModelInput | ModelOutput, kind: st
         shape = tensor.reshape.shape
         unfit += dim_problems(shape, f"{path}.reshape.shape", subject, word="reshape dimensions")
         # Some libraries have tensors without dimensions; other backends expect an array.
-        if not shape and config.max_batch_size == 0 and config.backend not in _WITH_SCALARS:
+        if not shape and config.max_batch_size == 0 and not record_of(config.backend).scalars:
             message = f"{subject} cannot have empty reshape for non-batching model as scalar tensors are not supported"
             yield Problem(f"{path}.reshape", f"{message} for {model}")
         elif not unfit and tensor.dims:
@@ -81,7 +79,7 @@ def _io_problems(config: ModelConfig, tensor: ModelInput | ModelOutput, kind: st
                 message = f"{subject} has different {mismatch} for dims and reshape for {model}"
                 yield Problem(f"{path}.reshape", f"{message}: {list(tensor.dims)} and {list(shape)}")
     yield from unfit
-    if config.backend != "tensorrt":
+    if not record_of(config.backend).plans:
         if tensor.is_shape_tensor:
             yield Problem(f"{path}.is_shape_tensor", f"{subject}: shape tensors are only supported for TensorRT models")
         if tensor.is_non_linear_format_io:

@@ -7,9 +7,10 @@ Source: KServe's custom resources, `serving.kserve.io/v1alpha1` and `v1beta1`; K
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
+from charonia.config.backends import ENSEMBLE, record_of
 from charonia.config.model import ModelConfig
-from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE
 from charonia.core.errors import invalid, unsupported
 from charonia.export.options import NAME, REQUESTS, KserveOptions, Mode, Protocol, RuntimeScope
 
@@ -37,30 +38,10 @@ AGENT_SCHEMES = ("s3://", "gs://", "https://", "http://")
 REPOSITORY_FORMAT = "triton"
 """KServe's name for a repository of models."""
 
-_FORMATS: dict[str, tuple[str, str]] = {
-    "onnxruntime": ("onnx", "1"),
-    "pytorch": ("pytorch", "2"),
-    "tensorflow": ("tensorflow", "2"),
-    "tensorrt": ("tensorrt", "10"),
-    "openvino": ("openvino", "1"),
-    "tflite": ("tflite", "1"),
-    "sklearn": ("sklearn", "1"),
-    "fil": ("xgboost", "3"),
-    "llama_cpp": ("gguf", "3"),
-    "python": ("python", "3"),
-    "vllm": ("vllm", "1"),
-    "tensorrtllm": ("tensorrtllm", "1"),
-    "image": ("image", "1"),
-}
-"""Name and version of a model format by backend."""
-
 _LETTERS = "mkKMGTPEi"
 _BYTES = {"": 1, "m": 1e-3} | {f"{letter}": 1000**power for power, letter in enumerate("kMGTPE", 1)}
 _BYTES |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 """Bytes of a quantity's unit."""
-
-_PREPARING = ("python", "image", "")
-"""Backends of steps that prepare and finish, rather than compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +217,7 @@ def divided(exported: ExportedModels, predictor: str) -> tuple[str, str]:
     if missing:
         raise invalid(f"ensemble '{ensemble.name}' needs model '{missing[0]}', which '{exported.name}' does not have")
     steps = [models[name] for name in _names(ensemble)]
-    candidates = [each.name for each in steps if _backend(each) not in _PREPARING]
+    candidates = [each.name for each in steps if not _prepares(each)]
     if not predictor and len(candidates) != 1:
         raise invalid(
             f"ensemble '{ensemble.name}': expected one step that may be the predictor, got {', '.join(candidates)}",
@@ -270,16 +251,18 @@ def _names(config: ModelConfig) -> list[str]:
     return list(dict.fromkeys(step.model_name for step in scheduling.step)) if scheduling is not None else []
 
 
-def _backend(config: ModelConfig) -> str:
-    return config.backend or BACKEND_OF_PLATFORM.get(config.platform, "")
+def _prepares(config: ModelConfig) -> bool:
+    record = record_of(config.backend, config.platform)
+    return record.prepares or not record.name
 
 
 def _format(config: ModelConfig) -> tuple[str, str]:
     if config.platform == ENSEMBLE:
         return REPOSITORY_FORMAT, "2"
-    if _backend(config) == "fil" and config.default_model_filename.endswith(".txt"):
-        return "lightgbm", "4"
-    return _FORMATS.get(_backend(config), (REPOSITORY_FORMAT, "2"))
+    record = record_of(config.backend, config.platform)
+    suffix = PurePosixPath(config.default_model_filename).suffix
+    own = next((form.kserve for form in record.forms if form.kserve and suffix in form.suffixes), None)
+    return own or record.kserve or (REPOSITORY_FORMAT, "2")
 
 
 def _formats(exported: ExportedModels) -> list[tuple[str, str]]:

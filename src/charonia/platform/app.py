@@ -124,7 +124,8 @@ def make_platform(settings: PlatformSettings) -> Platform:
         measurements.TUNE: measurements.tune_handler(workloads, database, isolation),
         **version_handlers(
             VersionTasks(
-                database, artifacts, uploads, data / "environments", AllowedHosts(settings.store_hosts), isolation
+                *(database, artifacts, uploads, data / "environments", AllowedHosts(settings.store_hosts), isolation),
+                settings.trusted_backends,
             )
         ),
     }

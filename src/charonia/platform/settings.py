@@ -110,6 +110,7 @@ class PlatformSettings:
         public_url: Its address for browsers, "" for host and port.
         ports: First and last port for deployments on this machine; each takes two, and two for each of its servers.
         store_hosts: Servers that versions may be read from, beside clouds; "*" for all.
+        trusted_backends: Backends of other packages whose records say which models are data.
         isolation: Whether processes of projects must be isolated: "required", "available" or "off".
         readable: Files and folders of this machine that models may read, besides their own.
         oidc: Single sign-on.
@@ -125,6 +126,7 @@ class PlatformSettings:
     public_url: str = ""
     ports: tuple[int, int] = (FIRST_PORT, LAST_PORT)
     store_hosts: tuple[str, ...] = ()
+    trusted_backends: tuple[str, ...] = ()
     isolation: str = "required"
     readable: tuple[str, ...] = ()
     oidc: Oidc = Oidc()

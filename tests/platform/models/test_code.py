@@ -11,11 +11,11 @@ from charonia.platform.models.code import (
     code_in,
     code_in_onnx,
     dependencies,
-    forest_files,
-    is_forest_text,
-    is_pickled_estimator,
+    examined_files,
+    is_inert_start,
     may_make_code,
     needed_package,
+    trusting,
 )
 from charonia.server.backends.registry import installed_backends
 
@@ -103,6 +103,10 @@ def test_files_that_run_are_named(path: str, why: str) -> None:
             "treelite_checkpoint is a dump of memory",
         ),
         (
+            'backend: "onnxruntime" parameters { key: "model_type" value { string_value: "lightgbm" } }',
+            "not on the list of harmless parameters",
+        ),
+        (
             'backend: "llama_cpp" parameters { key: "mmproj" value { string_value: "../../x.gguf" } }',
             "not on the list of harmless parameters",
         ),
@@ -187,15 +191,15 @@ def test_an_engine_within_an_onnx_file_is_code() -> None:
     [(b'{"learner"', True), (b"\n {L", True), (b"tree\nversion", True), (b"binf", False), (b"\x04\0\0\0", False)],
 )
 def test_forests_in_text_are_told_by_their_beginning(start: bytes, is_text: bool) -> None:
-    assert is_forest_text(start) is is_text
+    assert is_inert_start("fil", start) is is_text
 
 
 def test_the_forest_is_a_file_that_the_backend_may_read() -> None:
     named = parse('backend: "fil" default_model_filename: "trees.txt"')
 
-    assert forest_files("m", ["1/xgboost.json", "1/labels.txt"], NONE) == ["1/xgboost.json"]
-    assert forest_files("m", ["1/trees.txt", "1/labels.txt"], named) == ["1/trees.txt"]
-    assert forest_files("m", ["1/model.onnx", "1/model.txt"], NONE) == []
+    assert examined_files("m", ["1/xgboost.json", "1/labels.txt"], NONE) == ["1/xgboost.json"]
+    assert examined_files("m", ["1/trees.txt", "1/labels.txt"], named) == ["1/trees.txt"]
+    assert examined_files("m", ["1/model.onnx", "1/model.txt"], NONE) == []
 
 
 def test_a_name_cannot_hide_code() -> None:
@@ -260,9 +264,11 @@ def test_frameworks_are_packages() -> None:
 
 
 def test_an_estimator_in_a_pickle_is_known() -> None:
-    assert is_pickled_estimator(["1/model.pkl"])
-    assert is_pickled_estimator(["1/model.joblib"])
-    assert not is_pickled_estimator(["1/model.skops", "model.pkl"])
+    config = ModelConfig(backend="sklearn", parameters={"TRUSTED": "true"})
+
+    assert trusting(["1/model.pkl"]) == config
+    assert trusting(["1/model.joblib"]) == config
+    assert trusting(["1/model.skops", "model.pkl"]) is None
 
 
 HEADER = """\

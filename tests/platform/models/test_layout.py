@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from charonia.config.forms import SERVED
+from charonia.config.backends import served
 from charonia.core.errors import Code, ServingError
 from charonia.platform.models.layout import arrange, model_root
 
@@ -36,7 +36,7 @@ def test_a_file_goes_where_its_backend_looks_for_it(path: str, target: str) -> N
 
 
 def test_each_form_that_is_served_can_be_sent() -> None:
-    for form in SERVED:
+    for form in served():
         for suffix in form.suffixes:
             assert laid_out([f"a{suffix}"], {f"a{suffix}": form.start}) == {f"1/{form.filename}": f"a{suffix}"}
 
@@ -181,12 +181,17 @@ def test_a_flavour_of_mlflow_is_taken(flavours: dict[str, object], files: list[s
     paths = [*MLFLOW, *(f"m/{path}" for path in files)]
     every = {**flavours, "python_function": {"loader_module": "mlflow.x"}}
 
-    found = arrange(paths, lambda _: b"", flavours=every)
+    found = arrange(paths, lambda path: b"tree\n" if path.endswith(".lgb") else b"", flavours=every)
 
     assert found.files == {
         **{target: f"m/{path}" for target, path in model.items()},
         "requirements.txt": "m/requirements.txt",
     }
+
+
+def test_a_flavour_whose_file_is_something_else_is_refused() -> None:
+    with pytest.raises(ServingError, match="has the flavours 'lightgbm'"):
+        arrange([*MLFLOW, "m/model.lgb"], lambda _: b"PK", flavours={"lightgbm": {"data": "model.lgb"}})
 
 
 def test_a_model_of_mlflow_without_a_flavour_that_is_served_is_refused() -> None:

@@ -318,7 +318,7 @@ def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) 
         ({"net.pt": b"PK"}, "1/model.pt: TorchScript, a program that can read and write files"),
         ({"1/model.savedmodel/saved_model.pb": b""}, "1/model.savedmodel/saved_model.pb: a TensorFlow graph"),
         ({"net.onnx": b"\x3b"}, "1/model.onnx: it cannot be examined"),
-        ({"1/model.txt": b"\4\0\0\0\1\0\0\0"}, "1/model.txt: not a forest in JSON or text"),
+        ({"1/model.txt": b"\4\0\0\0\1\0\0\0"}, "1/model.txt: it does not begin like a file that"),
         (
             {"1/model.gguf": b"GGUF", "1/model.json": b'{"mmproj": "../../../x.gguf"}'},
             "parameter mmproj: not on the list of harmless parameters",

@@ -177,13 +177,25 @@ def test_an_output_needs_the_shape_that_its_input_is_reshaped_to() -> None:
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", ""])
 def test_a_delay_is_a_number_that_can_pass(text: str) -> None:
-    with pytest.raises(ServingError, match="execute_delay_ms: expected a number of at least 0"):
+    with pytest.raises(ServingError, match="expected a number of at least 0"):
         instances(replace(CONFIG, parameters={"execute_delay_ms": text}))
 
 
+@pytest.mark.parametrize(
+    ("text", "is_set"), [("yes", True), ("ON", True), ("1", True), ("False", False), ("off", False)]
+)
+def test_a_flag_has_several_spellings(text: str, is_set: bool) -> None:
+    [instance] = instances(replace(CONFIG, parameters={"response_parameters": text}))
+
+    [result] = instance.execute([request(1, 1)]).results
+
+    assert isinstance(result, Outputs)
+    assert bool(result.parameters) is is_set
+
+
 def test_a_flag_is_true_or_false() -> None:
-    with pytest.raises(ServingError, match="expected true or false, got 'yes'"):
-        instances(replace(CONFIG, parameters={"response_parameters": "yes"}))
+    with pytest.raises(ServingError, match="expected true or false, got 'maybe'"):
+        instances(replace(CONFIG, parameters={"response_parameters": "maybe"}))
 
 
 def test_parameters_that_it_does_not_have_are_refused() -> None:

@@ -97,8 +97,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         "parameters['execution_mode']",
         "parameters['enable_mem_arena']",
         "optimization.graph.level",
-        "--backend-config inter_op_thread_count",
-        "--backend-config enable-global-threadpool",
+        "--backend-config onnxruntime,inter_op_thread_count",
+        "--backend-config onnxruntime,enable-global-threadpool",
     }
 
 

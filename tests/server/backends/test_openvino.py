@@ -25,7 +25,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, BlockingInstance, Completion, ModelFiles, Outputs, Placement
-from charonia.server.backends.openvino import instance
+from charonia.server.backends.openvino import backend
 from charonia.server.backends.openvino.backend import OpenVinoBackend
 from charonia.server.backends.openvino.network import Network, NetworkTensor, follows_batch
 from charonia.testing.backend_suite import BackendCase, BackendSuite
@@ -373,7 +373,7 @@ def test_an_unknown_parameter_is_named(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"parameters": {"ENABLE_BATCH_PADDING": "maybe"}}, "expected YES or NO, got 'maybe'"),
+        ({"parameters": {"ENABLE_BATCH_PADDING": "maybe"}}, "expected true or false, got 'maybe'"),
         ({"parameters": {"INFERENCE_NUM_THREADS": "many"}}, "INFERENCE_NUM_THREADS. Expected only non negative"),
         ({"parameters": {"PERFORMANCE_HINT": "FAST"}}, "PERFORMANCE_HINT"),
         ({"parameters": {"TARGET_DEVICE": "AUTO", "NUM_STREAMS": "many"}}, "number of streams from str: many"),
@@ -503,13 +503,13 @@ def test_a_size_of_batches_that_has_run_needs_no_change_of_threads(
     config = complete(files, ModelConfig(name="m", max_batch_size=4)).config
     running = load(files, replace(config, parameters={"INFERENCE_NUM_THREADS": "1"}))
     synchronous: list[tuple[int, ...]] = []
-    run = instance._infer
+    run = backend._infer
 
     def watched(request: Any, *given: Any) -> None:
         synchronous.append(tuple(request.get_input_tensor(0).shape))
         run(request, *given)
 
-    monkeypatch.setattr(instance, "_infer", watched)
+    monkeypatch.setattr(backend, "_infer", watched)
     for size in (2, 3, 2, 3, 1):
         x = np.random.default_rng(size).random((size, 16), np.float32)
         assert_close(infer(running, x=x)["scores"], expected(x))

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from tests.support.models import identity_pbtxt, write_model
 
 from charonia import Server
+from charonia.config import backends
+from charonia.config.backends import BackendRecord
 from charonia.core.errors import ServingError
 from charonia.server.backends import registry
 from charonia.server.options import ServerOptions
@@ -18,26 +21,48 @@ def test_a_backend_is_found_by_its_name(name: str) -> None:
     assert registry.installed_backends()[name]().name == name
 
 
-def test_a_package_can_bring_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("mirror", "charonia.server.backends.identity:IdentityBackend", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+MIRROR = BackendRecord(name="mirror", factory="charonia.server.backends.identity:IdentityBackend")
+HIJACK = BackendRecord(name="hijack", aliases=("identity",), factory="charonia.nothing:Nothing")
+LATER = BackendRecord(name="later", factory="charonia.nothing:Nothing")
 
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    values = ("MIRROR", "HIJACK", "LATER", "nothing", "NUMBER")
+    entries = [EntryPoint(value.lower(), f"{__name__}:{value}", backends.ENTRY_POINT_GROUP) for value in values]
+    monkeypatch.setattr(backends, "entry_points", lambda group: entries)
+    backends.records.cache_clear()
+    yield
+    backends.records.cache_clear()
+
+
+NUMBER = 5
+
+
+@pytest.mark.usefixtures("packages")
+def test_a_package_can_bring_a_backend() -> None:
     assert registry.installed_backends()["mirror"]().name == "identity"
+    assert backends.record_of("mirror") == MIRROR
 
 
-def test_a_package_cannot_take_the_place_of_a_backend_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("identity", "charonia.nothing:Nothing", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-
+@pytest.mark.usefixtures("packages")
+def test_a_package_cannot_take_the_place_of_a_backend_of_ours() -> None:
     assert registry.installed_backends()["identity"]().name == "identity"
+    assert "hijack" not in registry.installed_backends()
 
 
-def test_a_broken_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("broken", "charonia.nothing:Nothing", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-
-    with pytest.raises(ServingError, match=r"backend 'broken'.*cannot be loaded: ModuleNotFoundError"):
-        registry.installed_backends()["broken"]()
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nothing", "cannot be loaded: AttributeError"),
+        ("number", "cannot be loaded: expected a BackendRecord, got 5"),
+        ("later", "cannot be loaded: ModuleNotFoundError"),
+    ],
+)
+def test_a_broken_package_is_named_when_a_model_needs_it(name: str, problem: str) -> None:
+    with pytest.raises(ServingError, match=rf"backend '{name}'.*{problem}"):
+        registry.installed_backends()[name]()
 
 
 def test_a_library_that_is_looked_for_and_not_there_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,7 +236,7 @@ def test_threads_follow_the_budget_unless_given(tmp_path: Path, monkeypatch: pyt
     [
         ({"parameters": {"tflite_num_threads": "many"}}, "tflite_num_threads.*expected a whole number"),
         ({"parameters": {"SIGNATURE": "other"}}, "has no signature 'other'"),
-        ({"instance_group": (InstanceGroup(kind=InstanceKind.KIND_GPU),)}, "runs on the CPU only"),
+        ({"instance_group": (InstanceGroup(kind=InstanceKind.KIND_GPU),)}, "no instances of KIND_GPU"),
         ({"input": (ModelInput("y", FP32, dims=(16,)),)}, "unexpected inference input 'y'"),
         ({"input": (ModelInput("x", FP32, dims=(17,)),)}, "the model expects shape"),
         ({"input": (ModelInput("x", DataType.INT8, dims=(16,)),)}, "configuration expects datatype TYPE_INT8"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from charonia.config.model import ModelConfig
+from charonia.config.onnx_file import OnnxFile
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, invalid
 from charonia.server.files.given import Unserveable, sort
@@ -69,7 +70,7 @@ def test_a_name_may_be_given(tmp_path: Path) -> None:
 
 def test_weights_beside_a_model_stay_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx = file(tmp_path / "data" / "net.onnx")
-    monkeypatch.setattr("charonia.server.files.repository.external_names", lambda path: ("net.data",))
+    monkeypatch.setattr(OnnxFile, "weight_files", lambda file: ("net.data",))
 
     files = made(tmp_path, onnx)
 
@@ -179,7 +180,7 @@ def test_a_hugging_face_folder_gets_the_task_of_its_configuration(tmp_path: Path
 def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
     assert refusal(file(tmp_path / "a.xyz")).message == (
         f"'{tmp_path / 'a.xyz'}' is no model that is known here: expected a folder of models, or a file that ends with "
-        "one of .onnx, .xml, .tflite, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, .plan, .engine, .trt, .keras, "
+        "one of .keras, .plan, .engine, .trt, .onnx, .tflite, .xml, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, "
         ".py, .ubj, .xgb, .bst, .tl, .gguf, .skops, .joblib, .pkl, .pickle"
     )
 

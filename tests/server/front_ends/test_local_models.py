@@ -10,6 +10,7 @@ import pytest
 from tests.support.in_place import FixedPlace
 from tests.support.models import identity_pbtxt, write_model
 
+from charonia.config.backends import BackendRecord
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ServerMetadata
@@ -29,6 +30,7 @@ from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.in_front import Choice
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.model_options import ControlMode
+from charonia.server.options import ServerOptions
 
 
 def parameters(**values: str) -> str:
@@ -440,3 +442,13 @@ def test_the_counts_for_an_engine_that_is_gone_are_forgotten(tmp_path: Path) -> 
         assert bench.infer(request()) is None
 
     run(tmp_path, scenario)
+
+
+def test_the_package_of_a_backend_is_part_of_the_software(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mirrored").mkdir()
+    (tmp_path / "mirrored" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    record = BackendRecord(name="mirror", factory="mirrored.backend:Mirror", in_front_ends=True)
+    monkeypatch.setattr(local_models, "records", lambda: (record,))
+
+    assert str(tmp_path / "mirrored") in local_models.software_of(ServerOptions())

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Form, Response
 from sqlalchemy.orm import Session
 
+from charonia.config.backends import presets
 from charonia.core.errors import ServingError
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Visit, go, problems_of
 from charonia.platform.database.tables import EnvironmentRow
 from charonia.platform.environments import builder, catalog
-from charonia.platform.environments.catalog import PRESETS, NewEnvironment
+from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.environments.requirements import read_script
 from charonia.platform.models.records import VersionReport
 from charonia.platform.people import audit, projects
@@ -31,7 +32,7 @@ def show_all(visit: OnPage, offset: Number = 0) -> Response:
     names = {row.name for row in rows}
     values = {
         "environments": [_row(row) for row in rows[:ROWS_MAX]],
-        "presets": [preset for preset in PRESETS if preset.name not in names],
+        "presets": [preset for preset in presets() if preset.name not in names],
         "pages": visit.pages(offset, len(rows)),
     }
     return visit.show("environments.html", values)
@@ -54,7 +55,7 @@ def add(
     imports: Field = "",
 ) -> Response:
     """Create an environment from a preset or a form."""
-    ready = next((each for each in PRESETS if each.name == preset), None)
+    ready = next((each for each in presets() if each.name == preset), None)
     try:
         if ready is not None:
             wanted = NewEnvironment(ready.name, ready.requirements, "", ready.imports)

@@ -197,38 +197,3 @@ def _digest(wanted: Requirements, python: str) -> str:
 def _build_again(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
     session.flush()
     return queue.add(session, KIND, row.project_id, row.name, {"environment": row.id}, author)
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """An environment to start from.
-
-    Attributes:
-        name: Its name.
-        title: Its title on pages.
-        about: One sentence.
-        requirements: Its lines.
-        imports: Modules to test it with.
-    """
-
-    name: str
-    title: str
-    about: str
-    requirements: str
-    imports: tuple[str, ...]
-
-
-# fmt: off
-PRESETS = (
-    Preset("onnx", "ONNX Runtime", "Models in ONNX, and nothing else.", "", ("onnxruntime",)),
-    Preset("pytorch-2", "PyTorch 2", "TorchScript, exported programs, safetensors.", "charonia[torch]", ("torch",)),
-    Preset("tensorflow-2", "TensorFlow 2", "SavedModels and Keras.", "charonia[tensorflow]", ("tensorflow",)),
-    Preset("tflite", "LiteRT", "TensorFlow Lite models.", "charonia[tflite]", ("ai_edge_litert",)),
-    Preset("openvino", "OpenVINO", "OpenVINO's IR, and ONNX on Intel.", "charonia[openvino]", ("openvino",)),
-    Preset("scikit-learn", "scikit-learn", "Estimators of scikit-learn.", "charonia[sklearn]", ("sklearn",)),
-    Preset("forests", "Forests", "XGBoost, LightGBM and treelite.", "charonia[fil]", ("xgboost", "lightgbm")),
-    Preset("llama-cpp", "llama.cpp", "Language models in GGUF, on any CPU.", "charonia[llama,openai]", ("xllamacpp",)),
-    Preset("vllm", "vLLM", "Language models on GPUs.", "charonia[vllm,openai]", ("vllm",)),
-)
-# fmt: on
-"""In the order of display."""

@@ -1,13 +1,15 @@
 """The API of environments."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from charonia.config.backends import presets
 from charonia.platform.database.tables import EnvironmentRow, TaskRow
 from charonia.platform.environments import builder, catalog
-from charonia.platform.environments.catalog import PRESETS, NewEnvironment
+from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.environments.requirements import read_script
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
@@ -70,17 +72,8 @@ class EnvironmentBody(BaseModel):
 @router.get("/environments/choices")
 def list_choices(who: Caller) -> ChoicesBody:
     """List the choices for a new environment."""
-    presets = [
-        PresetBody(
-            name=each.name,
-            title=each.title,
-            about=each.about,
-            requirements=each.requirements,
-            imports=list(each.imports),
-        )
-        for each in PRESETS
-    ]
-    return ChoicesBody(presets=presets, pythons=list(builder.pythons()))
+    found = [PresetBody(**{**asdict(each), "imports": list(each.imports)}) for each in presets()]
+    return ChoicesBody(presets=found, pythons=list(builder.pythons()))
 
 
 @router.get("/projects/{project}/environments")

@@ -12,7 +12,6 @@ import yaml
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import render
 from charonia.core.errors import ServingError, internal, invalid
 from charonia.platform.artifacts import manifest
@@ -26,7 +25,7 @@ from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
 from charonia.platform.models.check import absent_module, first_look, full_check
 from charonia.platform.models.child import CheckingPython
-from charonia.platform.models.code import is_pickled_estimator
+from charonia.platform.models.code import trusting
 from charonia.platform.models.hosts import ANY, AllowedHosts
 from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root
 from charonia.platform.models.records import (
@@ -121,6 +120,7 @@ class VersionTasks:
         environments: Folder of the environments, a folder by project and digest each.
         hosts: Servers that versions may be read from. Administrators of all projects may name any.
         isolation: Confines checks, and what unpacks archives.
+        trusted: Backends of other packages whose records say which models are data.
     """
 
     database: Database
@@ -129,6 +129,7 @@ class VersionTasks:
     environments: Path
     hosts: AllowedHosts
     isolation: Isolation
+    trusted: tuple[str, ...] = ()
 
     def add(self, run: TaskRun) -> Mapping[str, Any]:
         """Import the files of a version, and check it. It may run again after the platform exited in the middle.
@@ -197,10 +198,11 @@ class VersionTasks:
     ) -> None:
         """Record the files of a version, which has none before this."""
         may_run_code = bool(run.arguments["may_run_code"])
-        if CONFIG not in blobs and may_run_code and is_pickled_estimator(blobs):
-            text = render(ModelConfig(backend="sklearn", parameters={"TRUSTED": "true"}))
-            blobs[CONFIG] = self.store.add([text.encode()], what=CONFIG)
-        report = replace(first_look(name, blobs, self.store), left_out=list(found.left_out[:LEFT_OUT_LISTED_MAX]))
+        if CONFIG not in blobs and may_run_code and (config := trusting(blobs)) is not None:
+            blobs[CONFIG] = self.store.add([render(config).encode()], what=CONFIG)
+        report = replace(
+            first_look(name, blobs, self.store, self.trusted), left_out=list(found.left_out[:LEFT_OUT_LISTED_MAX])
+        )
         if report.code and not may_run_code:
             self._change(version_id, report=report.to_json(), runs_code=True)
             raise invalid(
@@ -227,7 +229,7 @@ class VersionTasks:
         run.progress(ARRIVED, "checking")
         files = manifest.from_json(version.files)
         earlier = VersionReport.from_json(version.report)
-        report = replace(first_look(name, files, self.store), left_out=earlier.left_out)
+        report = replace(first_look(name, files, self.store, self.trusted), left_out=earlier.left_out)
         python = self._python(run, report)
         if report.code and not run.arguments.get("may_run_code"):
             warning = "not checked: the model is not known to be data, and the caller may not run code"

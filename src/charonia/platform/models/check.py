@@ -6,11 +6,12 @@ Both run in separate processes, because a file that crashes its reader must not 
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from charonia.config.backends import record_of
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
 from charonia.config.onnx_file import OnnxFile
@@ -21,13 +22,13 @@ from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models.child import CheckingPython, CheckOutput, CheckRun, charonia
 from charonia.platform.models.code import (
-    FOREST_START_BYTES,
+    START_BYTES,
     backend_of,
     code_in,
     code_in_onnx,
     dependencies,
-    forest_files,
-    is_forest_text,
+    examined_files,
+    is_inert_start,
     needed_package,
 )
 from charonia.platform.models.layout import CONFIG
@@ -40,13 +41,10 @@ TEXT_BYTES_MAX = 16 * 1024 * 1024
 
 PROBLEM_CHARS_MAX = 4000
 
-LLAMA_PARAMETERS = "1/model.json"
-"""Parameters of llama.cpp next to its model; those in the configuration take precedence."""
-
 _ABSENT = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
-def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionReport:
+def first_look(name: str, files: Manifest, store: ArtifactStore, trusted: Container[str] = ()) -> VersionReport:
     """Return the result of reading file names and the configuration, without running anything.
 
     Raises:
@@ -76,7 +74,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore) -> VersionRepor
         config=to_json(config) if CONFIG in files else {},
         needs=needs,
         requirements=dependencies(read, files),
-        code=_code(name, files, config, store, read),
+        code=_code(name, files, config, store, read, trusted),
     )
 
 
@@ -156,7 +154,12 @@ def read_warnings(lines: Sequence[str]) -> list[str]:
 
 
 def _code(
-    name: str, files: Manifest, config: ModelConfig, store: ArtifactStore, read: Callable[[str], str]
+    name: str,
+    files: Manifest,
+    config: ModelConfig,
+    store: ArtifactStore,
+    read: Callable[[str], str],
+    trusted: Container[str],
 ) -> list[str]:
     """Return why a model is not known to be data, from its configuration and the content of its files."""
     found: list[str] = []
@@ -170,19 +173,21 @@ def _code(
             continue
         found += code_in_onnx(path, named, operators)
         weights |= {str(PurePosixPath(path).parent / each) for each in named}
-    for path in forest_files(name, files, config):
+    backend = backend_of(name, files, config)
+    for path in examined_files(name, files, config):
         with store.fetch(files[path]).open("rb") as file:
-            if not is_forest_text(file.read(FOREST_START_BYTES)):
-                found.append(f"{path}: not a forest in JSON or text")
-    if LLAMA_PARAMETERS in files and backend_of(name, files, config) == "llama_cpp":
+            if not is_inert_start(backend, file.read(START_BYTES)):
+                found.append(f"{path}: it does not begin like a file that the backend {backend} reads as data")
+    parameter_file = f"1/{record_of(backend).parameter_file}"
+    if parameter_file in files:
         try:
-            members = dict(json.loads(read(LLAMA_PARAMETERS)))
+            members = dict(json.loads(read(parameter_file)))
         except (ValueError, TypeError) as error:
-            found.append(f"{LLAMA_PARAMETERS}: expected a JSON object: {error}")
+            found.append(f"{parameter_file}: expected a JSON object: {error}")
         else:
             texts = {key: str(value) for key, value in members.items()}
             config = replace(config, parameters={**texts, **config.parameters})
-    return code_in(name, files, config, weights) + found
+    return code_in(name, files, config, weights, trusted) + found
 
 
 def _refusal(ran: CheckOutput, name: str, folder: str) -> ServingError:

@@ -1,21 +1,22 @@
 """Decides which models are data and which are code, and finds the packages that they need. Pure.
 
-An allow-list: a format, a parameter or a member of a configuration that is not in these tables makes a model code.
+An allow-list: a model is code if it has a format, a parameter or a member of a configuration that is neither in these
+tables nor in `inert` of its backend's record. Records of other packages count only if the administrator trusts their
+backend.
 """
 
 import contextlib
 import re
 import tomllib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import PurePosixPath
 from typing import Any
 
+from charonia.config.backends import ENSEMBLE, OWN, OWN_NAMES, Inert, Package, record_of, served
 from charonia.config.complete import derive_backend
-from charonia.config.forms import SERVED
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import CUSTOM_BATCHING, LORA_ADAPTERS, PYTHON_STRATEGY, SERVER_PARAMETERS
-from charonia.config.platforms import ENSEMBLE, FORMATS
 from charonia.core.errors import ServingError
 
 _CODE_SUFFIXES = {
@@ -43,55 +44,15 @@ _DATA_SUFFIXES = frozenset(
 _DATA_FOLDERS = ("warmup/", "initial_state/")
 """Folders with plain tensors, which the server itself reads."""
 
-_DATA_FORMATS: Mapping[str, frozenset[str]] = {
-    "armnn_tflite": frozenset({".tflite"}),
-    "fil": frozenset({".json", ".ubj", ".txt"}),  # text, and JSON in either form: libraries parse and check them
-    "identity": frozenset(),  # these two read no file
-    "image": frozenset(),
-    "llama_cpp": frozenset({".gguf"}),  # tensors and metadata; its template is rendered without access to Python
-    "onnxruntime": frozenset({".onnx"}),  # standard operators only, none of which reaches a file or the network
-    "openvino": frozenset({".xml", ".onnx", ".tflite", ".pdmodel"}),  # likewise, without a library of operators
-    "tflite": frozenset({".tflite"}),  # likewise; operators of TensorFlow are not linked
-    ENSEMBLE: frozenset(),
-    "": frozenset(),  # no server loads it
-}
-"""Suffixes of the models that are data, by backend. The models of every other backend are programs."""
+_OWN_INERT = [record.inert for record in OWN if record.inert is not None]
 
-_THREADS = ("cpu_nthread", "intra_op_thread_count", "inter_op_thread_count", "num_threads", "threads")
-_DATA_PARAMETERS = (
-    SERVER_PARAMETERS - {CUSTOM_BATCHING, LORA_ADAPTERS, PYTHON_STRATEGY}
-    | {*_THREADS, "num_of_threads", "num_streams", "device_type", "tflite_num_threads", "SIGNATURE"}
-    # onnxruntime, and its accelerators
-    | {"execution_mode", "enable_mem_arena", "enable_mem_pattern", "memory.enable_memory_arena_shrinkage"}
-    | {"arena_extend_strategy", "cudnn_conv_algo_search", "do_copy_in_default_stream", "gpu_mem_limit"}
-    | {"precision_mode", "max_workspace_size_bytes", "trt_fp16_enable", "trt_engine_cache_enable"}
-    | {f"session.{name}" for name in ("set_denormal_as_zero", "disable_prepacking", "intra_op.allow_spinning")}
-    | {f"session.{name}" for name in ("inter_op.allow_spinning", "dynamic_block_base", "use_env_allocators")}
-    | {f"session.{name}" for name in ("intra_op.spin_duration_us", "force_spinning_stop", "disable_quant_qdq")}
-    | {"optimization.enable_gelu_approximation", "optimization.enable_cast_chain_elimination"}
-    # openvino
-    | {"TARGET_DEVICE", "HINT_BF16", "SKIP_OV_DYNAMIC_BATCHSIZE", "ENABLE_BATCH_PADDING", "RESHAPE_IO_LAYERS"}
-    | {"INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS"}
-    | {"INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "COMPILATION_NUM_THREADS", "ENABLE_CPU_PINNING"}
-    | {"ENABLE_HYPER_THREADING", "SCHEDULING_CORE_TYPE", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE"}
-    # fil
-    | {"algo", "blocks_per_sm", "chunk_size", "is_classifier", "layout", "model_type", "output_class", "predict_proba"}
-    | {"predictor", "storage_type", "threads_per_tree", "threshold", "transfer_threshold"}
-    | {"use_experimental_optimizations", "xgboost_allow_unknown_field"}
-    # identity
-    | {"creation_delay_sec", "enable_custom_tracing", "execute_delay_ms", "instance_wise_delay_multiplier"}
-    | {"response_parameters"}
-    # image
-    | {"antialias", "background", "color", "crop", "exact", "exif_orientation", "filter", "max_bytes", "max_pixels"}
-    | {"mean", "padding_position", "padding_value", "resize", "scale", "scaled_decode", "size", "std"}
-    # llama_cpp
-    | {"cache_prompt", "cache_ram_mib", "cache_type_k", "cache_type_v", "check_tensors", "ctx_shift", "embd_normalize"}
-    | {"embedding", "fit_params", "flash_attn_type", "kv_unified", "load_mode", "main_gpu", "n_batch", "n_cache_reuse"}
-    | {"n_ctx", "n_gpu_layers", "n_parallel", "n_predict", "n_threads", "n_threads_batch", "n_ubatch", "no_kv_offload"}
-    | {"pooling_type", "reasoning_format", "rope_freq_base", "rope_freq_scale", "rope_scaling_type", "split_mode"}
-    | {"swa_full", "use_jinja", "verbosity", "warmup", "INITIALIZE_TIMEOUT_SECONDS"}
-)
-"""Parameters of a model, or of an accelerator that it asks for, that name no file, library or program."""
+_DATA_PARAMETERS = frozenset[str](
+    (SERVER_PARAMETERS - {CUSTOM_BATCHING, LORA_ADAPTERS, PYTHON_STRATEGY}).union(*(i.parameters for i in _OWN_INERT))
+).difference(*(i.values for i in _OWN_INERT))
+"""Parameters of a model, or of an accelerator that it asks for, that name no file, library or program.
+
+A parameter of which only some values are harmless is harmless for its own backend only.
+"""
 
 _ENGINE = "EPContext"
 """Operator that is an engine of an accelerator."""
@@ -99,9 +60,8 @@ _ENGINE = "EPContext"
 _NO_FILE_NAME = frozenset("*\\\0")
 """Characters that no file of weights has: ONNX Runtime reads `*/_ORT_MEM_ADDR_/*` as an address in memory."""
 
-FOREST_START_BYTES = 4096
-
-_FOREST_TYPES = ("xgboost_json", "xgboost_ubj", "lightgbm")
+START_BYTES = 4096
+"""Bytes of a file that tell whether it is data."""
 
 _PARAMETER_REASONS = {
     "ALLOW_UNPICKLING": "files are unpickled",
@@ -134,35 +94,6 @@ _PLAIN_OPTIMIZATION = frozenset(
 _DEPENDENCIES = re.compile(r"^# /// script\n((?:#(?: .*)?\n)*)# ///$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class NeededPackage:
-    """A package without which a model cannot be loaded.
-
-    Attributes:
-        name: As package indexes have it.
-        module: Name of its module.
-        extra: Extra of Charonia that installs it.
-    """
-
-    name: str
-    module: str
-    extra: str
-
-
-_NEEDS = {
-    "fil": NeededPackage("treelite", "treelite", "fil"),
-    "image": NeededPackage("pillow", "PIL", "image"),
-    "llama_cpp": NeededPackage("xllamacpp", "xllamacpp", "llama"),
-    "openvino": NeededPackage("openvino", "openvino", "openvino"),
-    "pytorch": NeededPackage("torch", "torch", "torch"),
-    "sklearn": NeededPackage("scikit-learn", "sklearn", "sklearn"),
-    "tensorflow": NeededPackage("tensorflow", "tensorflow", "tensorflow"),
-    "tensorrt": NeededPackage("tensorrt", "tensorrt", "tensorrt"),
-    "tflite": NeededPackage("ai-edge-litert", "ai_edge_litert", "tflite"),
-    "vllm": NeededPackage("vllm", "vllm", "vllm"),
-}
-
-
 def backend_of(name: str, paths: Iterable[str], config: ModelConfig) -> str:
     """Return the backend of a model as a server finds it, "ensemble" for an ensemble, "" if it cannot be determined.
 
@@ -175,11 +106,25 @@ def backend_of(name: str, paths: Iterable[str], config: ModelConfig) -> str:
     try:
         found, _ = derive_backend(config, name, names)
     except ServingError:  # the end of the name still counts, if a backend of that name is installed
-        return PurePosixPath(name).suffix.removeprefix(".")
+        return config.platform or PurePosixPath(name).suffix.removeprefix(".")
     return ENSEMBLE if found.platform == ENSEMBLE else found.backend
 
 
-def code_in(name: str, paths: Iterable[str], config: ModelConfig, weights: Container[str] = ()) -> list[str]:
+def inert_of(backend: str, trusted: Container[str] = ()) -> Inert | None:
+    """Return the allow-list of a backend or an ensemble, None if all of its models are code; "" reads no files.
+
+    Args:
+        backend: Its name.
+        trusted: Backends of other packages that the administrator trusts.
+    """
+    if backend in (ENSEMBLE, ""):
+        return Inert()
+    return record_of(backend).inert if backend in OWN_NAMES or backend in trusted else None
+
+
+def code_in(
+    name: str, paths: Iterable[str], config: ModelConfig, weights: Container[str] = (), trusted: Container[str] = ()
+) -> list[str]:
     """Return the reasons why a model is code rather than data, a phrase each.
 
     Args:
@@ -187,25 +132,32 @@ def code_in(name: str, paths: Iterable[str], config: ModelConfig, weights: Conta
         paths: Files of the model's folder.
         config: Its configuration, as written or completed.
         weights: Files with weights, whose suffixes need not be known.
+        trusted: Backends of other packages that the administrator trusts.
     """
     listed = sorted(paths)
-    found = [f"{path}: {reason}" for path in listed if (reason := _reason_of_file(path, path in weights))]
     backend = backend_of(name, listed, config)
-    if backend not in _DATA_FORMATS:
+    inert = inert_of(backend, trusted)
+    suffixes = inert.suffixes if inert is not None else frozenset()
+    found = [f"{path}: {reason}" for path in listed if (reason := _reason_of_file(path, path in weights, suffixes))]
+    if not backend and any(path.startswith("1/") for path in listed):  # a package on the server may read them
+        found = found or ["no backend here reads its files"]
+    elif inert is None:
         if not found:
             found.append(f"backend {backend}: its models are code")
     else:
         main = main_file(name, listed, config)
-        if main and not found and PurePosixPath(main).suffix.lower() not in _DATA_FORMATS[backend]:
+        if main and not found and PurePosixPath(main).suffix.lower() not in inert.suffixes:
             found.append(f"{main}: not a file that the backend {backend} reads as data")
     given = {key: text for parameters in _parameters(config) for key, text in parameters.items() if text}
+    harmless = _DATA_PARAMETERS | (inert.parameters if inert is not None else set())
     found += [
         f"parameter {key}: {_PARAMETER_REASONS.get(key, _UNKNOWN_PARAMETER)}"
         for key, text in given.items()
-        if key not in _DATA_PARAMETERS and not (key == "mmproj" and f"1/{text}" in listed)
+        if key not in harmless and not (key == "mmproj" and f"1/{text}" in listed)
     ]
-    if given.get("model_type", "") not in ("", *_FOREST_TYPES):
-        found.append(f"parameter model_type: {given['model_type']} is {_CODE_SUFFIXES['.tl']}")
+    for key, values in (inert.values if inert is not None else {}).items():
+        if given.get(key, "") not in ("", *values):
+            found.append(f"parameter {key}: {given[key]} is {_CODE_SUFFIXES['.tl']}")
     return found + list(_members_with_code(config, backend))
 
 
@@ -221,7 +173,7 @@ def may_make_code(changes: Mapping[str, Any]) -> bool:
         and isinstance(optimization, Mapping)
         and optimization.keys() <= _PLAIN_OPTIMIZATION
         and isinstance(parameters, Mapping)
-        and parameters.keys() <= _DATA_PARAMETERS - {"model_type"}
+        and parameters.keys() <= _DATA_PARAMETERS
     )
 
 
@@ -233,28 +185,33 @@ def main_file(name: str, paths: Iterable[str], config: ModelConfig) -> str:
     return f"1/{config.default_model_filename}" if config.default_model_filename else ""
 
 
-def forest_files(name: str, paths: Iterable[str], config: ModelConfig) -> list[str]:
-    """Return the files that may be the forest of a model of the backend `fil`; none for other models."""
+def examined_files(name: str, paths: Iterable[str], config: ModelConfig) -> list[str]:
+    """Return the files whose beginning tells whether they are data, which `is_inert_start` decides."""
     listed = set(paths)
-    if backend_of(name, listed, config) != "fil":
+    record = record_of(backend_of(name, listed, config))
+    if record.inert is None or not record.inert.starts:
         return []
-    names = [main_file(name, listed, config), *(f"1/{entry.filename}" for entry in FORMATS if entry.backend == "fil")]
-    return sorted(listed & set(names))
+    return sorted(listed & {main_file(name, listed, config), *(f"1/{form.filename}" for form in record.forms)})
 
 
-def is_forest_text(start: bytes) -> bool:
-    """Return whether a file that begins like this is a forest in JSON, UBJSON or LightGBM's text."""
-    return start.lstrip()[:1] == b"{" or start.startswith((b"tree\n", b"tree\r"))
+def is_inert_start(backend: str, start: bytes) -> bool:
+    """Return whether a file of a backend that begins like this is data."""
+    inert = record_of(backend).inert
+    return inert is not None and start.lstrip().startswith(inert.starts)
 
 
-def needed_package(backend: str) -> NeededPackage | None:
-    return _NEEDS.get(backend)
+def needed_package(backend: str) -> Package | None:
+    """Return the package that a backend needs besides those that Charonia always has, None for none."""
+    return next((each for each in record_of(backend).packages if each.extra and not each.optional), None)
 
 
-def is_pickled_estimator(paths: Iterable[str]) -> bool:
-    """Return whether a model is an estimator in a pickle, which is read only if its configuration says so."""
-    pickles = {form.filename for form in SERVED if form.title == "an estimator" and ".skops" not in form.suffixes}
-    return any(path.removeprefix("1/") in pickles for path in paths if path.startswith("1/"))
+def trusting(paths: Iterable[str]) -> ModelConfig | None:
+    """Return the configuration with which files that can run code are read, None where there are none."""
+    names = {path.removeprefix("1/") for path in paths if path.startswith("1/")}
+    form = next((form for form in served() if form.is_pickle and form.filename in names), None)
+    if form is None:
+        return None
+    return ModelConfig(backend=form.backend, parameters={record_of(form.backend).trust_parameter: "true"})
 
 
 def dependencies(read: Callable[[str], str], paths: Iterable[str]) -> str:
@@ -295,11 +252,11 @@ def code_in_onnx(path: str, files: Iterable[str], operators: Container[str]) -> 
     return found + [f"{path}: {_ENGINE} holds machine code"] * (_ENGINE in operators)
 
 
-def _reason_of_file(path: str, is_weights: bool) -> str:
+def _reason_of_file(path: str, is_weights: bool, inert: Container[str]) -> str:
     """Return why a file is not known to be data, "" if it is."""
     suffix = PurePosixPath(path).suffix.lower()
     is_tensor = is_weights or path.startswith(_DATA_FOLDERS)
-    if suffix in _DATA_SUFFIXES or (is_tensor and suffix not in _CODE_SUFFIXES):
+    if suffix in _DATA_SUFFIXES or suffix in inert or (is_tensor and suffix not in _CODE_SUFFIXES):
         return ""
     return _CODE_SUFFIXES.get(suffix, "a file of an unknown kind")
 

@@ -14,31 +14,14 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from charonia.config.forms import RECOGNISED, SERVED, Form, advice, form_of, suffixes
-from charonia.config.platforms import FORMATS
+from charonia.config.backends import Form, formats, records, served
+from charonia.config.forms import RECOGNISED, advice, form_of, suffixes
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.platform.artifacts.paths import FILES_MAX, check_together, is_content
 
 CONFIG = "config.pbtxt"
 MLMODEL = "MLmodel"
 REQUIREMENTS = "requirements.txt"
-
-_WEIGHTS = {"model.xml": ".bin", "model.pdmodel": ".pdiparams"}
-"""Suffix of the weights next to a model with the same name."""
-
-_FLAVOURS = (
-    ("onnx", "data"),
-    ("tensorflow", "data"),
-    ("tensorflow", "saved_model_dir"),
-    ("keras", "data"),
-    ("pytorch", "model_data"),
-    ("xgboost", "data"),
-    ("lightgbm", "data"),
-    ("sklearn", "pickled_model"),
-)
-"""Flavours of MLflow that are served, in order of preference, and the field with their path."""
-
-_LIGHTGBM_SUFFIX = ".lgb"
 
 NAMES_IN_MESSAGE_MAX = 10
 
@@ -124,7 +107,7 @@ def _of_folder(inner: Mapping[str, str], take: int) -> dict[str, str]:
 def _version_content(name: str, inner: Mapping[str, str], start: Callable[[str], bytes]) -> dict[str, str]:
     """Return the files of a model that does not have the layout of a repository."""
     entries = sorted({path.split("/")[0] for path in inner})
-    if {entry.filename for entry in FORMATS} & set(entries):
+    if {entry.filename for entry in formats()} & set(entries):
         return {f"1/{path}": source for path, source in inner.items()}
     form = form_of(name or "model", entries)
     if form is not None:
@@ -132,14 +115,13 @@ def _version_content(name: str, inner: Mapping[str, str], start: Callable[[str],
             raise _not_served(form, name or "the folder")
         return {f"1/{form.filename}/{path}": source for path, source in inner.items()}
     found = {entry: form_of(entry, None, start(inner[entry])) for entry in entries if entry in inner}
-    served = {entry: form for entry, form in found.items() if form in SERVED}
-    if len(served) == 1:
-        (main, form), *_ = served.items()
-        assert form is not None
-        return _beside(main, form.filename, inner)
-    if served:
+    models = {entry: form for entry, form in found.items() if form is not None and form in served()}
+    if len(models) == 1:
+        (main, form), *_ = models.items()
+        return _beside(main, form, inner)
+    if models:
         raise invalid(
-            f"expected one model, got {_names(served)}",
+            f"expected one model, got {_names(models)}",
             hint="upload one of them; if one belongs to another, name the main file as its backend expects: model.py",
         )
     recognised = [(entry, form) for entry, form in found.items() if form in RECOGNISED]
@@ -154,19 +136,19 @@ def _version_content(name: str, inner: Mapping[str, str], start: Callable[[str],
     )
 
 
-def _beside(main: str, filename: str, inner: Mapping[str, str]) -> dict[str, str]:
+def _beside(main: str, form: Form, inner: Mapping[str, str]) -> dict[str, str]:
     """Return a file under the name that its backend expects, with its weights, and all others unchanged."""
     files = {f"1/{path}": source for path, source in inner.items() if path != main}
-    weights = str(PurePosixPath(main).with_suffix(_WEIGHTS[filename])) if filename in _WEIGHTS else ""
+    weights = str(PurePosixPath(main).with_suffix(form.weights)) if form.weights else ""
     if weights in inner:
         del files[f"1/{weights}"]
-        files[f"1/{PurePosixPath(filename).with_suffix(_WEIGHTS[filename])}"] = inner[weights]
-    return {**files, f"1/{filename}": inner[main]}
+        files[f"1/{PurePosixPath(form.filename).with_suffix(form.weights)}"] = inner[weights]
+    return {**files, f"1/{form.filename}": inner[main]}
 
 
 def _of_mlflow(inner: Mapping[str, str], flavours: Mapping[str, Any], start: Callable[[str], bytes]) -> dict[str, str]:
     """Return the files of one flavour of a model of MLflow."""
-    for flavour, field in _FLAVOURS:
+    for flavour, field in [each for record in records() for each in record.mlflow]:
         entry = flavours.get(flavour)
         place = str(entry.get(field, "")) if isinstance(entry, Mapping) else ""
         if not place:
@@ -174,13 +156,11 @@ def _of_mlflow(inner: Mapping[str, str], flavours: Mapping[str, Any], start: Cal
         below = {path.removeprefix(f"{place}/"): at for path, at in inner.items() if path.startswith(f"{place}/")}
         if place in inner:
             form = form_of(place, None, start(inner[place]))
-            is_lightgbm = PurePosixPath(place).suffix == _LIGHTGBM_SUFFIX
-            filename = "model.txt" if is_lightgbm else form.filename if form in SERVED and form is not None else ""
-            if not filename:
+            if form is None or form not in served():
                 continue
             own = {MLMODEL, REQUIREMENTS, "conda.yaml", "python_env.yaml", "input_example.json"}
             data = {path: at for path, at in inner.items() if "/" not in path and path not in own}
-            files = _beside(place, filename, data | {place: inner[place]})
+            files = _beside(place, form, data | {place: inner[place]})
         elif below:
             root = model_root(list(below))
             found = {path.removeprefix(root): at for path, at in below.items()}

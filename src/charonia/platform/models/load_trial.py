@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from charonia.config.backends import ENSEMBLE, record_of
 from charonia.core.errors import Code, ServingError
 from charonia.platform.models.child import CheckRun, charonia
 
@@ -19,7 +20,6 @@ MEMORY_SHARE_MAX = 0.5
 PROBLEM_CHARS_MAX = 2000
 
 _READY = "Started HTTPService"
-_NEEDS_GPU = frozenset({"tensorrt", "tensorrtllm", "vllm"})
 _ERROR = re.compile(r'[EF]\d{4} [^\]]*\] "(.*)"')
 _LOGGED = re.compile(r"[A-Z]\d{4} \d\d:")
 _PREFIX = re.compile(r"load failed for model '[^']*': version \d+ is at UNAVAILABLE state: ")
@@ -71,10 +71,10 @@ def try_to_load(check: CheckRun, config: Mapping[str, Any]) -> LoadTrial:
 
 def obstacle(config: Mapping[str, Any]) -> str:
     """Return why a model cannot be loaded alone and without a GPU, "" if it can."""
-    if config.get("platform") == "ensemble" or "ensemble_scheduling" in config:
+    if config.get("platform") == ENSEMBLE or "ensemble_scheduling" in config:
         return "its steps are other models"
     kinds = {group.get("kind") for group in config.get("instance_group", ())}
-    if config.get("backend") in _NEEDS_GPU or "KIND_GPU" in kinds:
+    if record_of(config.get("backend") or "").needs_gpu or "KIND_GPU" in kinds:
         return "it asks for a GPU"
     return ""
 

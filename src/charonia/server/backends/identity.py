@@ -3,16 +3,6 @@
 For tests of clients, of schedulers and of the server's own speed. A response holds the request's own array under
 another name: nothing is copied, concatenated or split; `reshape` applies as a view. Control tensors of sequences come
 back, too, where they are named INPUT<x> and there is an OUTPUT<x>.
-
-Parameters of the model configuration:
-
-- `execute_delay_ms`: how long a batch takes, default 0.
-- `instance_wise_delay_multiplier`: instance i takes the delay times this times (i + 1); default 0: all take the delay.
-- `creation_delay_sec`: how long it takes to create an instance, default 0.
-- `enable_custom_tracing`: "true" adds the activities CUSTOM_ACTIVITY_START, CUSTOM_SINGLE_ACTIVITY and
-  CUSTOM_ACTIVITY_END to the trace of each request.
-- `response_parameters`: "true" adds one response parameter of each type: param0 a string, param1 an integer, param2 a
-  boolean, param3 a number.
 """
 
 import asyncio
@@ -21,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.sequence_tensors import added_names, seen_by_model
 from charonia.core.errors import invalid, unsupported
 from charonia.core.request import InferRequest, ParameterValue
@@ -29,6 +18,7 @@ from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement
 from charonia.server.backends.batch import TensorPlan, input_plans, output_plans
+from charonia.server.backends.parameters import Param, Params
 
 RESPONSE_PARAMETERS: Mapping[str, ParameterValue] = {
     "param0": "an example string parameter",
@@ -38,6 +28,20 @@ RESPONSE_PARAMETERS: Mapping[str, ParameterValue] = {
 }
 """What `response_parameters` adds; the values are those of Triton's identity backend."""
 
+
+# fmt: off
+PARAMETERS = Params(
+    "identity",
+    Param("execute_delay_ms", "how long a batch takes", float, 0.0, ge=0),
+    Param("instance_wise_delay_multiplier", "instance i takes the delay times this times (i + 1); 0: all take the "
+          "delay", float, 0.0, ge=0),
+    Param("creation_delay_sec", "how long it takes to create an instance", float, 0.0, ge=0),
+    Param("enable_custom_tracing", "adds CUSTOM_ACTIVITY_START, CUSTOM_SINGLE_ACTIVITY and CUSTOM_ACTIVITY_END to the "
+          "trace of each request", bool, False),
+    Param("response_parameters", "adds one response parameter of each type: param0 a string, param1 an integer, param2 "
+          "a boolean, param3 a number", bool, False),
+)
+# fmt: on
 
 _Reshape = tuple[TensorPlan, TensorPlan]
 """From the shape of an input to the model's, and from there to that of the output."""
@@ -130,7 +134,6 @@ class IdentityModel:
         return IdentityInstance(work, work.execute_s * factor)
 
     def memory(self) -> list[MemoryUsage]:
-        """Return nothing: there are no weights."""
         return []
 
     async def aclose(self) -> None:
@@ -143,11 +146,9 @@ class IdentityBackend:
     name = "identity"
 
     def uses_gpus(self) -> bool:
-        """Return False: the data is not even read."""
         return False
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Return the configuration as it is: there is no model to ask."""
         return Completion(config)
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> IdentityModel:
@@ -156,24 +157,23 @@ class IdentityBackend:
         Raises:
             ServingError: Inputs and outputs do not pair up, or a parameter is wrong.
         """
-        parameters = {key: text for key, text in config.parameters.items() if key not in SERVER_PARAMETERS}
+        values = PARAMETERS.checked(config)
+        if unknown := ", ".join(f"'{key}'" for key, _ in PARAMETERS.unknown(config)):
+            raise unsupported(
+                f"model '{config.name}': the identity backend has no parameter {unknown}",
+                hint=f"it has {', '.join(PARAMETERS.names)}",
+            )
         names = _pairs(config)
         work = _Work(
             names,
             _reshapes(config, names),
             config.max_batch_size > 0,
-            RESPONSE_PARAMETERS if _flag(parameters, "response_parameters") else {},
-            _flag(parameters, "enable_custom_tracing"),
-            execute_s=_number(parameters, "execute_delay_ms") / 1000,
-            creation_s=_number(parameters, "creation_delay_sec"),
-            instance_multiplier=_number(parameters, "instance_wise_delay_multiplier"),
+            RESPONSE_PARAMETERS if values["response_parameters"] else {},
+            values["enable_custom_tracing"],
+            execute_s=values["execute_delay_ms"] / 1000,
+            creation_s=values["creation_delay_sec"],
+            instance_multiplier=values["instance_wise_delay_multiplier"],
         )
-        if parameters:
-            raise unsupported(
-                f"model '{config.name}': the identity backend has no parameter {_quoted(parameters)}",
-                hint="it has execute_delay_ms, instance_wise_delay_multiplier, creation_delay_sec, "
-                "enable_custom_tracing, response_parameters",
-            )
         return IdentityModel(work)
 
     async def aclose(self) -> None: ...
@@ -225,27 +225,3 @@ def _report(requests: Sequence[InferRequest]) -> None:
         if request.trace is not None:
             for activity in ("CUSTOM_ACTIVITY_START", "CUSTOM_SINGLE_ACTIVITY", "CUSTOM_ACTIVITY_END"):
                 request.trace.mark(activity, time.monotonic_ns())
-
-
-def _number(parameters: dict[str, str], key: str) -> float:
-    """Pop a parameter as a number of at least 0; 0 where it is absent."""
-    text = parameters.pop(key, "0")
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise invalid(f"parameter {key}: expected a number of at least 0, got {text!r}")
-    return value
-
-
-def _flag(parameters: dict[str, str], key: str) -> bool:
-    """Pop a parameter as a boolean; False where it is absent."""
-    text = parameters.pop(key, "false").lower()
-    if text not in ("true", "false"):
-        raise invalid(f"parameter {key}: expected true or false, got {text!r}")
-    return text == "true"
-
-
-def _quoted(names: Mapping[str, str]) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names))

@@ -1,15 +1,19 @@
-"""The backends by name. The first model that needs a backend imports its module, and the library behind it."""
+"""The backends by name. The first model that needs a backend imports its module and its library.
+
+The facts that need no import are in `charonia.config.backends`.
+"""
 
 import logging
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import cast
 
+from charonia.config.backends import BackendRecord, Package, records
+from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, unsupported
-from charonia.install_hint import extra_hint
+from charonia.install_hint import extra_hint, package_hint
 from charonia.server.backends.api import Backend
 
 _log = logging.getLogger(__name__)
@@ -17,51 +21,17 @@ _log = logging.getLogger(__name__)
 SCRIPT = "model.py"
 """File in a folder of the backend directory that serves every model whose `backend` is the folder's name."""
 
-ENTRY_POINT_GROUP = "charonia.backends"
-"""Entry points of packages that bring backends: `name = "module:factory"`; `factory()` returns a `Backend`."""
-
-_OWN = {
-    "armnn_tflite": "charonia.server.backends.tflite.backend:TfliteBackend",  # Triton's name
-    "fil": "charonia.server.backends.fil.backend:FilBackend",
-    "identity": "charonia.server.backends.identity:IdentityBackend",
-    "image": "charonia.server.backends.image.backend:ImageBackend",
-    "llama_cpp": "charonia.server.backends.llama_cpp.backend:LlamaCppBackend",
-    "onnxruntime": "charonia.server.backends.onnxruntime.backend:OnnxRuntimeBackend",
-    "openvino": "charonia.server.backends.openvino.backend:OpenVinoBackend",
-    "python": "charonia.server.backends.python.backend:PythonBackend",
-    "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
-    "sklearn": "charonia.server.backends.sklearn.backend:SklearnBackend",
-    "tensorflow": "charonia.server.backends.tensorflow.backend:TensorFlowBackend",
-    "tensorrt": "charonia.server.backends.tensorrt.backend:TensorRtBackend",
-    "tensorrtllm": "charonia.server.backends.tensorrtllm.backend:TensorRtLlmBackend",
-    "tflite": "charonia.server.backends.tflite.backend:TfliteBackend",
-    "vllm": "charonia.server.backends.vllm.backend:VllmBackend",
-}
-
-_EXTRAS = {
-    "PIL": "image",
-    "ai_edge_litert": "tflite",
-    "openvino": "openvino",
-    "sklearn": "sklearn",
-    "tensorflow": "tensorflow",
-    "torch": "torch",
-    "treelite": "fil",
-}
-"""Extra of this package that installs a library, by the library's name."""
-
 
 def installed_backends(directory: Path | None = None) -> dict[str, Callable[[], Backend]]:
     """Return a factory for each backend, by name.
 
-    Built-in backends take precedence over the backend directory, and that over other packages.
+    Backends of packages take precedence over the backend directory.
 
     Args:
         directory: Has a folder for each backend that is written in Python; folders without a `model.py` are ignored.
     """
-    factories = {entry.name: _from_entry_point(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    if directory is not None:
-        factories |= _scripts(directory)
-    return factories | {name: _from_path(path) for name, path in _OWN.items()}
+    scripts = _scripts(directory) if directory is not None else {}
+    return scripts | {name: partial(_make, record) for record in records() for name in record.names}
 
 
 def _scripts(directory: Path) -> dict[str, Callable[[], Backend]]:
@@ -79,32 +49,35 @@ def _from_script(folder: Path) -> Backend:
     return PythonBackend(folder)
 
 
-def _from_path(path: str) -> Callable[[], Backend]:
-    def make() -> Backend:
-        module, _, attribute = path.partition(":")
-        try:
-            return cast(Backend, getattr(import_module(module), attribute)())
-        except ModuleNotFoundError as error:
-            extra = _EXTRAS.get(error.name or "")
-            if extra is None:
-                raise
-            raise unsupported(
-                f"the backend of this model needs the package '{error.name}', which is not installed",
-                hint=extra_hint(extra),
-            ) from error
-
-    return make
-
-
-def _from_entry_point(entry: EntryPoint) -> Callable[[], Backend]:
-    def make() -> Backend:
-        try:
-            return cast(Backend, entry.load()())
-        except Exception as error:  # third-party code: a broken package must not end the server
-            raise _broken(entry, error) from error
-
-    return make
+def _make(record: BackendRecord) -> Backend:
+    if record.problem:
+        raise internal(f"backend '{record.name}': {record.problem}")
+    module, _, attribute = record.factory.partition(":")
+    try:
+        return cast(Backend, getattr(import_module(module), attribute)())
+    except ModuleNotFoundError as error:
+        package = next((each for each in record.packages if each.module == error.name), None)
+        if package is None:
+            raise _broken(record, error) from error
+        raise unsupported(
+            f"the backend of this model needs the package '{error.name}', which is not installed",
+            hint=install_hint(package),
+        ) from error
+    except ServingError:
+        raise
+    except Exception as error:  # another package's code: a broken one must not end the server
+        raise _broken(record, error) from error
 
 
-def _broken(entry: EntryPoint, error: Exception) -> ServingError:
-    return internal(f"backend '{entry.name}' ({entry.value}) cannot be loaded: {type(error).__name__}: {error}")
+def _broken(record: BackendRecord, error: Exception) -> ServingError:
+    return internal(f"backend '{record.name}' ({record.factory}) cannot be loaded: {type(error).__name__}: {error}")
+
+
+def install_hint(package: Package) -> str:
+    return extra_hint(package.extra) if package.extra else package.hint or package_hint(package.name)
+
+
+def check_of(record: BackendRecord) -> Callable[[ModelConfig], tuple[str, str]]:
+    """Return the check of a backend that has one."""
+    module, _, attribute = record.check.partition(":")
+    return cast(Callable[[ModelConfig], tuple[str, str]], getattr(import_module(module), attribute))

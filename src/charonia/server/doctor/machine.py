@@ -13,7 +13,9 @@ from typing import Any
 
 import psutil
 
+from charonia.config.backends import Package, records
 from charonia.install_hint import extra_hint
+from charonia.server.backends.registry import install_hint
 from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.gpus import Nvml, visible_gpus
@@ -30,24 +32,13 @@ OPEN_FILES_MIN = 4096
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_MIN = 64 * 1024 * 1024
 
-PACKAGES = (
-    ("torch", "PyTorch models", "torch"),
-    ("safetensors", "weights of PyTorch modules", "torch"),
-    ("tensorflow", "TensorFlow models", "tensorflow"),
-    ("ai-edge-litert", "TFLite models", "tflite"),
-    ("openvino", "OpenVINO models", "openvino"),
-    ("treelite", "forests", "fil"),
-    ("scikit-learn", "scikit-learn models", "sklearn"),
-    ("xllamacpp", "GGUF models", "llama"),
-    ("pillow", "the image backend", "image"),
-    ("cykooz-resizer", "fast resizing in the image backend", "image"),
-    ("tensorrt", "TensorRT plans", "tensorrt"),
-    ("skl2onnx", "charonia convert", "convert"),
-    ("nvidia-ml-py", "metrics of GPUs", "gpu"),
-    ("tritonclient", "the demo", "demo"),
-    ("optuna", "the optuna search of charonia tune", "tune"),
+TOOLS = (
+    Package("skl2onnx", "skl2onnx", "convert", purpose="charonia convert"),
+    Package("nvidia-ml-py", "pynvml", "gpu", purpose="metrics of GPUs"),
+    Package("tritonclient", "tritonclient", "demo", purpose="the demo"),
+    Package("optuna", "optuna", "tune", purpose="the optuna search of charonia tune"),
 )
-"""Distribution, its purpose, and the extra that installs it."""
+"""Packages that no backend needs."""
 
 COMPILERS = ("g++", "clang++", "c++")
 
@@ -209,9 +200,10 @@ def _module(name: str) -> Any:
 
 def packages() -> Iterator[Check]:
     """Yield the version of each optional package, or what it is for and how it is installed."""
-    for name, purpose, extra in PACKAGES:
-        found = _installed(name) or _installed(f"{name}-cpu")  # a build of the same library
-        yield Check(name, found or f"none: for {purpose}, {extra_hint(extra)}")
+    known = [package for record in records() for package in record.packages if package.purpose]
+    for package in (*known, *TOOLS):
+        found = _installed(package.name) or _installed(f"{package.name}-cpu")  # a build of the same library
+        yield Check(package.name, found or f"none: for {package.purpose}, {install_hint(package)}")
 
 
 def _installed(name: str) -> str:

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import psutil
 
+from charonia.config.backends import ENSEMBLE, record_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import ServingError
-from charonia.install_hint import extra_hint
-from charonia.server.backends.registry import installed_backends
-from charonia.server.backends.tensorflow.options import graph_problem
-from charonia.server.backends.tensorrtllm.options import INSTALL_HINT
+from charonia.server.backends.registry import check_of, install_hint, installed_backends
 from charonia.server.doctor.machine import COMPILERS
 from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.lifecycle.backends import Backends
@@ -27,9 +24,6 @@ from charonia.server.machine.gpus import visible_gpus
 
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 ENVIRONMENT = "EXECUTION_ENV_PATH"
-
-_ENGINES = {"llama_cpp": ("xllamacpp", "llama"), "tensorrtllm": ("tensorrt_llm", ""), "vllm": ("vllm", "vllm")}
-"""Package of the engine of a language model, and the extra that installs it, by backend."""
 
 
 async def examine(
@@ -81,19 +75,17 @@ def problem_of(config: ModelConfig) -> tuple[str, str]:
     """Return what this machine lacks for a model, and a hint; empty where it lacks nothing."""
     if config.parameters.get(COMPILE) and not any(shutil.which(name) for name in COMPILERS):
         return "torch.compile needs a C++ compiler, and there is none", "install g++"
-    if config.backend == "tensorrt" and not visible_gpus():
-        return "a TensorRT plan runs on an NVIDIA GPU only, and there is none", "serve the ONNX model it was made from"
-    if config.backend == "tensorrt" and find_spec("tensorrt") is None:
-        return "a TensorRT plan needs the package tensorrt, which is not installed", extra_hint("tensorrt")
-    package, extra = _ENGINES.get(config.backend, ("", ""))
-    if package and ENVIRONMENT not in config.parameters and find_spec(package) is None:
-        hint = extra_hint(extra) if extra else INSTALL_HINT
-        return f"the model needs the package {package}, which is not installed", hint
-    if config.backend == "tensorflow" and (refusal := graph_problem(config)) != ("", ""):
+    record = record_of(config.backend)
+    if record.without_gpu and not visible_gpus():
+        return f"backend {record.name} runs on an NVIDIA GPU only, and there is none", record.without_gpu
+    if record.check and (refusal := check_of(record)(config)) != ("", ""):
         return refusal
+    for package in record.packages:
+        if not package.optional and ENVIRONMENT not in config.parameters and find_spec(package.module) is None:
+            return f"the model needs the package {package.module}, which is not installed", install_hint(package)
     cores = usable_cores()
     count = sum(group.count for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU)
-    if count > cores and config.backend not in ("python", "identity"):
+    if count > cores and record.computes:
         return (
             f"{count} instances compute on {cores} core{'s' if cores > 1 else ''}: they wait for one another",
             f"instance_group {{ count: {cores} }}; `charonia tune` finds the best number",
@@ -127,9 +119,8 @@ def totals(needs: Sequence[tuple[ModelConfig, int]]) -> list[Check]:
 def copies_of(config: ModelConfig, *, on_gpu: bool) -> int:
     """Return the number of copies of a model's weights in the memory of the CPU, or of GPUs."""
     groups = [g for g in config.instance_group if (g.kind is InstanceKind.KIND_GPU) is on_gpu]
-    shares = config.parameters.get("ENABLE_WEIGHT_SHARING", "").lower() in ("true", "1")
-    # On the CPU, instances share ONNX Runtime's session, OpenVINO's compiled model, the forest and the estimator.
-    if shares or (config.backend in ("fil", "onnxruntime", "openvino", "sklearn") and not on_gpu):
+    shares = config.parameters.get("ENABLE_WEIGHT_SHARING", "").lower() in ("true", "1", "yes", "on")
+    if shares or (record_of(config.backend).shares_weights and not on_gpu):
         return len({gpu for g in groups for gpu in (g.gpus or (0,))}) if on_gpu else min(1, len(groups))
     return sum(g.count * max(1, len(g.gpus)) for g in groups)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from charonia.config.backends import ENSEMBLE
 from charonia.config.model import (
     EnsembleScheduling,
     EnsembleStep,
@@ -15,7 +16,6 @@ from charonia.config.model import (
     ModelOutput,
     TransactionPolicy,
 )
-from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
 from charonia.config.tensors import WILDCARD
 

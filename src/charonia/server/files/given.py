@@ -8,7 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from charonia.archives import open_zip
-from charonia.config.forms import CHECKPOINT, SERVED, Form, advice, form_of, is_model_folder, suffixes
+from charonia.config.backends import PYTHON, Form, served
+from charonia.config.forms import CHECKPOINT, advice, form_of, is_model_folder, suffixes
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.pbtxt import render
@@ -82,9 +83,9 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
             raise not_found(f"'{given}' is a link to '{path.readlink()}', and nothing is there")
         entries = _entries(path)
         form = form_of(path.name, entries, _start(path))
-        if form in SERVED and _is_checkpoint(path):
+        if form in served() and _is_checkpoint(path):
             form = CHECKPOINT
-        if form is not None and form not in SERVED:
+        if form is not None and form not in served():
             raise _unserveable(path, form)
         if entries is not None and form is not None:
             files.append((path.absolute(), form))
@@ -153,7 +154,7 @@ def _is_model(path: Path, entries: Sequence[str]) -> bool:
     """Return whether a folder is one model: it has a version that holds a model's file."""
     if not is_model_folder(entries):
         return False
-    own = {form.filename for form in SERVED}
+    own = {form.filename for form in served()}
     versions = [path / entry for entry in entries if entry.isdecimal()]
     return any(own & set(_entries(version) or ()) for version in versions)
 
@@ -170,7 +171,7 @@ def _only_file(path: Path, entries: Sequence[str]) -> tuple[Path, Form] | None:
     if is_model_folder(entries):
         return None
     forms = {entry: form_of(entry, each, _start(path / entry)) for entry, each in inner.items()}
-    found = [(path.absolute() / entry, form) for entry, form in forms.items() if form in SERVED]
+    found = [(path.absolute() / entry, form) for entry, form in forms.items() if form in served()]
     if any(form.filename != "model.py" for _, form in found):
         found = [each for each in found if each[1].filename != "model.py"]
     if len(found) > 1:
@@ -218,7 +219,7 @@ def make_with_predictor(repositories: Sequence[str], predictor: str, host: str, 
     (version / "model.py").write_text(_SCRIPT, encoding="utf-8")
     config = ModelConfig(
         name=predictor,
-        backend="python",
+        backend=PYTHON,
         instance_group=(InstanceGroup(kind=InstanceKind.KIND_CPU, count=INSTANCES),),
         parameters={"PREDICTOR_HOST": host, "EXECUTION_MODE": "thread"},
     )

@@ -9,18 +9,17 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from charonia.config.backends import PYTHON, Form, record_of
 from charonia.config.forms import model_name
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
+from charonia.config.onnx_file import OnnxFile
 from charonia.config.parameters import MOUNTED_APP, MOUNTED_AT, MOUNTED_SOCKET, TRY_EXAMPLE
 from charonia.config.pbtxt import parse, render
-from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.api import BackendSettings
-from charonia.server.backends.onnxruntime.model_file import external_names
 from charonia.server.backends.python.backend import SERVICE_PATH
 from charonia.server.backends.python.describe import describe
-from charonia.server.backends.sklearn.options import TRUSTED
 from charonia.server.files.given import CONFIG, GivenFiles, sort
 from charonia.server.files.options import FileOptions, Mount
 
@@ -28,9 +27,6 @@ _log = logging.getLogger(__name__)
 
 WATCHED_MAX = 1000
 """Files beside a service file that are watched."""
-
-_WEIGHTS = {".xml": ".bin", ".pdmodel": ".pdiparams"}
-"""Suffix of the weights beside a model's file, by that file's suffix."""
 
 Describe = Callable[[Path, ModelConfig], Awaitable[Mapping[str, ModelConfig]]]
 """Returns the models that a Python file defines, by name, given what their configurations begin with."""
@@ -47,7 +43,7 @@ def file_repository(
         folder: The repository's folder, which is empty.
         backends: Settings of `--backend-config`, by backend.
     """
-    settings = BackendSettings({**backends.get("", {}), **backends.get("python", {})})
+    settings = BackendSettings({**backends.get("", {}), **backends.get(PYTHON, {})})
     return FileRepository(given, options, folder, partial(describe, settings=settings))
 
 
@@ -131,12 +127,12 @@ class FileRepository:
                 continue
             name = self._name or model_name(path.name)
             self._claim(name)
-            backend = next(known.backend for known in FORMATS if known.filename == form.filename)
-            parameters = {TRY_EXAMPLE: "true", **({TRUSTED: "true"} if options.trust and backend == "sklearn" else {})}
-            config = replace(self._start, name=name, backend=backend, parameters=parameters)
+            trust = record_of(form.backend).trust_parameter if options.trust else ""
+            parameters = {TRY_EXAMPLE: "true"} | ({trust: "true"} if trust else {})
+            config = replace(self._start, name=name, backend=form.backend, parameters=parameters)
             # Under its own name, which is the one in messages.
             version = _add(replace(config, default_model_filename=path.name), self._folder / name)
-            if _has_weights_beside(path):
+            if _has_weights_beside(path, form):
                 # The whole folder: ONNX Runtime refuses weights that are links.
                 version.rmdir()
                 version.symlink_to(path.parent)
@@ -194,7 +190,7 @@ class FileRepository:
         return defined if defined and not options.name else (self._name or model_name(path.name),)
 
     def _python(self, path: Path) -> ModelConfig:
-        return replace(self._start, backend="python", parameters={SERVICE_PATH: str(path)})
+        return replace(self._start, backend=PYTHON, parameters={SERVICE_PATH: str(path)})
 
     def _add_service(self, path: Path, name: str) -> None:
         self._add_python(self._python(path), path, name)
@@ -221,7 +217,7 @@ class FileRepository:
             MOUNTED_SOCKET: mount.socket(str(self._folder)),
         }
         only = (InstanceGroup(kind=InstanceKind.KIND_CPU, count=1),)
-        self._add_python(ModelConfig(backend="python", parameters=parameters, instance_group=only), path, mount.name)
+        self._add_python(ModelConfig(backend=PYTHON, parameters=parameters, instance_group=only), path, mount.name)
 
     def _claim(self, name: str) -> None:
         _check_free(name, self._names)
@@ -293,12 +289,14 @@ def _check_free(name: str, names: Sequence[str]) -> None:
         raise invalid(f"two models would be called '{name}'", hint="serve one of them alone with --name, or rename it")
 
 
-def _has_weights_beside(path: Path) -> bool:
-    if path.suffix.lower() in _WEIGHTS:
-        return path.with_suffix(_WEIGHTS[path.suffix.lower()]).is_file()
+def _has_weights_beside(path: Path, form: Form) -> bool:
+    """Return whether the weights of a model are in files of their own."""
+    if form.weights:
+        return path.with_suffix(form.weights).is_file()
     if path.suffix.lower() != ".onnx":
         return False
     try:
-        return bool(external_names(path))
+        with path.open("rb") as file:
+            return bool(OnnxFile(file).weight_files())
     except (OSError, ValueError):
         return False  # the load of the model reports it

@@ -9,11 +9,13 @@
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from charonia.config.backends import records
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.request import InferRequest
@@ -51,7 +53,9 @@ def software_of(options: ServerOptions) -> str:
 
     It consists of the packages, as now installed on the disk, and the options with which models are loaded and run.
     """
-    names = ("charonia", "onnxruntime", "openvino", "ai_edge_litert")
+    loaded = [record for record in records() if record.in_front_ends]
+    modules = [module for each in loaded for module in (each.factory, *(package.module for package in each.packages))]
+    names = sorted({re.split(r"[.:]", module)[0] for module in modules})
     origins = [spec.origin for name in names if (spec := find_spec(name)) and spec.origin]
     packages = [(origin, os.stat(origin).st_mtime_ns) for origin in origins if os.path.exists(origin)]
     backends = sorted((name, sorted(settings.items())) for name, settings in options.backends.items())

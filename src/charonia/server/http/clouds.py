@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote_from_bytes
 
+from charonia.config.backends import ENSEMBLE
 from charonia.config.json_form import to_json
 from charonia.config.pbtxt import parse
-from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.server.http.exchange import JSON_TYPE, Exchange, Reshaped
 from charonia.server.http.limits import JSON_SIZE

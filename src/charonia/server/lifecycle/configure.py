@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from charonia.config.backends import ENSEMBLE
 from charonia.config.complete import derive_backend, normalise
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
-from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem, raise_problems
 from charonia.core.errors import ServingError, internal
 from charonia.server.backends.api import Completion, ModelFiles

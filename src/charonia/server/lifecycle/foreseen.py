@@ -7,9 +7,9 @@ condition: nothing in the configuration keeps the model in the engine, and its f
 from collections.abc import Sequence
 from pathlib import Path
 
+from charonia.config.backends import ENSEMBLE
 from charonia.config.complete import derive_backend, normalise
 from charonia.config.model import ModelConfig
-from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import ServingError
 from charonia.server.lifecycle.in_front import BYTES_MAX, Choice, choice_of, front_end_problems, obstacle
 from charonia.server.lifecycle.repository.model_folder import read_config, select, version_files, versions

@@ -10,14 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from charonia.config.backends import ENSEMBLE, record_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig
 from charonia.config.parameters import CUSTOM_BATCHING, FRONT_END, INSTANCES_MAX, PYTHON_STRATEGY, bounds_of
-from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
-
-BACKENDS = ("identity", "onnxruntime", "openvino", "tflite")
-"""Backends whose models front ends load: they keep no state, and each process can afford another one."""
 
 BYTES_MAX = 64 * 2**20
 """Largest model that front ends load, in bytes of its weights: each process has a copy."""
@@ -88,7 +85,7 @@ def obstacle(config: ModelConfig) -> str:
     """Return what in a complete configuration keeps a model in the engine, "" where nothing does."""
     if choice_of(config) is Choice.NO:
         return f"parameter {FRONT_END} is 'no'"
-    if config.platform != ENSEMBLE and config.backend not in BACKENDS:
+    if config.platform != ENSEMBLE and not record_of(config.backend).in_front_ends:
         return f"models of backend '{config.backend}' exist once"
     if any(group.kind is not InstanceKind.KIND_CPU for group in config.instance_group):
         return "it does not run on the CPU"

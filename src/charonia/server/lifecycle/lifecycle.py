@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from charonia.config.backends import ENSEMBLE
 from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig
-from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelState, name_of, namespace_of
 from charonia.server.lifecycle.backends import Backends

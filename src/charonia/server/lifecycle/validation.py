@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
 
+from charonia.config.backends import ENSEMBLE, backend_of_platform, record_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, ModelWarmup, WarmupInput
 from charonia.config.parameters import CUSTOM_BATCHING, HTTP_ROUTE, PYTHON_STRATEGY, route_of
-from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE
 from charonia.config.problems import Problem
 from charonia.config.tensors import dim_problems, tensor_problems
 from charonia.server.ensembles.configuration import ensemble_problems
@@ -28,21 +28,13 @@ from charonia.server.traffic.configuration import traffic_problems
 INSTANCE_COUNT_MAX = 1024
 """Limit of instances of one group; each is a thread or a process."""
 
-_RUNTIMES = {"pytorch": ("model.py",)}
-"""Values of `runtime` by backend, in addition to the backend's own library."""
-
-_TENSORRT = "tensorrt"
-
-_RAGGED = ("onnxruntime", "python", "identity")
-"""Backends that accept requests of different shapes in one batch. The last two receive each request separately."""
-
 
 def unsupported(config: ModelConfig) -> list[Problem]:
     """Return all unsupported features that the model uses, each with its path."""
     found = [*_of_model(config)]
     for index, given in enumerate(config.input):
         found += _of_tensor(config, given, f"input[{index}]")
-        if given.allow_ragged_batch and config.backend not in _RAGGED:
+        if given.allow_ragged_batch and not record_of(config.backend).ragged:
             backend = config.backend
             feature = f"ragged batching of input '{given.name}' in a model of backend '{backend}'"
             found.append((f"input[{index}].allow_ragged_batch", feature))
@@ -54,12 +46,14 @@ def unsupported(config: ModelConfig) -> list[Problem]:
 
 
 def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    if config.runtime not in ("", f"libtriton_{config.backend}.so", *_RUNTIMES.get(config.backend, ())):
+    """Yield path and feature."""
+    record = record_of(config.backend)
+    if config.runtime not in ("", f"libtriton_{config.backend}.so", *record.runtimes):
         yield "runtime", f"runtime '{config.runtime}'"
     for field in ("batch_input", "batch_output"):
-        if getattr(config, field) and config.backend not in _RAGGED:
+        if getattr(config, field) and not record.ragged:
             yield field, f"{field} in a model of backend '{config.backend}'"
-    if config.cc_model_filenames and config.backend != _TENSORRT:
+    if config.cc_model_filenames and not record.plans:
         yield "cc_model_filenames", "choosing the file by compute capability"
     if CUSTOM_BATCHING in config.parameters and PYTHON_STRATEGY not in config.parameters:
         feature = f"a batching strategy from a library, unlike one in Python (parameter {PYTHON_STRATEGY}),"
@@ -67,7 +61,7 @@ def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def _of_tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, path: str) -> Iterator[tuple[str, str]]:
-    if tensor.is_shape_tensor and config.backend != _TENSORRT:
+    if tensor.is_shape_tensor and not record_of(config.backend).plans:
         yield f"{path}.is_shape_tensor", f"shape tensor '{tensor.name}'"
     if tensor.is_non_linear_format_io:
         yield f"{path}.is_non_linear_format_io", f"the non-linear format of '{tensor.name}'"
@@ -78,7 +72,7 @@ def _of_group(config: ModelConfig, group: InstanceGroup, path: str) -> Iterator[
         yield f"{path}.passive", "a passive instance"
     if group.secondary_devices:
         yield f"{path}.secondary_devices", "a secondary device"
-    if group.profile and config.backend != _TENSORRT:
+    if group.profile and not record_of(config.backend).plans:
         yield f"{path}.profile", "an optimization profile"
 
 
@@ -187,6 +181,7 @@ def _route_problems(config: ModelConfig) -> Iterator[Problem]:
 
 def _identity_problems(config: ModelConfig) -> Iterator[Problem]:
     name, platform, backend = config.name, config.platform, config.backend
+    platforms = backend_of_platform()
     if not name:
         yield Problem("name", "model configuration must specify 'name'")
     if not platform and not backend:
@@ -197,8 +192,8 @@ def _identity_problems(config: ModelConfig) -> Iterator[Problem]:
             yield Problem("backend", f"{message}, got backend '{backend}'")
     elif not backend:
         yield Problem("platform", f"unexpected platform type '{platform}' for {name}")
-    elif platform and (platform in BACKEND_OF_PLATFORM or backend in BACKEND_OF_PLATFORM.values()):
-        expected = BACKEND_OF_PLATFORM.get(platform)
+    elif platform and (platform in platforms or backend in platforms.values()):
+        expected = platforms.get(platform)
         if expected != backend:
             yield Problem("platform", f"unexpected 'platform' and 'backend' pair, got: {platform}, {backend}")
     path = PurePosixPath(config.default_model_filename)
@@ -266,7 +261,7 @@ def _group_problems(config: ModelConfig, group: InstanceGroup, path: str, gpu_co
                     known = ", ".join(str(device) for device in range(gpu_count))
                     message = f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs here are {known}"
                     yield Problem(f"{path}.gpus[{position}]", message)
-    if group.profile and config.backend != _TENSORRT:
+    if group.profile and not record_of(config.backend).plans:
         yield Problem(f"{path}.profile", f"{subject} has a profile, which only TensorRT models can have")
     for position, resource in enumerate(group.rate_limiter.resources if group.rate_limiter else ()):
         if not resource.name:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from functools import partial
 
+from charonia.config.backends import record_of
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import InferRequest
@@ -34,11 +35,6 @@ _log = logging.getLogger(__name__)
 
 HASH_IN_LOOP_BYTES_MAX = 256 * 1024
 """Requests up to this size are hashed on the event loop, which takes no longer than handing them to a thread."""
-
-TENSOR_ONLY_BACKENDS = frozenset(
-    {"fil", "identity", "image", "onnxruntime", "openvino", "pytorch", "sklearn", "tensorflow", "tensorrt", "tflite"}
-)
-"""Backends whose models receive tensors only, so that the parameters of a request are not part of its key."""
 
 _NS_PER_S = 1e9
 
@@ -87,7 +83,7 @@ class CachedRunner:
         dynamic = inner.config.dynamic_batching
         keeps_order = dynamic is not None and dynamic.preserve_ordering
         self._order: OrderedOutcomes[CachedCall] | None = OrderedOutcomes() if keeps_order else None
-        self._with_parameters = inner.config.backend not in TENSOR_ONLY_BACKENDS
+        self._with_parameters = record_of(inner.config.backend).reads_parameters
         self._policy = batch_policy(inner.config)
         self._idle: asyncio.Event | None = None
         self._is_abandoned = False

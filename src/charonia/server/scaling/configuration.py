@@ -2,21 +2,11 @@
 
 from collections.abc import Iterator
 
+from charonia.config.backends import ENSEMBLE, record_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import INSTANCES_MAX, INSTANCES_MIN
-from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
-
-_ENGINE = "an engine runs all of its requests together, and another one would need all of the memory again"
-FIXED_BACKENDS = {
-    "image": "the instances of an image model share threads that are made when it is loaded",
-    "llama_cpp": _ENGINE,
-    "openvino": "the instances of an OpenVINO model are streams of a network that is compiled for their number",
-    "tensorrtllm": _ENGINE,
-    "vllm": _ENGINE,
-}
-"""Backends whose models have a fixed number of instances, and why."""
 
 
 def scaling_problems(config: ModelConfig, count_max: int) -> Iterator[Problem]:
@@ -71,4 +61,4 @@ def _obstacle(config: ModelConfig) -> str:
     group = config.instance_group[0]
     if group.kind is InstanceKind.KIND_GPU and len(group.gpus) > 1:
         return f"expected one GPU, got {len(group.gpus)}; gpus: [ {group.gpus[0]} ] chooses one"
-    return FIXED_BACKENDS.get(config.backend, "")
+    return record_of(config.backend).fixed_instances

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from charonia.config.backends import record_of
 from charonia.config.kinds import InstanceKind
 from charonia.tools.results.records import LoadMode
 from charonia.tools.tune.api import (
@@ -24,9 +25,6 @@ from charonia.tools.tune.api import (
 from charonia.tools.tune.options import GoalSettings, ModelRequest, SearchSettings, TuneOptions
 from charonia.tools.tune.space import SMALL_SPACE, automatic_dimensions, doubling, manual_dimensions
 from charonia.tools.tune.variants import BaseModel
-
-THREADED_BACKEND = "onnxruntime"
-"""Backend whose threads a parameter of the model sets."""
 
 QUEUE_DELAYS_US = (100, 500, 2000, 10_000)
 """Queue delays that the best variants are tried with, as long as they bring more."""
@@ -113,7 +111,7 @@ def _is_automatic(options: TuneOptions, request: ModelRequest | None) -> bool:
 def _facts(base: BaseModel, is_profiled: bool, is_automatic: bool) -> ModelFacts:
     complete = base.complete
     is_ensemble = complete.ensemble_scheduling is not None
-    backends = (complete.backend, complete.platform.partition("_")[0])
+    record = record_of(complete.backend, complete.platform)
     return ModelFacts(
         name=base.name,
         max_batch_size=complete.max_batch_size,
@@ -121,7 +119,7 @@ def _facts(base: BaseModel, is_profiled: bool, is_automatic: bool) -> ModelFacts
         is_profiled=is_profiled,
         instances_tunable=not is_ensemble and base.kind is not InstanceKind.KIND_MODEL,
         batching_tunable=base.batches_dynamically,
-        threads_tunable=THREADED_BACKEND in backends and base.kind is InstanceKind.KIND_CPU,
+        threads_tunable=bool(record.thread_parameter) and base.kind is InstanceKind.KIND_CPU,
         instance_memory_mb=base.instance_memory_mb,
         is_batching=complete.dynamic_batching is not None,
         queue_delays_us=_queue_delays(base) if is_automatic else (),

@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToJson
 
+from charonia.config.backends import record_of
 from charonia.config.convert import to_message
 from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
@@ -21,7 +22,6 @@ from charonia.core.errors import ServingError, invalid
 from charonia.tools.tune.api import ModelChange, Variant
 
 DEFAULT_SUFFIX = "_config_default"
-THREADS_PARAMETER = "intra_op_thread_count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ def apply_change(base: BaseModel, change: ModelChange) -> ModelConfig:
         config = replace(config, instance_group=(group,), parameters=kept)
     config = _with_batching(config, base, change)
     if change.thread_count is not None:
-        config = replace(config, parameters={**config.parameters, THREADS_PARAMETER: str(change.thread_count)})
+        parameter = record_of(base.complete.backend, base.complete.platform).thread_parameter
+        config = replace(config, parameters={**config.parameters, parameter: str(change.thread_count)})
     config = _with_fields(config, change.fields)
     return config if base.has_gpu else on_cpu(config)
 

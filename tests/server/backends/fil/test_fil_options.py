@@ -9,13 +9,13 @@ def config(**parameters: str) -> ModelConfig:
 
 
 def plan(**parameters: str) -> ForestPlan:
-    found, problems = read_plan(config(**parameters))
+    found, problems = read_plan(config(**parameters), {})
     assert problems == []
     return found
 
 
 def problems(**parameters: str) -> list[str]:
-    return [str(problem) for problem in read_plan(config(**parameters))[1]]
+    return [str(problem) for problem in read_plan(config(**parameters), {})[1]]
 
 
 def test_without_parameters_the_scores_are_answered_and_the_file_says_what_it_is() -> None:
@@ -52,7 +52,7 @@ def test_all_threads_of_the_machine_mean_the_share_of_the_instance() -> None:
     ("key", "text", "expected"),
     [
         ("model_type", "catboost", "expected one of xgboost_json, xgboost_ubj, lightgbm, treelite_checkpoint, xgboost"),
-        ("is_classifier", "yes", "expected one of 0, false, 1, true, got 'yes'"),
+        ("is_classifier", "maybe", "expected true or false, got 'maybe'"),
         ("threshold", "half", "expected a number, got 'half'"),
         ("threshold", "nan", "expected a number, got 'nan'"),
         ("predictor", "fastest", "expected one of auto, treelite, library, got 'fastest'"),

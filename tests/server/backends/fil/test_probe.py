@@ -15,8 +15,7 @@ from charonia.server.backends.fil import probe
 from charonia.server.backends.fil.forest import read_forest
 from charonia.server.backends.fil.options import LIBRARY, TREELITE, ForestPlan
 from charonia.server.backends.fil.predictors import library_of
-from charonia.server.backends.fil.probe import DAMAGED, Probe, Prober
-from charonia.server.backends.fil.structure import structure_problem
+from charonia.server.backends.fil.probe import DAMAGED, Probe, Prober, structure_problem
 from charonia.server.backends.python.template import WorkerTemplate
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from charonia.config.backends import BackendRecord, Package
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
@@ -92,8 +93,6 @@ class Engine:
 
 class FakeBackend(LanguageBackend):
     name = "fake"
-    package = "json"
-    extra = "none"
 
     def __init__(self, folder: Path, options: Mapping[str, object]) -> None:
         self.engine = folder / "fake" / "worker" / "engine.py"  # type: ignore[misc] # of each test
@@ -358,8 +357,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path: Path, monke
     async def scenario(bench: Bench) -> None:
         pytest.fail("it has loaded")
 
-    monkeypatch.setattr(FakeBackend, "package", "no_such_package")
-    monkeypatch.setattr(FakeBackend, "extra", "llama")
+    record = BackendRecord(name="fake", packages=(Package("none", "no_such_package", "llama"),))
+    monkeypatch.setattr("charonia.server.backends.language.backend.record_of", lambda name: record)
     with pytest.raises(ServingError, match="needs the package 'no_such_package'") as caught:
         run(tmp_path, scenario)
     assert caught.value.code is Code.UNSUPPORTED

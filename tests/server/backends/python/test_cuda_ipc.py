@@ -22,8 +22,8 @@ from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, DeviceTensor
 from charonia.server.backends.api import Outputs, Result
-from charonia.server.backends.python import cuda_ipc
-from charonia.server.backends.python.cuda_ipc import WorkerContent
+from charonia.server.backends.python import codec
+from charonia.server.backends.python.codec import WorkerContent
 from charonia.server.backends.python.worker import cuda_driver, dlpack, regions
 from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.cuda_driver import CudaError
@@ -422,7 +422,7 @@ def test_a_capsule_of_a_gpu_is_a_tensor_there(cuda: PretendedCuda) -> None:
 
 def lent_by_worker(address: IpcAddress, pool: RegionPool, returned: list[int]) -> DeviceTensor:
     message = Incoming(("done",), memoryview(b""), [], Mappings(), pool)
-    return cuda_ipc.imported_tensor(("OUT", "FP32", (2, 3), (4, SIZE, *address)), message, returned.append)
+    return codec.imported_tensor(("OUT", "FP32", (2, 3), (4, SIZE, *address)), message, returned.append)
 
 
 def test_the_server_passes_on_what_one_worker_has_lent_without_opening_it(
@@ -432,14 +432,14 @@ def test_the_server_passes_on_what_one_worker_has_lent_without_opening_it(
     returned: list[int] = []
     tensor = lent_by_worker(elsewhere, first, returned)
 
-    place = cuda_ipc.exported_place(tensor, Outgoing(second))
-    back = cuda_ipc.exported_place(tensor, Outgoing(first))
+    place = codec.exported_place(tensor, Outgoing(second))
+    back = codec.exported_place(tensor, Outgoing(first))
 
     assert place == (1, SIZE, *elsewhere)
     assert back == (-4, SIZE, b"", b"", 0)
     assert cuda.noted("open") == 0
     message = Incoming(("done",), memoryview(b""), [], Mappings(), second)
-    echoed = cuda_ipc.imported_tensor(("OUT", "FP32", (2, 3), (-1, SIZE, b"", b"", 0)), message, print)
+    echoed = codec.imported_tensor(("OUT", "FP32", (2, 3), (-1, SIZE, b"", b"", 0)), message, print)
     assert echoed.content is tensor.content
     del tensor, echoed
     assert returned == []
@@ -467,7 +467,7 @@ def test_what_the_server_itself_has_on_a_gpu_is_lent_without_a_wait(cuda: Preten
     pool = RegionPool()
     tensor = DeviceTensor("X", DataType.FP32, Content())
 
-    place = cuda_ipc.exported_place(tensor, Outgoing(pool))
+    place = codec.exported_place(tensor, Outgoing(pool))
 
     assert place is not None
     assert cuda.noted("cuCtxSynchronize") == 0
@@ -485,13 +485,13 @@ def test_what_a_worker_had_is_gone_with_it_unless_it_is_open(cuda: PretendedCuda
     looks: list[Callable[[], object]] = [
         lambda: closed.array,
         lambda: closed.content.native,
-        lambda: cuda_ipc.exported_place(closed, Outgoing(pool)),
+        lambda: codec.exported_place(closed, Outgoing(pool)),
     ]
     for look in looks:
         with pytest.raises(ServingError, match="the worker process that made it has ended") as caught:
             look()
         assert caught.value.code is Code.UNAVAILABLE
-    assert cuda_ipc.exported_place(open_here, Outgoing(RegionPool())) is None
+    assert codec.exported_place(open_here, Outgoing(RegionPool())) is None
     assert open_here.array.tolist() == NUMBERS.tolist()
 
 
@@ -511,7 +511,7 @@ def test_a_tensor_without_a_name_is_refused(elsewhere: IpcAddress) -> None:
     message = Incoming(("done",), memoryview(b""), [], Mappings(), RegionPool())
 
     with pytest.raises(ChannelError, match="name of a tensor is malformed"):
-        cuda_ipc.imported_tensor((7, "FP32", (2, 3), (4, SIZE, *elsewhere)), message, print)
+        codec.imported_tensor((7, "FP32", (2, 3), (4, SIZE, *elsewhere)), message, print)
 
 
 def test_a_thread_that_hands_a_tensor_on_waits_for_the_gpu(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:

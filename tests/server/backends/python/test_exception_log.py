@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from charonia.core.request import CallFrame
-from charonia.server.backends.python import exception_log
-from charonia.server.backends.python.exception_log import EXCEPTIONS_MAX, ExceptionLog
+from charonia.server.backends.python import services
+from charonia.server.backends.python.services import EXCEPTIONS_MAX, ExceptionLog
 
 MODEL = CallFrame("m", "3")
 
@@ -14,7 +14,7 @@ MODEL = CallFrame("m", "3")
 def test_more_exceptions_than_a_reader_can_use_are_counted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exception_log, "WINDOW_S", 0)
+    monkeypatch.setattr(services, "WINDOW_S", 0)
 
     async def scenario() -> None:
         log = ExceptionLog()

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import DeviceTensor
-from charonia.server.backends.python.shared_tensors import shown, taken
+from charonia.server.backends.python.thread import shown, taken
 from charonia.server.backends.python.worker import dlpack
 from charonia.server.backends.python.worker.datatypes import (
     DTYPES,

@@ -537,8 +537,8 @@ def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cfg", "expected"),
     [
-        (config(EXECUTE_TIMEOUT_SECONDS="soon"), "expected a number of seconds, got 'soon'"),
-        (config(EXECUTE_TIMEOUT_SECONDS="-1"), "expected a number of seconds, got '-1'"),
+        (config(EXECUTE_TIMEOUT_SECONDS="soon"), "expected a number of at least 0, got 'soon'"),
+        (config(EXECUTE_TIMEOUT_SECONDS="-1"), "expected a number of at least 0, got '-1'"),
         (config(EXECUTION_ENV_PATH="/x.tar.gz"), "EXECUTION_ENV_PATH"),
     ],
 )

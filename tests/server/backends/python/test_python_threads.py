@@ -706,7 +706,7 @@ def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path: Path)
 @pytest.mark.parametrize(
     ("parameters", "code", "expected"),
     [
-        ({"EXECUTION_MODE": "fiber"}, Code.INVALID_ARG, "expected process or thread, got 'fiber'"),
+        ({"EXECUTION_MODE": "fiber"}, Code.INVALID_ARG, "expected one of process, thread, got 'fiber'"),
         (
             {"EXECUTION_ENV_PATH": "env"},
             Code.UNSUPPORTED,

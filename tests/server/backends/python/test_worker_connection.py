@@ -15,14 +15,13 @@ from charonia.server.backends.api import Outputs
 from charonia.server.backends.python.codec import decode_results
 from charonia.server.backends.python.worker import channel, host
 from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.connection import WorkerConnection
+from charonia.server.backends.python.worker.connection import ELEMENT_BYTES_MAX, WorkerConnection
 from charonia.server.backends.python.worker.errors import TritonError, TritonModelException
 from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.reader import Disconnected
 from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
 from charonia.server.backends.python.worker.responses import InferenceResponse, response_of
 from charonia.server.backends.python.worker.tensor import Tensor, received
-from charonia.server.backends.python.worker.writer import ELEMENT_BYTES_MAX
 
 LARGE = INLINE_BYTES_MAX // 4 + 1
 FIELDS = ("", 0, 0, 0, 0, "{}", ("OUT",), "")

@@ -2,7 +2,6 @@ import pytest
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.server.backends.parameters import unknown_parameters
 from charonia.server.backends.pytorch.options import PARAMETERS, RunPlan, read_plan
 
 
@@ -58,13 +57,13 @@ def test_settings_of_the_backend_hold_for_all_models_unless_one_says_otherwise()
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
-        ("INFERENCE_MODE", "yes", "expected true or false, got 'yes'"),
+        ("INFERENCE_MODE", "maybe", "expected true or false, got 'maybe'"),
         ("NUM_THREADS", "-1", "expected a whole number of at least 0, got '-1'"),
         ("PRECISION", "int8", "expected one of fp32, bf16, fp16, got 'int8'"),
         ("TORCH_COMPILE_OPTIONAL_PARAMETERS", "{", "expected a JSON object"),
         ("TORCH_COMPILE_OPTIONAL_PARAMETERS", "[]", "expected a JSON object"),
         ("TORCH_COMPILE_OPTIONAL_PARAMETERS", '{"model": 1}', "unknown argument 'model'"),
-        ("TORCH_COMPILE_OPTIONAL_PARAMETERS", '{"dynamic": "yes"}', "'dynamic': expected bool"),
+        ("TORCH_COMPILE_OPTIONAL_PARAMETERS", '{"dynamic": "yes"}', "'dynamic' of type bool"),
     ],
 )
 def test_a_value_that_means_nothing_is_a_problem_with_its_place(key: str, text: str, message: str) -> None:
@@ -77,7 +76,7 @@ def test_a_value_that_means_nothing_is_a_problem_with_its_place(key: str, text: 
 def test_an_unknown_parameter_is_pointed_out_with_the_nearest_one() -> None:
     config = ModelConfig(name="m", parameters={"inference_mod": "true", "NUM_THREADS": "1"})
 
-    [sentence] = unknown_parameters(config, "pytorch", PARAMETERS)
+    [sentence] = PARAMETERS.remarks(config)
 
     assert "no parameter 'inference_mod'" in sentence
     assert "did you mean 'INFERENCE_MODE'?" in sentence

@@ -288,5 +288,5 @@ def test_an_error_keeps_no_block(cuda: StreamingCuda, tmp_path: Path) -> None:
 
 
 def test_a_limit_that_is_no_number_is_refused(cuda: StreamingCuda, tmp_path: Path) -> None:
-    with pytest.raises(ServingError, match=r"memory-pool-byte-size: expected a number of bytes, got '1g'"):
+    with pytest.raises(ServingError, match=r"memory-pool-byte-size: expected a whole number of at least 0, got '1g'"):
         Server(tmp_path, memory_pool_byte_size="1g").load("m")

@@ -2,22 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
-from charonia.config.kinds import InstanceKind
+from charonia.config.complete import Signature, SignatureTensor, check_signature
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, raise_problems
 from charonia.core.dtypes import DataType
 from charonia.core.errors import unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.install_hint import extra_hint
-from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
+from charonia.server.backends.array_backend import ArrayBackend
 from charonia.server.backends.fil.forest import Forest, forest_file, read_forest, reason_of
 from charonia.server.backends.fil.instance import CONTRIBUTIONS, INPUT, SCORES, FilInstance, OpenForest
-from charonia.server.backends.fil.options import LIBRARY, TREELITE, ForestPlan, read_plan, remarks
+from charonia.server.backends.fil.options import LIBRARY, PARAMETERS, TREELITE, ForestPlan, read_plan, remarks
 from charonia.server.backends.fil.predictors import LIBRARIES, Library, Predictor, Rows, TreelitePredictor, library_of
 from charonia.server.backends.fil.probe import Probe, Prober
 from charonia.server.backends.fil.trial import choose, difference, sample_rows
@@ -127,66 +127,42 @@ class FilModel:
         return [treelite, library]
 
 
-class FilBackend:
-    """The `fil` backend."""
+class FilBackend(ArrayBackend[ForestPlan, FilModel]):
+    """The `fil` backend. A file is tried in another process before this one reads it."""
 
     name = "fil"
+    parameters = PARAMETERS
+    read_plan = staticmethod(read_plan)
+    gpu_hint = "use KIND_CPU, or KIND_AUTO, which is the CPU for this backend"
 
     def __init__(self) -> None:
         self._prober = Prober()
 
-    def uses_gpus(self) -> bool:
-        """Return False: forests run on the CPU."""
-        return False
+    def batch_size(self, settings: BackendSettings) -> int:
+        """Return at least `BATCH_SIZE`, unless the server's default is 0."""
+        return settings.default_max_batch_size and max(settings.default_max_batch_size, BATCH_SIZE)
 
-    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the forest, unless inputs and outputs are given.
+    def remarks(self, config: ModelConfig, plan: ForestPlan) -> Iterator[str]:
+        return remarks(config)
 
-        Raises:
-            ServingError: The forest cannot be read, or a parameter is wrong.
-        """
-        if config.input and config.output:
-            return Completion(config)
-        plan = _plan(config)
+    async def inspect(
+        self, files: ModelFiles, config: ModelConfig, plan: ForestPlan
+    ) -> tuple[Signature, Sequence[str]]:
+        """Return the input and the scores of the forest."""
         path, model_type = forest_file(files, config, plan)
         await self._prober.check(Probe(config.name, path, model_type, plan, _explains(config)), keeps=True)
         forest = await asyncio.to_thread(read_forest, path, model_type, plan, config.name)
         signature = _signature(forest, config, plan)
-        merged, notes = merge_signature(
-            config,
-            replace(signature, outputs=signature.outputs[:1]),
-            default_max_batch_size=settings.default_max_batch_size and max(settings.default_max_batch_size, BATCH_SIZE),
-            model_name=config.name,
-        )
-        return Completion(merged, tuple(notes))
+        return replace(signature, outputs=signature.outputs[:1]), ()
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> FilModel:
-        """Load a version, whose file is tried in another process; its first instance opens the forest.
-
-        Raises:
-            ServingError: A parameter is wrong or not supported, or the file is missing or cannot be read.
-        """
-        plan = _plan(config)
-        if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
-            raise unsupported(
-                f"model '{config.name}': the fil backend has no instances of KIND_GPU, it runs forests on the CPU",
-                hint="use KIND_CPU, or KIND_AUTO, which is the CPU for this backend",
-            )
-        for sentence in remarks(config):
-            _log.warning(sentence)
+    async def open(self, files: ModelFiles, config: ModelConfig, plan: ForestPlan) -> FilModel:
+        """Load a version; its first instance opens the forest."""
         path, model_type = forest_file(files, config, plan)
         await self._prober.check(Probe(config.name, path, model_type, plan, _explains(config)), keeps=False)
         return FilModel(path, model_type, config, plan)
 
     async def aclose(self) -> None:
         await self._prober.aclose()
-
-
-def _plan(config: ModelConfig) -> ForestPlan:
-    plan, problems = read_plan(config)
-    if problems:
-        raise_problems(config.name, problems)
-    return plan
 
 
 def _explains(config: ModelConfig) -> bool:

@@ -3,13 +3,12 @@
 Source: the documentation of Triton's FIL backend, "FIL Backend Model Configuration", of this and of earlier releases.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem
-from charonia.server.backends.parameters import unknown_parameters
+from charonia.server.backends.parameters import Param, Params
 
 MODEL_TYPES = {
     "xgboost_json": "xgboost.json",
@@ -35,32 +34,27 @@ WITHOUT_EFFECT = (
 AUTO, TREELITE, LIBRARY = "auto", "treelite", "library"
 """Values of the parameter `predictor`."""
 
-_KNOWN = (
-    "cpu_nthread",
-    "is_classifier",
-    "model_type",
-    "output_class",
-    "predict_proba",
-    "predictor",
-    "threshold",
-    "xgboost_allow_unknown_field",
+# fmt: off
+PARAMETERS = Params(
+    "fil",
+    Param("model_type", "see above", {name: name for name in MODEL_TYPES}, "", "detected from the file"),
+    Param("is_classifier", "`output__0` holds classes, or their probabilities; the second name is the older one", bool,
+          False, also="output_class"),
+    Param("predict_proba", "of a classifier: probabilities rather than a class", bool, False),
+    Param("threshold", "of a binary classifier: 1 above it", float, 0.5),
+    Param("xgboost_allow_unknown_field", "skip fields of an XGBoost file that treelite does not know, because a newer "
+          "release wrote them", bool, False),
+    Param("predictor", "`treelite`, `library` (XGBoost or LightGBM), or `auto`: whichever is faster for the batch",
+          {name: name for name in (AUTO, TREELITE, LIBRARY)}, AUTO),
+    Param("cpu_nthread", "threads of an instance", int, 0, "the share of the [thread budget](threads.md)"),
+    others=WITHOUT_EFFECT,
 )
-_FLAGS = {"0": False, "false": False, "1": True, "true": True}
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class ForestPlan:
-    """What the parameters say.
-
-    Attributes:
-        model_type: Format of the file, "" to tell it from the file.
-        is_classifier: Whether `output__0` is about classes; otherwise it has the scores as they are.
-        has_probabilities: Whether a classifier answers with a probability for each class, rather than with a class.
-        threshold: A binary classifier answers 1 above it.
-        allows_unknown: Whether fields of an XGBoost file that treelite does not know are skipped.
-        predictor: `AUTO`, `TREELITE` or `LIBRARY`.
-        threads: Threads of an instance, 0 for its share of the thread budget.
-    """
+    """The values of `PARAMETERS`; 0 threads are the instance's share of the thread budget."""
 
     model_type: str = ""
     is_classifier: bool = False
@@ -71,50 +65,27 @@ class ForestPlan:
     threads: int = 0
 
 
-def read_plan(config: ModelConfig) -> tuple[ForestPlan, list[Problem]]:
+def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[ForestPlan, list[Problem]]:
     """Return the plan, and all problems of the parameters."""
-    problems: list[Problem] = []
-    values = config.parameters
-
-    def choice(key: str, choices: tuple[str, ...], default: str) -> str:
-        text = values.get(key, default)
-        if text != default and text not in choices:
-            problems.append(Problem(f"parameters['{key}']", f"expected one of {', '.join(choices)}, got '{text}'"))
-        return text
-
-    def flag(key: str) -> bool:
-        return _FLAGS.get(choice(key, tuple(_FLAGS), "false").lower(), False)
-
-    def number(key: str, default: float) -> float:
-        try:
-            value = float(values.get(key, default))
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            problems.append(Problem(f"parameters['{key}']", f"expected a number, got '{values[key]}'"))
-            return default
-        return value
-
-    classifier, older = flag("is_classifier"), flag("output_class")
-    if classifier != older and {"is_classifier", "output_class"} <= values.keys():
-        message = (
-            f"'{values['output_class']}' contradicts is_classifier, which is its newer name: leave one of them out"
-        )
-        problems.append(Problem("parameters['output_class']", message))
+    values = PARAMETERS.values(config)
+    newer, older = (values.given.get(name, ("", ""))[1] for name in ("is_classifier", "output_class"))
+    if newer and older and newer.lower() != older.lower():
+        message = f"'{older}' contradicts is_classifier, which is its newer name: leave one of them out"
+        values.problems.append(Problem("parameters['output_class']", message))
     plan = ForestPlan(
-        model_type=choice("model_type", tuple(MODEL_TYPES), ""),
-        is_classifier=classifier or older,
-        has_probabilities=flag("predict_proba"),
-        threshold=number("threshold", ForestPlan().threshold),
-        allows_unknown=flag("xgboost_allow_unknown_field"),
-        predictor=choice("predictor", (AUTO, TREELITE, LIBRARY), AUTO),
-        threads=max(0, int(number("cpu_nthread", 0))),
+        model_type=values["model_type"],
+        is_classifier=values["is_classifier"],
+        has_probabilities=values["predict_proba"],
+        threshold=values["threshold"],
+        allows_unknown=values["xgboost_allow_unknown_field"],
+        predictor=values["predictor"],
+        threads=max(0, values["cpu_nthread"]),
     )
-    return plan, problems
+    return plan, values.problems
 
 
 def remarks(config: ModelConfig) -> Iterator[str]:
     """Yield a sentence for each parameter without effect, known or not."""
     for key in sorted(config.parameters.keys() & WITHOUT_EFFECT):
         yield f"model '{config.name}': parameter '{key}' has no effect: it tunes the code of Triton's FIL backend"
-    yield from unknown_parameters(config, "fil", (*_KNOWN, *WITHOUT_EFFECT))
+    yield from PARAMETERS.remarks(config)

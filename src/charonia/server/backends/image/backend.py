@@ -104,7 +104,7 @@ class ImageBackend:
 def _plan(config: ModelConfig) -> ImagePlan:
     output = _pixels(config)
     datatype = output.data_type if output is not None and output.data_type in DATATYPES else DATATYPES[0]
-    plan, problems = read_plan(config.parameters, datatype)
+    plan, problems = read_plan(config, datatype)
     if problems:
         raise_problems(config.name, problems)
     return plan

@@ -1,16 +1,15 @@
 """The parameters of an image model. Pure."""
 
-import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
 
-from charonia.config.parameters import SERVER_PARAMETERS
+from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, short
 from charonia.core.dtypes import DataType
 from charonia.server.backends.image.framing import Frame, ResizeMode, Size
+from charonia.server.backends.parameters import Param, Params, Values
 
 PIXELS_MAX = 50_000_000
 """Default of `max_pixels`: largest image before and after resizing. While it is decoded, a pixel takes 4 bytes."""
@@ -23,17 +22,6 @@ BYTES_MAX = 32 * 2**20
 
 SIDE_MAX = 16_384
 """Largest width or height of an output."""
-
-PARAMETERS = (
-    *("resize", "size", "crop", "filter", "antialias", "exact", "color", "background", "exif_orientation"),
-    *("scale", "mean", "std", "layout", "padding_value", "padding_position", "scaled_decode"),
-    *("threads", "max_pixels", "max_bytes"),
-)
-"""Every parameter."""
-
-_FLAGS = {"true": True, "false": False}
-_T = TypeVar("_T")
-_E = TypeVar("_E", bound=Enum)
 
 
 class Filter(Enum):
@@ -62,7 +50,7 @@ class AxisOrder(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class PixelValues:
     """From a pixel of 0 to 255 to a value of the output: (pixel x factor / divisor - mean) / std.
 
     Attributes:
@@ -80,24 +68,13 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """What a model does with each image.
+    """The values of `PARAMETERS`: what a model does with each image.
 
     Attributes:
         frame: Resizing, cropping and padding.
-        filter: Filter of resizing.
-        is_antialiased: Whether the filter grows with the reduction, as in Pillow and torchvision; not so in OpenCV.
-        is_exact: Whether Pillow resizes: slower, and not one bit differs.
-        color: Channels.
         background: What shows through transparent pixels, a value for each channel of RGB; None: alpha is dropped.
-        is_oriented: Whether an image is turned as its EXIF data says.
-        values: From pixels to values.
-        layout: Order of the dimensions.
-        datatype: Datatype of the pixels.
         padding: Pixel value around an image, one for each channel.
-        has_scaled_decode: Whether a large JPEG is decoded at a fraction of its size.
         threads: Threads of an instance; 0 for its share of the cores.
-        pixels_max: Largest image.
-        bytes_max: Largest file.
     """
 
     frame: Frame = field(default_factory=Frame)
@@ -107,7 +84,7 @@ class ImagePlan:
     color: Color = Color.RGB
     background: tuple[int, int, int] | None = None
     is_oriented: bool = True
-    values: Values = field(default_factory=Values)
+    values: PixelValues = field(default_factory=PixelValues)
     layout: AxisOrder = AxisOrder.NCHW
     datatype: DataType = DataType.FP32
     padding: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -133,148 +110,6 @@ class ImagePlan:
         return height, width, self.channels
 
 
-def read_plan(parameters: Mapping[str, str], datatype: DataType) -> tuple[ImagePlan, list[Problem]]:
-    """Return the plan, and all problems of the parameters.
-
-    Args:
-        parameters: Parameters of the model.
-        datatype: Datatype of the pixels: FP32, FP16 or UINT8.
-    """
-    reader = _Reader(parameters)
-    color = reader.choice("color", Color, Color.RGB)
-    channels = 1 if color is Color.GRAY else 3
-    frame = _frame(reader)
-    kind = reader.choice("filter", Filter, Filter.BILINEAR)
-    is_antialiased = reader.flag("antialias", True)
-    if not is_antialiased and kind is not Filter.BILINEAR:
-        reader.fail("antialias", f"false is for the filter bilinear, and filter is {kind.value}")
-    factor, divisor = reader.read("scale", _ratio, (1.0, 255.0))
-    mean = reader.per_channel("mean", channels)
-    std = reader.per_channel("std", channels)
-    if any(value <= 0 for value in std):
-        reader.fail("std", f"expected numbers above 0, got '{parameters['std']}'")
-    padding = reader.per_channel("padding_value", channels) or (0.0,) * channels
-    if not all(0 <= value <= 255 for value in padding):
-        reader.fail("padding_value", f"expected pixels of 0 to 255, got '{parameters['padding_value']}'")
-    background = reader.per_channel("background", 3)
-    if not all(0 <= value <= 255 and value.is_integer() for value in background):
-        reader.fail("background", f"expected whole numbers of 0 to 255, got '{parameters['background']}'")
-    if datatype is DataType.UINT8:
-        _for_bytes(reader, padding)
-    plan = ImagePlan(
-        frame,
-        kind,
-        is_antialiased,
-        reader.flag("exact", False),
-        color,
-        (int(background[0]), int(background[1]), int(background[2])) if background else None,
-        reader.flag("exif_orientation", True),
-        Values(factor, divisor, mean, std),
-        reader.choice("layout", AxisOrder, AxisOrder.NCHW),
-        datatype,
-        padding,
-        reader.flag("scaled_decode", False),
-        reader.number("threads", 0),
-        reader.number("max_pixels", PIXELS_MAX),
-        reader.number("max_bytes", BYTES_MAX),
-    )
-    if plan.pixels_max > PILLOW_PIXELS_MAX:
-        reader.fail("max_pixels", f"expected at most {PILLOW_PIXELS_MAX}, the limit of Pillow, got {plan.pixels_max}")
-    return plan, [*reader.problems, *_unknown(parameters)]
-
-
-def _frame(reader: "_Reader") -> Frame:
-    resize = reader.choice("resize", ResizeMode, ResizeMode.NONE)
-    size = reader.read("size", _size, None)
-    crop = reader.read("crop", _size, None)
-    is_centered = reader.one_of("padding_position", {"center": True, "end": False}, True)
-    if "size" not in reader.given and resize is not ResizeMode.NONE:
-        reader.fail("size", f"resize '{resize.value}' needs it: 640, or 640x480 (width x height)")
-    if size is not None and resize is ResizeMode.NONE:
-        reader.fail("resize", "size needs it: shorter_side, stretch or letterbox")
-    if size is not None and resize is ResizeMode.SHORTER_SIDE and size[0] != size[1]:
-        reader.fail("size", f"the shorter side is one number, got {size[0]}x{size[1]}")
-    if crop is not None and resize is ResizeMode.LETTERBOX:
-        reader.fail("crop", "a letterbox shows the whole image: resize by shorter_side or stretch to crop")
-    return Frame(resize, size or (0, 0), crop, is_centered)
-
-
-def _for_bytes(reader: "_Reader", padding: tuple[float, ...]) -> None:
-    """Report what an output of bytes cannot have."""
-    for key in ("scale", "mean", "std"):
-        if key in reader.given:
-            reader.fail(key, "the output is UINT8, which has the pixels as they are: make it TYPE_FP32 or TYPE_FP16")
-    if not all(value.is_integer() for value in padding):
-        reader.fail("padding_value", f"expected whole numbers for a UINT8 output, got {list(padding)}")
-
-
-def _unknown(parameters: Mapping[str, str]) -> Iterator[Problem]:
-    for key in sorted(parameters.keys() - SERVER_PARAMETERS - set(PARAMETERS)):
-        near = difflib.get_close_matches(key.lower(), PARAMETERS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(PARAMETERS)}"
-        yield Problem(f"parameters['{short(key)}']", f"the image backend has no such parameter; {hint}")
-
-
-class _Reader:
-    """Reads values, and collects the problems."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self.given = given
-        self.problems: list[Problem] = []
-
-    def fail(self, key: str, message: str) -> None:
-        self.problems.append(Problem(f"parameters['{key}']", message))
-
-    def read(self, key: str, parse: Callable[[str], _T], default: _T) -> _T:
-        """Return a parsed value; `parse` raises a ValueError that says what was expected."""
-        if key not in self.given:
-            return default
-        try:
-            return parse(self.given[key].strip())
-        except ValueError as error:
-            self.fail(key, f"expected {error}, got '{short(self.given[key])}'")
-            return default
-
-    def one_of(self, key: str, choices: Mapping[str, _T], default: _T) -> _T:
-        by_name = {name.lower(): value for name, value in choices.items()}
-
-        def parse(text: str) -> _T:
-            if text.lower() not in by_name:
-                raise ValueError(f"one of {', '.join(choices)}")
-            return by_name[text.lower()]
-
-        return self.read(key, parse, default)
-
-    def choice(self, key: str, kind: type[_E], default: _E) -> _E:
-        return self.one_of(key, {str(member.value): member for member in kind}, default)
-
-    def flag(self, key: str, default: bool) -> bool:
-        return self.one_of(key, _FLAGS, default)
-
-    def number(self, key: str, default: int) -> int:
-        def parse(text: str) -> int:
-            if not (text.isascii() and text.isdigit() and int(text) > 0):
-                raise ValueError("a whole number of at least 1")
-            return int(text)
-
-        return self.read(key, parse, default)
-
-    def per_channel(self, key: str, channels: int) -> tuple[float, ...]:
-        """Return a number for each channel, of which one may stand for all; none where the parameter is absent."""
-
-        def parse(text: str) -> tuple[float, ...]:
-            expected = f"{channels} numbers, or one for all" if channels > 1 else "a number"
-            try:
-                values = tuple(float(part) for part in text.split(","))
-            except ValueError:
-                raise ValueError(expected) from None
-            if len(values) not in (1, channels) or not all(map(math.isfinite, values)):
-                raise ValueError(expected)
-            return values * channels if len(values) == 1 else values
-
-        return self.read(key, parse, ())
-
-
 def _size(text: str) -> Size | None:
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isascii() and part.isdigit() and 0 < int(part) <= SIDE_MAX for part in parts):
@@ -292,3 +127,129 @@ def _ratio(text: str) -> tuple[float, float]:
     if not (0 < factor < math.inf and 0 < divisor < math.inf):
         raise ValueError("a number above 0, or a quotient such as 1/255")
     return factor, divisor
+
+
+def _channels(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = (math.nan,)
+    if not all(map(math.isfinite, values)):
+        raise ValueError("a number, or one for each channel")
+    return values
+
+
+# fmt: off
+PARAMETERS = Params(
+    "image",
+    Param("resize", "`shorter_side`: the shorter side gets `size`, as torchvision's `Resize(256)`. `stretch`: width "
+          "and height get `size`. `letterbox`: the whole image, as large as it fits, with padding around it",
+          ResizeMode, ResizeMode.NONE, "`none`"),
+    Param("size", "`640`, or `640x480`: width x height", _size),
+    Param("crop", "the centre of this size, as torchvision's `CenterCrop(224)`; a smaller image is padded", _size,
+          shown="no crop"),
+    Param("padding_value", "pixel of the padding, 0 to 255; one number, or one for each channel of the output. It is "
+          "normalised like the image", _channels, (), "`0`"),
+    Param("padding_position", "`end`: a letterbox has its padding right and below", {"center": True, "end": False},
+          True, "`center`"),
+    Param("filter", "`bilinear`, `bicubic`, `lanczos`, `box` or `nearest`", Filter, Filter.BILINEAR, "`bilinear`"),
+    Param("antialias", "`false`, for `bilinear`: as OpenCV's `INTER_LINEAR`", bool, True),
+    Param("exact", "`true`: resize with Pillow, see [below](#the-same-pixels)", bool, False),
+    Param("color", "`RGB`, `BGR` or `GRAY` (one channel)", Color, Color.RGB, "`RGB`"),
+    Param("background", "color behind transparent pixels: `255,255,255`. Without it, transparency is dropped, as by "
+          '`convert("RGB")`', _channels, (), "none"),
+    Param("exif_orientation", "turn photographs upright. torchvision's datasets do not; OpenCV and browsers do", bool,
+          True),
+    Param("scale", "factor for pixels: a number or a quotient", _ratio, (1.0, 255.0), "`1/255`"),
+    Param("mean", "(pixel x scale - mean) / std; one number, or one for each channel in the order of the output",
+          _channels, (), "none"),
+    Param("std", "see `mean`", _channels, (), "none"),
+    Param("layout", "`NHWC`: dims are [height, width, 3]", AxisOrder, AxisOrder.NCHW, "`NCHW`"),
+    Param("scaled_decode", "`true`: decode a large JPEG at 1/2, 1/4 or 1/8, down to twice the size that it is resized "
+          "to. Faster, with slightly other pixels", bool, False),
+    Param("threads", "images in work at a time, in all instances together", int, 0, "the share of the cores", ge=1),
+    Param("max_pixels", "largest image, before and after resizing; at most 89,478,485. While it is decoded, a pixel "
+          "takes 4 bytes", int, PIXELS_MAX, "50,000,000", ge=1),
+    Param("max_bytes", "largest file", int, BYTES_MAX, "33,554,432", ge=1),
+)
+# fmt: on
+
+
+def read_plan(config: ModelConfig, datatype: DataType) -> tuple[ImagePlan, list[Problem]]:
+    """Return the plan for pixels in FP32, FP16 or UINT8, and all problems of the parameters."""
+    values = PARAMETERS.values(config)
+    channels = 1 if values["color"] is Color.GRAY else 3
+    frame = _frame(values)
+    if not values["antialias"] and values["filter"] is not Filter.BILINEAR:
+        values.fail("antialias", f"false is for the filter bilinear, and filter is {values['filter'].value}")
+    mean, std = _per_channel(values, "mean", channels), _per_channel(values, "std", channels)
+    if any(value <= 0 for value in std):
+        values.fail("std", f"expected numbers above 0, got '{config.parameters['std']}'")
+    padding = _per_channel(values, "padding_value", channels) or (0.0,) * channels
+    if not all(0 <= value <= 255 for value in padding):
+        values.fail("padding_value", f"expected pixels of 0 to 255, got '{config.parameters['padding_value']}'")
+    background = _per_channel(values, "background", 3)
+    if not all(0 <= value <= 255 and value.is_integer() for value in background):
+        values.fail("background", f"expected whole numbers of 0 to 255, got '{config.parameters['background']}'")
+    if datatype is DataType.UINT8:
+        _for_bytes(values, padding)
+    if values["max_pixels"] > PILLOW_PIXELS_MAX:
+        values.fail(
+            "max_pixels", f"expected at most {PILLOW_PIXELS_MAX}, the limit of Pillow, got {values['max_pixels']}"
+        )
+    plan = ImagePlan(
+        frame,
+        values["filter"],
+        values["antialias"],
+        values["exact"],
+        values["color"],
+        (int(background[0]), int(background[1]), int(background[2])) if background else None,
+        values["exif_orientation"],
+        PixelValues(values["scale"][0], values["scale"][1], mean, std),
+        values["layout"],
+        datatype,
+        padding,
+        values["scaled_decode"],
+        values["threads"],
+        values["max_pixels"],
+        values["max_bytes"],
+    )
+    return plan, [*values.problems, *_unknown(config)]
+
+
+def _frame(values: Values) -> Frame:
+    resize, size, crop = values["resize"], values["size"], values["crop"]
+    if "size" not in values and resize is not ResizeMode.NONE:
+        values.fail("size", f"resize '{resize.value}' needs it: 640, or 640x480 (width x height)")
+    if size is not None and resize is ResizeMode.NONE:
+        values.fail("resize", "size needs it: shorter_side, stretch or letterbox")
+    if size is not None and resize is ResizeMode.SHORTER_SIDE and size[0] != size[1]:
+        values.fail("size", f"the shorter side is one number, got {size[0]}x{size[1]}")
+    if crop is not None and resize is ResizeMode.LETTERBOX:
+        values.fail("crop", "a letterbox shows the whole image: resize by shorter_side or stretch to crop")
+    return Frame(resize, size or (0, 0), crop, values["padding_position"])
+
+
+def _for_bytes(values: Values, padding: tuple[float, ...]) -> None:
+    """Report what an output of bytes cannot have."""
+    for key in ("scale", "mean", "std"):
+        if key in values:
+            values.fail(key, "the output is UINT8, which has the pixels as they are: make it TYPE_FP32 or TYPE_FP16")
+    if not all(value.is_integer() for value in padding):
+        values.fail("padding_value", f"expected whole numbers for a UINT8 output, got {list(padding)}")
+
+
+def _per_channel(values: Values, key: str, channels: int) -> tuple[float, ...]:
+    """Return a number for each channel, of which one may stand for all; none where the parameter is absent."""
+    found: tuple[float, ...] = values[key]
+    if len(found) not in (0, 1, channels):
+        expected = f"{channels} numbers, or one for all" if channels > 1 else "a number"
+        values.fail(key, f"expected {expected}, got '{short(values.given[key][1])}'")
+        return ()
+    return found * channels if len(found) == 1 else found
+
+
+def _unknown(config: ModelConfig) -> Iterator[Problem]:
+    for key, near in PARAMETERS.unknown(config):
+        hint = f"did you mean '{near}'?" if near else f"it has {', '.join(PARAMETERS.names)}"
+        yield Problem(f"parameters['{short(key)}']", f"the image backend has no such parameter; {hint}")

@@ -9,18 +9,19 @@ from typing import ClassVar
 
 import orjson
 
+from charonia.config.backends import record_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import raise_problems
 from charonia.core.errors import unsupported
 from charonia.core.request import CallFrame
-from charonia.install_hint import extra_hint
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.language.signature import complete_language, language_problems
 from charonia.server.backends.python.backend import PythonModel
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment, environment_of
 from charonia.server.backends.python.services import ServerServices
 from charonia.server.backends.python.worker.cuda_driver import is_usable
+from charonia.server.backends.registry import install_hint
 from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.metrics.custom import CustomMetrics
 
@@ -35,8 +36,6 @@ class LanguageBackend(ABC):
 
     Attributes:
         name: Name of the backend.
-        package: Package of the engine, as it is imported.
-        extra: Extra of this package that installs it, "" where there is none.
         engine: File with the class `Engine`, for the worker: `worker/model.py` says what that class has.
         kind: Kind of the instances where the configuration names none.
         routes: OpenAI's routes that the engine answers itself.
@@ -45,8 +44,6 @@ class LanguageBackend(ABC):
     """
 
     name: ClassVar[str]
-    package: ClassVar[str]
-    extra: ClassVar[str] = ""
     engine: ClassVar[Path]
     kind: ClassVar[InstanceKind] = InstanceKind.KIND_AUTO
     routes: ClassVar[Sequence[str]] = ("chat/completions", "completions")
@@ -85,20 +82,17 @@ class LanguageBackend(ABC):
         server = ServerServices(frame, settings.models, metrics, settings.busy_poll)
         return LanguageModel(files, config, environment, server, {"engine": str(self.engine), "options": options})
 
-    @classmethod
-    def install_hint(cls) -> str:
-        return extra_hint(cls.extra)
-
     async def aclose(self) -> None:  # noqa: B027 # some have something to do
         """Do nothing: models share nothing."""
 
     async def _environment(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Environment:
         environment = await environment_of(files, config, settings)
-        if environment == SERVER_ENVIRONMENT and find_spec(self.package) is None:
-            raise unsupported(
-                f"model '{config.name}' needs the package '{self.package}', which is not installed",
-                hint=self.install_hint(),
-            )
+        for package in record_of(self.name).packages:
+            if environment == SERVER_ENVIRONMENT and not package.optional and find_spec(package.module) is None:
+                raise unsupported(
+                    f"model '{config.name}' needs the package '{package.module}', which is not installed",
+                    hint=install_hint(package),
+                )
         return environment
 
 

@@ -13,7 +13,7 @@ from charonia.core.errors import invalid
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
 from charonia.server.backends.language.backend import LanguageBackend
 from charonia.server.backends.language.signature import complete_language
-from charonia.server.backends.llama_cpp.options import FILE, read_parameters, remarks
+from charonia.server.backends.llama_cpp.options import FILE, PARAMETERS, read_parameters
 from charonia.server.backends.model_file import broken_file_hint, model_file
 
 DEFAULT_FILE = "model.gguf"
@@ -27,8 +27,6 @@ class LlamaCppBackend(LanguageBackend):
     """The `llama_cpp` backend."""
 
     name = "llama_cpp"
-    package = "xllamacpp"
-    extra = "llama"
     engine = Path(__file__).parent / "worker" / "engine.py"
     kind = InstanceKind.KIND_MODEL
     routes = ("chat/completions", "completions")
@@ -41,7 +39,7 @@ class LlamaCppBackend(LanguageBackend):
 
     async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
         """Return the file and the parameters of llama.cpp."""
-        for sentence in remarks(config):
+        for sentence in PARAMETERS.remarks(config):
             _log.warning(sentence)
         return await asyncio.to_thread(_options, files, config)
 

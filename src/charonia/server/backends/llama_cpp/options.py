@@ -1,16 +1,15 @@
-"""Parameters of llama.cpp: those that a model may set, how they are read, and what is wrong with them. Pure.
+"""Params of llama.cpp: those that a model may set, how they are read, and what is wrong with them. Pure.
 
 Their names are those of xllamacpp's `CommonParams`, which are llama.cpp's.
 """
 
-import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import OPENAI_ROUTES, SERVER_PARAMETERS
 from charonia.config.problems import Problem
+from charonia.server.backends.parameters import Kind, Param, Params
 from charonia.server.backends.python.backend import START_SECONDS
 from charonia.server.backends.python.environment import ENVIRONMENT
 
@@ -20,75 +19,32 @@ FILE = "model.json"
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
-class LlamaParameter(NamedTuple):
-    """One parameter.
-
-    Attributes:
-        words: What it expects.
-        read: Returns its value, of JSON or text; raises ValueError or TypeError for one that it does not expect.
-    """
-
-    words: str
-    read: Callable[[Any], Any]
+def _each(names: str, kind: Kind, ge: float | None = None) -> Iterator[Param]:
+    return (Param(name, kind=kind, ge=ge) for name in names.split())
 
 
-def _integer(least: int) -> LlamaParameter:
-    def read(value: Any) -> int:
-        number = int(value) if isinstance(value, str) else value
-        if type(number) is not int or number < least:
-            raise ValueError
-        return number
-
-    return LlamaParameter(f"a whole number of at least {least}", read)
+def _one_of(*names: str) -> Kind:
+    return {name: name for name in names}
 
 
-def _choice(*names: str) -> LlamaParameter:
-    return LlamaParameter(f"one of {', '.join(names)}", lambda value: names[names.index(value.lower())])
-
-
-def _read_number(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, bool) or not 0 <= number < float("inf"):
-        raise ValueError
-    return number
-
-
-def _read_flag(value: Any) -> bool:
-    flags = {"true": True, "false": False, "1": True, "0": False}
-    return value if isinstance(value, bool) else flags[value.lower()]
-
-
-def _read_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-_NUMBER = LlamaParameter("a number of at least 0", _read_number)
-_FLAG = LlamaParameter("true or false", _read_flag)
-_TEXT = LlamaParameter("a text", _read_text)
-
-_READ: Mapping[str, LlamaParameter] = {
-    **dict.fromkeys(("n_parallel", "n_threads", "n_threads_batch", "n_batch", "n_ubatch"), _integer(1)),
-    **dict.fromkeys(("n_ctx", "main_gpu", "n_cache_reuse", "verbosity"), _integer(0)),
-    **dict.fromkeys(("n_gpu_layers", "n_predict", "cache_ram_mib", "embd_normalize"), _integer(-1)),
-    **dict.fromkeys(("rope_freq_base", "rope_freq_scale"), _NUMBER),
-    **dict.fromkeys(("embedding", "kv_unified", "cache_prompt", "ctx_shift", "swa_full", "warmup", "use_jinja"), _FLAG),
-    **dict.fromkeys(("no_kv_offload", "check_tensors", "fit_params"), _FLAG),
-    **dict.fromkeys(("chat_template", "mmproj"), _TEXT),
-    **dict.fromkeys(("cache_type_k", "cache_type_v"), _choice(*CACHE_TYPES)),
-    "flash_attn_type": _choice("auto", "enabled", "disabled"),
-    "load_mode": _choice("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
-    "pooling_type": _choice("none", "mean", "cls", "last"),
-    "reasoning_format": _choice("none", "auto", "deepseek", "deepseek_legacy"),
-    "rope_scaling_type": _choice("none", "linear", "yarn", "longrope"),
-    "split_mode": _choice("none", "layer", "row"),
-}
-
-PARAMETERS = tuple(sorted(_READ))
-"""Every parameter."""
-
-_OTHERS = (OPENAI_ROUTES, START_SECONDS, ENVIRONMENT)
+PARAMETERS = Params(
+    "llama_cpp",
+    *_each("n_parallel n_threads n_threads_batch n_batch n_ubatch", int, 1),
+    *_each("n_ctx main_gpu n_cache_reuse verbosity", int, 0),
+    *_each("n_gpu_layers n_predict cache_ram_mib embd_normalize", int, -1),
+    *_each("rope_freq_base rope_freq_scale", float, 0),
+    *_each("embedding kv_unified cache_prompt ctx_shift swa_full warmup use_jinja", bool),
+    *_each("no_kv_offload check_tensors fit_params", bool),
+    *_each("chat_template mmproj", str),
+    *_each("cache_type_k cache_type_v", _one_of(*CACHE_TYPES)),
+    *_each("flash_attn_type", _one_of("auto", "enabled", "disabled")),
+    *_each("load_mode", _one_of("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io")),
+    *_each("pooling_type", _one_of("none", "mean", "cls", "last")),
+    *_each("reasoning_format", _one_of("none", "auto", "deepseek", "deepseek_legacy")),
+    *_each("rope_scaling_type", _one_of("none", "linear", "yarn", "longrope")),
+    *_each("split_mode", _one_of("none", "layer", "row")),
+    others=(START_SECONDS, ENVIRONMENT),
+)
 
 
 def read_parameters(config: ModelConfig, file: bytes | None) -> tuple[dict[str, Any], list[Problem]]:
@@ -98,37 +54,22 @@ def read_parameters(config: ModelConfig, file: bytes | None) -> tuple[dict[str, 
         config: Its configuration.
         file: Content of `model.json`, None where there is none.
     """
-    given: dict[str, tuple[str, object]] = {}
+    given: dict[str, tuple[str, str]] = {}
     problems: list[Problem] = []
     if file is not None:
         try:
             document = json.loads(file)
         except ValueError as error:
-            document, problem = {}, f"expected a JSON object: {error}"
-        else:
-            problem = "" if isinstance(document, dict) else f"expected a JSON object, got {type(document).__name__}"
-        if problem:
-            return {}, [Problem(FILE, problem)]
+            return {}, [Problem(FILE, f"expected a JSON object: {error}")]
+        if not isinstance(document, dict):
+            return {}, [Problem(FILE, f"expected a JSON object, got {type(document).__name__}")]
+        known = {each.name for each in PARAMETERS.declared}
         for name, value in document.items():
-            if name in _READ:
-                given[name] = (f"{FILE}: {name}", value)
-            else:
-                problems.append(Problem(f"{FILE}: {name}", f"llama.cpp has no such parameter here{_near(name)}"))
-    given |= {name: (f"parameters['{name}']", text) for name, text in config.parameters.items() if name in _READ}
-    parameters = {}
-    for name, (path, value) in given.items():
-        try:
-            parameters[name] = _READ[name].read(value)
-        except (AttributeError, LookupError, TypeError, ValueError):
-            problems.append(Problem(path, f"expected {_READ[name].words}, got {json.dumps(value)}"))
-    return parameters, problems
-
-
-def remarks(config: ModelConfig) -> Iterator[str]:
-    for name in sorted(config.parameters.keys() - SERVER_PARAMETERS - _READ.keys() - set(_OTHERS)):
-        yield f"model '{config.name}': the llama_cpp backend has no parameter '{name}', it has no effect{_near(name)}"
-
-
-def _near(name: str) -> str:
-    near = difflib.get_close_matches(name, PARAMETERS, n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""
+            if name not in known:
+                near = PARAMETERS.near(name)
+                hint = f"; did you mean '{near}'?" if near else ""
+                problems.append(Problem(f"{FILE}: {name}", f"llama.cpp has no such parameter here{hint}"))
+            elif name not in config.parameters:
+                given[name] = (f"{FILE}: {name}", value if isinstance(value, str) else json.dumps(value))
+    values = PARAMETERS.values(config, overriding=given)
+    return {name: values[name] for name in values.given}, [*problems, *values.problems]

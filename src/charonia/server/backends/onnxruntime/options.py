@@ -5,7 +5,6 @@ Pure. Which providers are installed is an argument.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import Accelerator, ModelConfig
@@ -13,52 +12,55 @@ from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
 from charonia.core.errors import invalid, unsupported
 from charonia.server.backends.api import Placement
-from charonia.server.backends.parameters import unknown_parameters
+from charonia.server.backends.parameters import Param, Params
 
 GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED"}
 """Names of ONNX Runtime's optimisation levels by `optimization.graph.level`."""
 
-GPU_PARAMETERS = {
-    "arena_extend_strategy": {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"},
-    "cudnn_conv_algo_search": {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"},
-    "do_copy_in_default_stream": {"0": "0", "1": "1", "false": "0", "true": "1"},
-    "gpu_mem_limit": {},
-}
-"""Parameters of GPU instances, with ONNX Runtime's name of each value; empty for whole numbers."""
-
-_T = TypeVar("_T")
-
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _ENTRY_PREFIXES = ("session.", "optimization.", "mlas.", "ep.")
-_SETTINGS = ("enable-global-threadpool", "intra_op_thread_count", "inter_op_thread_count")
-_PARAMETERS = (
-    "intra_op_thread_count",
-    "inter_op_thread_count",
-    "execution_mode",
-    "enable_mem_arena",
-    "enable_mem_pattern",
-    _SHRINKAGE,
-    *GPU_PARAMETERS,
+
+# fmt: off
+GPU_PARAMETERS = (
+    Param("arena_extend_strategy", "GPU: 0 doubles the allocated memory, 1 allocates the requested size",
+          {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"}, shown="1"),
+    Param("cudnn_conv_algo_search", "0 exhaustive, 1 heuristic, 2 default",
+          {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}, shown="ONNX Runtime's"),
+    Param("do_copy_in_default_stream", "1 copies in the stream that computes",
+          {"0": "0", "1": "1", "false": "0", "true": "1"}, shown="ONNX Runtime's"),
+    Param("gpu_mem_limit", "GPU memory limit of a session, in bytes", int, ge=0),
 )
-_FLAGS = {"0": False, "false": False, "1": True, "true": True}
+"""Parameters of GPU instances, with ONNX Runtime's name of each value."""
+
+PARAMETERS = Params(
+    "onnxruntime",
+    Param("intra_op_thread_count", "threads that one operator may use, for each instance; see [threads](threads.md)",
+          int, 0, "the thread budget", ge=0),
+    Param("inter_op_thread_count", "threads across independent operators, with `execution_mode` 1", int, 1, ge=0),
+    Param("execution_mode", "0: sequential operators; 1: independent operators in parallel", {"0": False, "1": True},
+          False, "0"),
+    Param("enable_mem_arena", "keep memory between runs", bool, True, "1"),
+    Param("enable_mem_pattern", "plan memory ahead; the plans for every shape seen are kept", bool, None,
+          "1, 0 for variable shapes"),
+    Param(_SHRINKAGE, "devices whose arena shrinks after every run: `cpu:0`, `cpu:0;gpu:0`"),
+    *GPU_PARAMETERS,
+    Param("enable-global-threadpool", kind=bool, default=False, is_setting_only=True),
+    settings=("intra_op_thread_count", "inter_op_thread_count"),
+)
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """Options of a model's sessions.
+    """The values of `PARAMETERS`, and what else the configuration says of sessions.
 
     Attributes:
         intra_op_threads: Threads within one operator; 0 for the instance's share of the thread budget.
-        inter_op_threads: Threads across operators, where `is_parallel`.
-        is_parallel: Whether independent operators may run at the same time.
-        graph_level: Name of the optimisation level.
-        has_arena: Whether the memory arena is on, which keeps memory between runs.
         has_pattern: Whether memory patterns are on, a plan for each shape; None to decide by the model.
         entries: Session configuration entries that the model asks for.
         run_entries: Run configuration entries.
         op_libraries: Libraries of custom operators.
         gpu_options: Options of the CUDA provider.
-        uses_global_pool: Whether the sessions share the global thread pool of the process.
     """
 
     intra_op_threads: int = 0
@@ -75,61 +77,33 @@ class SessionPlan:
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[SessionPlan, list[Problem]]:
-    """Return the plan, and all problems in the configuration and settings.
-
-    Args:
-        config: The model's configuration; its parameters override the settings.
-        settings: Settings of the backend (`--backend-config`); unknown ones are ignored.
-    """
-    problems: list[Problem] = []
-    values = {key: (f"--backend-config {key}", settings[key]) for key in _SETTINGS if key in settings}
-    values |= {key: (f"parameters['{key}']", text) for key, text in config.parameters.items()}
-
-    def number(key: str, default: int) -> int:
-        path, text = values.get(key, ("", str(default)))
-        if text.isascii() and text.isdigit():
-            return int(text)
-        problems.append(Problem(path, f"expected a whole number of at least 0, got '{text}'"))
-        return default
-
-    def choice(key: str, choices: Mapping[str, _T], default: _T) -> _T:
-        if key not in values:
-            return default
-        path, text = values[key]
-        if text.lower() not in choices:
-            problems.append(Problem(path, f"expected one of {', '.join(choices)}, got '{text}'"))
-        return choices.get(text.lower(), default)
-
+    """Return the plan, and all problems in the configuration and settings."""
+    values = PARAMETERS.values(config, settings)
+    problems = values.problems
     level = config.optimization.graph.level if config.optimization and config.optimization.graph else 0
     if level not in GRAPH_LEVELS:
         problems.append(
             Problem("optimization.graph.level", f"expected -1 (basic), 0 (all) or 1 (extended), got {level}")
         )
-    gpu_options = []
-    for key, choices in GPU_PARAMETERS.items():
-        if key in values:
-            gpu_options.append((key, choice(key, choices, "") if choices else str(number(key, 0))))
     operations = config.model_operations
     plan = SessionPlan(
-        intra_op_threads=number("intra_op_thread_count", 0),
-        inter_op_threads=number("inter_op_thread_count", 1) or 1,
-        is_parallel=choice("execution_mode", {"0": False, "1": True}, False),
+        intra_op_threads=values["intra_op_thread_count"],
+        inter_op_threads=values["inter_op_thread_count"] or 1,
+        is_parallel=values["execution_mode"],
         graph_level=GRAPH_LEVELS.get(level, GRAPH_LEVELS[0]),
-        has_arena=choice("enable_mem_arena", _FLAGS, True),
-        has_pattern=choice("enable_mem_pattern", _FLAGS, None),
+        has_arena=values["enable_mem_arena"],
+        has_pattern=values["enable_mem_pattern"],
         entries=tuple((k, v) for k, v in sorted(config.parameters.items()) if k.startswith(_ENTRY_PREFIXES)),
         run_entries=tuple((k, v) for k, v in config.parameters.items() if k == _SHRINKAGE),
         op_libraries=operations.op_library_filename if operations is not None else (),
-        gpu_options=tuple(gpu_options),
-        uses_global_pool=choice("enable-global-threadpool", _FLAGS, False),
+        gpu_options=tuple((each.name, str(values[each.name])) for each in GPU_PARAMETERS if each.name in values),
+        uses_global_pool=values["enable-global-threadpool"],
     )
     return plan, problems
 
 
 def ineffective_parameters(config: ModelConfig) -> Iterator[str]:
-    """Return a warning for each unknown parameter."""
-    entries = (key for key in config.parameters if key.startswith(_ENTRY_PREFIXES))
-    return unknown_parameters(config, "onnxruntime", (*_PARAMETERS, *entries))
+    return PARAMETERS.remarks(config, [key for key in config.parameters if key.startswith(_ENTRY_PREFIXES)])
 
 
 def idle_accelerators(config: ModelConfig) -> Iterator[str]:

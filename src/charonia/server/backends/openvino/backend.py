@@ -1,20 +1,26 @@
-"""Completes configurations from models that OpenVINO reads, and loads them."""
+"""Completes configurations from models that OpenVINO reads, loads them, and runs batches."""
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from charonia.config.complete import Signature, check_signature, merge_signature
-from charonia.config.kinds import InstanceKind
+import numpy as np
+import openvino
+
+from charonia.config.complete import Signature, check_signature
 from charonia.config.model import ModelConfig
 from charonia.config.problems import raise_problems
 from charonia.config.sequence_tensors import seen_by_model
-from charonia.core.errors import unsupported
+from charonia.core.errors import Code, ServingError, unsupported
 from charonia.core.statistics import MemoryUsage
-from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.core.tensor import Array
+from charonia.server.backends.api import ModelFiles, Placement
+from charonia.server.backends.array_backend import ArrayBackend, plain_error
+from charonia.server.backends.array_instance import ArrayInstance
 from charonia.server.backends.model_file import model_file, weights_bytes
-from charonia.server.backends.openvino.instance import OpenVinoInstance
 from charonia.server.backends.openvino.network import (
+    SOURCE,
     Network,
     compile_network,
     follows_batch,
@@ -23,8 +29,88 @@ from charonia.server.backends.openvino.network import (
     read,
     signature_of,
 )
-from charonia.server.backends.openvino.options import OpenVinoPlan, read_plan
+from charonia.server.backends.openvino.options import PARAMETERS, OpenVinoPlan, read_plan
 from charonia.server.machine.memory import release_freed_memory
+
+# Beneath `infer` of the request's own class, which looks at the types of all inputs once more.
+_infer = next(c for c in openvino.InferRequest.__mro__ if c.__module__.endswith("_pyopenvino")).infer
+
+
+class OpenVinoInstance(ArrayInstance):
+    """An instance.
+
+    Args:
+        request: Its inference request.
+        network: The model.
+        config: The complete configuration.
+        is_async: Whether runs are asynchronous.
+        learns: Whether they need not be for sizes of batches that have run.
+    """
+
+    def __init__(
+        self, request: Any, network: Network, config: ModelConfig, *, is_async: bool, learns: bool = False
+    ) -> None:
+        super().__init__(config)
+        self._is_async = is_async
+        self._learns = learns
+        self._proven: set[int] = set()
+        self._request = request
+        self._batch = network.batch
+        self._inputs = {port.name: port for port in network.inputs}
+        self._outputs = {port.name: port for port in network.outputs}
+        self._datatypes = {plan.name: plan.datatype.numpy for plan in self.outputs}
+        lead = 1 if self.is_batched else 0
+        # Index, type, name and dims of the outputs whose shape is known before it is computed.
+        self._own = [
+            (port.index, port.kind, port.name, port.shape[lead:])
+            for port in network.outputs
+            if port.name in self._datatypes and port.shape is not None and -1 not in port.shape[lead:]
+        ]
+
+    def close(self) -> None:
+        """Release the inference request."""
+        super().close()
+        self._request = None
+
+    def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
+        """Run the request."""
+        request = self._request
+        size = next(iter(feed.values())).shape[0] if self.is_batched else 0
+        rows = max(size, self._batch) if self.is_batched else 0
+        own: dict[str, Array] = {}
+        try:
+            # A tensor of OpenVINO does not keep the array alive that it lies in: the dictionaries do.
+            for name, array in feed.items():
+                port = self._inputs[name]
+                if size != rows:
+                    array = feed[name] = np.concatenate([array, np.repeat(array[-1:], rows - size, 0)])
+                elif not (array.flags.c_contiguous and array.flags.aligned):
+                    array = feed[name] = array.copy()
+                request.set_input_tensor(port.index, openvino.Tensor(array, array.shape, port.kind))
+            for index, kind, name, dims in self._own:
+                shape = (rows, *dims) if self.is_batched else dims
+                array = own[name] = np.empty(shape, self._datatypes[name])
+                request.set_output_tensor(index, openvino.Tensor(array, shape, kind))
+            if self._is_async and rows not in self._proven:
+                request.start_async()
+                request.wait()
+                if self._learns:
+                    self._proven.add(rows)
+            else:
+                _infer(request, {}, True, False)
+        except RuntimeError as error:
+            failure = plain_error("OpenVINO failed", error, Code.INTERNAL, SOURCE)
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+            hint = f"the inputs were {shapes}; a network may need other sizes than its signature says"
+            raise ServingError(failure.code, failure.message, hint=hint) from error
+        arrays = [own[name] if name in own else self._copied(name) for name in names]
+        return arrays if size == rows else [array[:size] for array in arrays]
+
+    def _copied(self, name: str) -> Array:
+        view = self._request.get_output_tensor(self._outputs[name].index).data
+        array: Array = view.view(self._datatypes[name]).copy()
+        return array
+
 
 DEFAULT_FILE = "model.xml"
 
@@ -78,20 +164,28 @@ class OpenVinoModel:
         return network, compiled
 
 
-class OpenVinoBackend:
+class OpenVinoBackend(ArrayBackend[OpenVinoPlan, OpenVinoModel]):
     """The `openvino` backend."""
 
     name = "openvino"
+    parameters = PARAMETERS
+    read_plan = staticmethod(read_plan)
+    gpu_hint = "use KIND_CPU, and the parameter TARGET_DEVICE for an Intel GPU"
 
-    def uses_gpus(self) -> bool:
-        """Return False: the parameter TARGET_DEVICE names another device than the CPU."""
-        return False
+    def path(self, files: ModelFiles, config: ModelConfig) -> Path:
+        """Return the model's file, or the folder of a TensorFlow SavedModel."""
+        folder = files.version_dir / (config.default_model_filename or DEFAULT_FILE)
+        return folder if (folder / "saved_model.pb").is_file() else model_file(files, config, DEFAULT_FILE)
 
-    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        if config.input and config.output:
-            return Completion(config)
-        plan = _plan(config, settings)
-        path = _path(files, config)
+    def remarks(self, config: ModelConfig, plan: OpenVinoPlan) -> Iterator[str]:
+        """Yield nothing: only the device knows all of its properties."""
+        return iter(())
+
+    async def inspect(
+        self, files: ModelFiles, config: ModelConfig, plan: OpenVinoPlan
+    ) -> tuple[Signature, Sequence[str]]:
+        """Return the inputs and outputs of the network."""
+        path = self.path(files, config)
 
         def inspect() -> Signature:
             try:
@@ -99,42 +193,13 @@ class OpenVinoBackend:
             finally:
                 release_freed_memory()
 
-        signature = await asyncio.to_thread(inspect)
-        merged, notes = merge_signature(
-            config, signature, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
-        )
-        return Completion(merged, tuple(notes))
+        return await asyncio.to_thread(inspect), ()
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> OpenVinoModel:
-        """Load a version; its first instance compiles the model.
-
-        Raises:
-            ServingError: A setting is wrong or not supported, or the file is missing.
-        """
-        plan = _plan(config, settings)
-        if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
-            raise unsupported(
-                f"model '{config.name}': the openvino backend has no instances of KIND_GPU",
-                hint="use KIND_CPU, and the parameter TARGET_DEVICE for an Intel GPU",
-            )
+    async def open(self, files: ModelFiles, config: ModelConfig, plan: OpenVinoPlan) -> OpenVinoModel:
+        """Load a version; its first instance compiles the model."""
         if config.model_operations is not None and config.model_operations.op_library_filename:
             raise unsupported(
                 f"model '{config.name}': the openvino backend has no model_operations",
                 hint="the parameter CPU_EXTENSION_PATH names a library with operators",
             )
-        return OpenVinoModel(_path(files, config), seen_by_model(config), plan)
-
-    async def aclose(self) -> None: ...
-
-
-def _plan(config: ModelConfig, settings: BackendSettings) -> OpenVinoPlan:
-    plan, problems = read_plan(config, settings.values)
-    if problems:
-        raise_problems(config.name, problems)
-    return plan
-
-
-def _path(files: ModelFiles, config: ModelConfig) -> Path:
-    """Return the model's file, or the folder of a TensorFlow SavedModel."""
-    folder = files.version_dir / (config.default_model_filename or DEFAULT_FILE)
-    return folder if (folder / "saved_model.pb").is_file() else model_file(files, config, DEFAULT_FILE)
+        return OpenVinoModel(self.path(files, config), seen_by_model(config), plan)

@@ -14,8 +14,9 @@ from charonia.config.complete import Signature, SignatureTensor
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
+from charonia.server.backends.array_backend import plain_error
 from charonia.server.backends.model_file import broken_file_hint
-from charonia.server.backends.openvino.options import CPU, THREADS, OpenVinoPlan, unknown_parameters
+from charonia.server.backends.openvino.options import CPU, THREADS, OpenVinoPlan, ineffective_parameters
 
 _TYPES = {
     "boolean": DataType.BOOL,
@@ -34,10 +35,9 @@ _TYPES = {
 }
 """Datatype by OpenVINO's name of the element type."""
 
-_SOURCE = re.compile(
+SOURCE = re.compile(
     r"Exception from \S+:\d+:|Check '[^']*' failed at \S+:\d+:|FrontEnd API failed with \w+:|\[ ?\w+ ?\]"
 )
-_MESSAGE_CHARS_MAX = 1000
 _LOAD_HINTS = {
     "Unable to read the model": "the file is not of this format, is incomplete, or was written for a newer OpenVINO",
     "Empty weights data": "the .bin file belongs beside the .xml file, under the same name",
@@ -100,7 +100,7 @@ def new_core(plan: OpenVinoPlan) -> Any:
             core.add_extension(plan.extension)
         core.set_property(dict(plan.global_properties))
     except RuntimeError as error:
-        raise plain_error("OpenVINO refuses a parameter of the model", error, Code.INVALID_ARG) from error
+        raise plain_error("OpenVINO refuses a parameter of the model", error, Code.INVALID_ARG, SOURCE) from error
     return core
 
 
@@ -114,7 +114,7 @@ def read(core: Any, path: Path, config: ModelConfig, plan: OpenVinoPlan) -> Netw
     try:
         model = core.read_model(path)
     except RuntimeError as error:
-        refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
+        refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG, SOURCE)
         hints = (hint for text, hint in _LOAD_HINTS.items() if text in refused.message)
         raise ServingError(refused.code, refused.message, hint=broken_file_hint(path) or next(hints, "")) from error
     if not model.inputs or not model.outputs:
@@ -129,7 +129,9 @@ def read(core: Any, path: Path, config: ModelConfig, plan: OpenVinoPlan) -> Netw
         if shapes:
             model.reshape({port: openvino.PartialShape(list(shape)) for port, shape in shapes.items()})
     except RuntimeError as error:
-        failure = plain_error(f"model '{config.name}' cannot have the configured shapes", error, Code.INVALID_ARG)
+        failure = plain_error(
+            f"model '{config.name}' cannot have the configured shapes", error, Code.INVALID_ARG, SOURCE
+        )
         hint = "set max_batch_size to 0, or export the model with a variable first dimension"
         raise ServingError(failure.code, failure.message, hint=hint) from error
     return Network(model, _ports(model.inputs, config.input), _ports(model.outputs, config.output), batch)
@@ -151,12 +153,12 @@ def compile_network(core: Any, network: Network, config: ModelConfig, plan: Open
             settable = _settable(core, name)
             known |= settable
             core.set_property(name, {key: text for key, text in wanted.items() if key in settable})
-        for sentence in unknown_parameters(config.name, plan, known):
+        for sentence in ineffective_parameters(config, plan, known):
             _log.warning(sentence)
         asked = {key: text for key, text in plan.properties.items() if key in own}
         return core.compile_model(network.model, plan.device, asked)
     except RuntimeError as error:
-        raise plain_error(f"OpenVINO cannot compile model '{config.name}'", error, Code.INVALID_ARG) from error
+        raise plain_error(f"OpenVINO cannot compile model '{config.name}'", error, Code.INVALID_ARG, SOURCE) from error
 
 
 def loses_errors(compiled: Any, network: Network, plan: OpenVinoPlan) -> bool:
@@ -194,12 +196,6 @@ def signature_of(network: Network, config: ModelConfig) -> Signature:
     return Signature(
         inputs, tuple(_signature(port, config.output, network, config, "output") for port in network.outputs)
     )
-
-
-def plain_error(what: str, error: Exception, code: Code) -> ServingError:
-    """Return an error of OpenVINO without source locations and line breaks; `what` failed."""
-    text = " ".join(_SOURCE.sub("", str(error)).split())[:_MESSAGE_CHARS_MAX]
-    return ServingError(code, f"{what}: {text}")
 
 
 def _settable(core: Any, device: str) -> frozenset[str]:

@@ -1,12 +1,12 @@
 """Options of an OpenVINO model, from its parameters and the backend's settings. Pure."""
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
+from charonia.server.backends.parameters import Param, Params
 
 CPU = "CPU"
 THREADS, STREAMS = "INFERENCE_NUM_THREADS", "NUM_STREAMS"
@@ -15,30 +15,38 @@ GLOBAL_PROPERTIES = ("COMPILATION_NUM_THREADS", "CACHE_DIR")
 """Properties of OpenVINO itself, not of a device."""
 
 _PRECISION, _MODE, _HINT = "INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "PERFORMANCE_HINT"
-_FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-_OWN = (
-    "TARGET_DEVICE",
-    "CPU_EXTENSION_PATH",
-    "HINT_BF16",
-    "SKIP_OV_DYNAMIC_BATCHSIZE",
-    "ENABLE_BATCH_PADDING",
-    "RESHAPE_IO_LAYERS",
+
+# fmt: off
+PARAMETERS = Params(
+    "openvino",
+    Param(THREADS, "threads of all streams together", shown="the share of the cores of all instances"),
+    Param(STREAMS, "inferences at a time; `AUTO` or `NUMA` leave it to OpenVINO", shown="the number of instances"),
+    Param(_HINT, "`LATENCY` or `THROUGHPUT`; OpenVINO then chooses the streams, unless `NUM_STREAMS` is given",
+          shown="none"),
+    Param("HINT_BF16", "compute in bf16", bool, False),
+    Param(_PRECISION, "`bf16`, `f16` or `f32`", shown="`f32`"),
+    Param(_MODE, "`PERFORMANCE` leaves the precision to OpenVINO", shown="`ACCURACY`"),
+    Param("SKIP_OV_DYNAMIC_BATCHSIZE", "keep a fixed batch dimension", bool, False),
+    Param("ENABLE_BATCH_PADDING", "fill every batch up to one size", bool, False),
+    Param("RESHAPE_IO_LAYERS", "give the model's inputs the dims of the configuration, -1 for any", bool, False),
+    Param("TARGET_DEVICE", "another device of OpenVINO: `GPU`, `AUTO`, `HETERO:GPU,CPU`; tried are CPU, AUTO and "
+          "HETERO:CPU", str, CPU),
+    Param("CPU_EXTENSION_PATH", "a library with operators that OpenVINO does not have", str, "", "none"),
+    Param("COMPILATION_NUM_THREADS", "threads that compile the model", shown="OpenVINO's"),
+    Param("CACHE_DIR", "a folder for compiled models", shown="none"),
+    settings=None,
 )
-_COMMON = (*_OWN, THREADS, STREAMS, _HINT, _PRECISION, _MODE, *GLOBAL_PROPERTIES)
+# fmt: on
+_OWN = ("TARGET_DEVICE", "CPU_EXTENSION_PATH", *(each.name for each in PARAMETERS.declared if each.kind is bool))
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVinoPlan:
-    """Options of a model.
+    """The values of `PARAMETERS`.
 
     Attributes:
-        device: OpenVINO's name of the device.
         properties: Properties that the model asks for, by OpenVINO's names; without those of `GLOBAL_PROPERTIES`.
-        global_properties: Those.
-        extension: Path of a library with operators, "" for none.
         opens_batch: Whether a fixed batch dimension is made variable.
-        pads: Whether every batch is filled up to the same size.
-        reshapes: Whether inputs get the dims of the configuration.
     """
 
     device: str = CPU
@@ -65,46 +73,33 @@ class OpenVinoPlan:
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[OpenVinoPlan, list[Problem]]:
-    """Return the plan, and all problems in the configuration and settings.
-
-    Args:
-        config: The model's configuration; its parameters override the settings.
-        settings: Settings of the backend (`--backend-config`); those that are not common parameters are ignored.
-    """
-    problems: list[Problem] = []
-    values = {key: (f"--backend-config {key}", text) for key, text in settings.items() if key in _COMMON}
-    values |= {k: (f"parameters['{k}']", text) for k, text in config.parameters.items() if k not in SERVER_PARAMETERS}
-
-    def flag(key: str) -> bool:
-        path, text = values.get(key, ("", "no"))
-        if text.lower() not in _FLAGS:
-            problems.append(Problem(path, f"expected YES or NO, got '{text}'"))
-        return _FLAGS.get(text.lower(), False)
-
-    properties = {key: text for key, (_, text) in values.items() if key not in (*_OWN, *GLOBAL_PROPERTIES)}
-    if flag("HINT_BF16"):
+    """Return the plan, and all problems in the configuration and settings."""
+    values = PARAMETERS.values(config, settings)
+    given = {name: text for name, (_, text) in values.given.items()}
+    given |= {name: text for name, text in config.parameters.items() if name not in SERVER_PARAMETERS}
+    properties = {name: text for name, text in given.items() if name not in (*_OWN, *GLOBAL_PROPERTIES)}
+    if values["HINT_BF16"]:
         properties.setdefault(_PRECISION, "bf16")
     plan = OpenVinoPlan(
-        device=values.get("TARGET_DEVICE", ("", CPU))[1],
+        device=values["TARGET_DEVICE"],
         properties=properties,
-        global_properties={key: values[key][1] for key in GLOBAL_PROPERTIES if key in values},
-        extension=values.get("CPU_EXTENSION_PATH", ("", ""))[1],
-        opens_batch=not flag("SKIP_OV_DYNAMIC_BATCHSIZE"),
-        pads=flag("ENABLE_BATCH_PADDING"),
-        reshapes=flag("RESHAPE_IO_LAYERS"),
+        global_properties={name: given[name] for name in GLOBAL_PROPERTIES if name in given},
+        extension=values["CPU_EXTENSION_PATH"],
+        opens_batch=not values["SKIP_OV_DYNAMIC_BATCHSIZE"],
+        pads=values["ENABLE_BATCH_PADDING"],
+        reshapes=values["RESHAPE_IO_LAYERS"],
     )
-    return plan, problems
+    return plan, values.problems
 
 
-def unknown_parameters(model: str, plan: OpenVinoPlan, properties: Collection[str]) -> Iterator[str]:
+def ineffective_parameters(config: ModelConfig, plan: OpenVinoPlan, properties: Collection[str]) -> Iterator[str]:
     """Yield a warning for each parameter that is not a property of the device.
 
     Args:
-        model: The model's name.
+        config: The model's configuration.
         plan: Its plan.
         properties: The properties of the device that can be set.
     """
-    for key in sorted(plan.properties.keys() - set(properties) - set(_COMMON)):
-        near = difflib.get_close_matches(key, [*_COMMON, *properties], n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        yield f"model '{model}': OpenVINO has no parameter '{key}' for {plan.device}, it has no effect{hint}"
+    for key, near in PARAMETERS.unknown(config, properties):
+        hint = f"; did you mean '{near}'?" if near else ""
+        yield f"model '{config.name}': OpenVINO has no parameter '{key}' for {plan.device}, it has no effect{hint}"

@@ -17,6 +17,7 @@ from charonia.core.errors import invalid, unsupported
 from charonia.core.request import CallFrame
 from charonia.core.statistics import MemoryUsage, WorkerState
 from charonia.server.backends.api import AsyncInstance, BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.parameters import Param, Params
 from charonia.server.backends.python.describe import ask_worker, described
 from charonia.server.backends.python.environment import (
     BUILDER,
@@ -43,24 +44,27 @@ _log = logging.getLogger(__name__)
 DEFAULT_FILE = "model.py"
 
 START_SECONDS = "INITIALIZE_TIMEOUT_SECONDS"
-"""Model parameter: time that `initialize` has."""
-
-START_S_DEFAULT = 600.0
-
 EXECUTE_SECONDS = "EXECUTE_TIMEOUT_SECONDS"
-"""Model parameter: time limit of a batch, after which its worker counts as hung and is replaced. Default: no limit."""
-
 CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
-"""Model parameter: whether inputs in GPU memory are copied to the CPU."""
 
 SERVICE_PATH = "SERVICE_PATH"
 """Model parameter: file to use in place of `model.py` in the version's folder."""
 
 MODE = "EXECUTION_MODE"
-"""Model parameter: where instances run."""
-
 PROCESS = "process"
 THREAD = "thread"
+
+# fmt: off
+PARAMETERS = Params(
+    "python",
+    Param(EXECUTE_SECONDS, "time after which the process of a batch counts as hung and is replaced", float, 0.0, "none",
+          ge=0),
+    Param(START_SECONDS, "time limit of `initialize`", float, 600.0, "600", ge=0),
+    Param(MODE, "`thread`: instances are threads of the server, see below", {PROCESS: PROCESS, THREAD: THREAD},
+          PROCESS),
+    Param(CPU_INPUTS, "`no`: inputs in GPU memory stay there, see below", bool, True, "`yes`"),
+)
+# fmt: on
 
 _KIND = {InstanceKind.KIND_GPU: "GPU", InstanceKind.KIND_MODEL: "MODEL"}
 
@@ -172,9 +176,7 @@ class PythonModel:
         self._config = config
         self._path = path
         self._environment = environment
-        self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
-        self._execute_s_max = _seconds(config, EXECUTE_SECONDS, 0.0)
-        self._takes_gpu = _takes_gpu(config)
+        self._values = PARAMETERS.checked(config)
         self._instances: list[PythonInstance] = []
 
     async def create_instance(self, placement: Placement) -> AsyncInstance:
@@ -186,7 +188,7 @@ class PythonModel:
                 environment=self._environment,
                 threads=placement.threads,
                 cores=placement.cores,
-                takes_gpu=self._takes_gpu,
+                takes_gpu=not self._values[CPU_INPUTS],
                 on_message=message,
                 on_end=end,
             )
@@ -203,8 +205,8 @@ class PythonModel:
                 {"decoupled": self._config.is_decoupled, "gpu": is_usable()},
             ),
             output_names=tuple(o.name for o in self._config.output),
-            start_s_max=self._start_s_max,
-            execute_s_max=self._execute_s_max,
+            start_s_max=self._values[START_SECONDS],
+            execute_s_max=self._values[EXECUTE_SECONDS],
             server=self._server,
             is_decoupled=self._config.is_decoupled,
         )
@@ -244,8 +246,7 @@ class ThreadedPythonModel:
         self._config = config
         self._path = path
         self._server = server
-        self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
-        self._takes_gpu = _takes_gpu(config)
+        self._values = PARAMETERS.checked(config)
         self._instances: list[ThreadInstance] = []
 
     async def create_instance(self, placement: Placement) -> AsyncInstance:
@@ -254,11 +255,11 @@ class ThreadedPythonModel:
             placement.name,
             _what_to_load(self._files, self._config, self._path, placement),
             output_names=tuple(o.name for o in self._config.output),
-            start_s_max=self._start_s_max,
+            start_s_max=self._values[START_SECONDS],
             server=self._server,
             is_decoupled=self._config.is_decoupled,
             cores=placement.cores,
-            takes_gpu=self._takes_gpu,
+            takes_gpu=not self._values[CPU_INPUTS],
         )
         await instance.open()
         self._instances = [*(each for each in self._instances if not each.is_closed), instance]
@@ -309,11 +310,8 @@ async def _environment(
     Raises:
         ServingError: It is not available, or the model has an option that threads do not support.
     """
-    mode = config.parameters.get(MODE, PROCESS)
-    if mode == PROCESS:
+    if PARAMETERS.checked(config)[MODE] == PROCESS:
         return await environment_of(files, config, settings, backend_dir, source)
-    if mode != THREAD:
-        raise invalid(f"model '{config.name}': parameter {MODE}: expected {PROCESS} or {THREAD}, got '{mode}'")
     for parameter, reason in (
         (ENVIRONMENT, "a thread of the server has the server's packages"),
         (EXECUTE_SECONDS, "a thread that hangs cannot be ended"),
@@ -337,24 +335,3 @@ async def _environment(
             hint=f"install them where the server runs and remove the block, or set {MODE} to {PROCESS}",
         )
     return None
-
-
-def _takes_gpu(config: ModelConfig) -> bool:
-    """Return whether inputs stay in GPU memory."""
-    text = config.parameters.get(CPU_INPUTS, "yes")
-    if text not in ("yes", "no"):
-        raise invalid(f"model '{config.name}': parameter {CPU_INPUTS}: expected yes or no, got '{text}'")
-    return text == "no"
-
-
-def _seconds(config: ModelConfig, key: str, default: float) -> float:
-    text = config.parameters.get(key)
-    if text is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise invalid(f"model '{config.name}': parameter {key}: expected a number of seconds, got '{text}'")
-    return seconds

@@ -26,7 +26,6 @@ from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.block_pool import BlockPool
-from charonia.server.backends.parameters import unknown_parameters
 from charonia.server.backends.pytorch import aoti
 from charonia.server.backends.pytorch.archive import FileKind
 from charonia.server.backends.pytorch.devices import (
@@ -236,7 +235,7 @@ class PyTorchBackend:
                 f"{reason.removeprefix(f'{missing}: ') or 'could not be inferred'}",
                 hint=_how_to_configure(config, source, found.guess),
             )
-        for sentence in unknown_parameters(config, self.name, PARAMETERS):
+        for sentence in PARAMETERS.remarks(config):
             _log.warning(sentence)
         self._set_process_options(config.name, plan)
         if self._pool is None:

@@ -1,9 +1,10 @@
-"""Completes configurations from estimators, and loads them."""
+"""Completes configurations from estimators, loads them, and runs batches."""
 
 import asyncio
 import logging
 import shlex
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,23 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from threadpoolctl import ThreadpoolController
 
-from charonia.config.complete import Signature, SignatureTensor, merge_signature
-from charonia.config.kinds import InstanceKind
+from charonia.config.complete import Signature, SignatureTensor
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.parameters import TRY_EXAMPLE
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import ServingError, internal, invalid
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
-from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.model_file import model_file
-from charonia.server.backends.parameters import unknown_parameters
+from charonia.server.backends.api import ModelFiles, Placement
+from charonia.server.backends.array_backend import ArrayBackend
+from charonia.server.backends.array_instance import ArrayInstance
 from charonia.server.backends.sklearn.features import MATRIX, Features, parts_of, prepare
 from charonia.server.backends.sklearn.files import Trust, plain_text, read_estimator
-from charonia.server.backends.sklearn.instance import SklearnInstance, Threads
-from charonia.server.backends.sklearn.methods import METHODS, array_of, datatype_of, outputs_of, provided
+from charonia.server.backends.sklearn.methods import METHODS, array_of, as_datatype, datatype_of, outputs_of, provided
 from charonia.server.backends.sklearn.options import (
     PARAMETERS,
     TRUSTED,
@@ -45,8 +45,84 @@ from charonia.server.backends.sklearn.options import (
 )
 from charonia.server.machine.memory import release_freed_memory
 
-FILES = ("model.skops", "model.joblib", "model.pkl")
-"""File names that are tried where the configuration has none."""
+_OF_OTHERS = "/torch/"
+"""In the path of a library whose threads another backend sets."""
+
+_limits = threading.local()
+"""The limit that OpenMP has in a thread, and whose libraries have it."""
+
+
+class Threads:
+    """The native libraries that compute for estimators, as they are loaded now."""
+
+    def __init__(self) -> None:
+        found = [each for each in ThreadpoolController().lib_controllers if _OF_OTHERS not in each.filepath]
+        self._openmp = [library for library in found if library.user_api == "openmp"]
+        self._blas = [library for library in found if library.user_api == "blas"]
+
+    def limit_process(self, threads: int) -> None:
+        """Set the number of threads of BLAS, which is one for the process."""
+        for library in self._blas:
+            library.set_num_threads(threads)
+
+    def limit_thread(self, threads: int) -> None:
+        """Set the number of threads of OpenMP, for calls of this thread, unless it is the last one that was set."""
+        limit = (self, threads)
+        if getattr(_limits, "limit", None) == limit:
+            return
+        _limits.limit = limit
+        for library in self._openmp:
+            library.set_num_threads(threads)
+
+
+class SklearnInstance(ArrayInstance):
+    """An instance. Instances share the estimator, which a prediction does not change.
+
+    Args:
+        estimator: The estimator.
+        features: What it takes.
+        config: The complete configuration.
+        libraries: The libraries that compute for it.
+        threads: Threads that one of their calls may use.
+    """
+
+    def __init__(
+        self, estimator: Any, features: Features, config: ModelConfig, libraries: Threads, threads: int
+    ) -> None:
+        super().__init__(config)
+        # An attribute that a pipeline decides on is as slow as some estimators.
+        self._methods = {plan.name: getattr(estimator, METHODS[plan.name]) for plan in self.outputs}
+        self._features = features
+        self._libraries = libraries
+        self._threads = threads
+        libraries.limit_process(threads)
+        self._ranks = {plan.name: len(plan.source) + int(self.is_batched) for plan in self.outputs}
+        self._datatypes: dict[str, DataType] = {plan.name: plan.datatype for plan in self.outputs}
+
+    def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
+        return [as_datatype(array, self._datatypes[name]) for name, array in self.answers(names, feed).items()]
+
+    def answers(self, names: Sequence[str], feed: dict[str, Array]) -> dict[str, Array]:
+        """Return what the estimator answers, by output, with the rank but not the datatype of the configuration.
+
+        Raises:
+            ServingError: INVALID_ARG where the estimator refuses its input, such as NaN; INTERNAL where it fails.
+        """
+        self._libraries.limit_thread(self._threads)
+        found = {}
+        try:
+            rows = self._features.table(feed)
+            for name in names:
+                array = array_of(name, self._methods[name](rows))
+                found[name] = array[..., None] if array.ndim + 1 == self._ranks[name] else array
+        except ServingError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise invalid(f"the estimator refuses its input: {plain_text(error)}") from error
+        except Exception as error:  # estimators raise what they like
+            raise internal(f"the estimator failed: {plain_text(error)}") from error
+        return found
+
 
 EXAMPLE_ROWS = 2
 
@@ -113,41 +189,21 @@ class SklearnModel:
             raise_problems(config.name, problems)
 
 
-class SklearnBackend:
+class SklearnBackend(ArrayBackend[EstimatorPlan, SklearnModel]):
     """The `sklearn` backend."""
 
     name = "sklearn"
+    parameters = PARAMETERS
+    read_plan = staticmethod(read_plan)
 
-    def uses_gpus(self) -> bool:
-        """Return False: scikit-learn computes on the CPU."""
-        return False
+    async def inspect(
+        self, files: ModelFiles, config: ModelConfig, plan: EstimatorPlan
+    ) -> tuple[Signature, Sequence[str]]:
+        return await asyncio.to_thread(_inspect, self.path(files, config), config, plan)
 
-    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the estimator, unless inputs and outputs are given.
-
-        Raises:
-            ServingError: The file cannot be read or is not trusted, or the estimator contradicts the configuration.
-        """
-        if config.input and config.output:
-            return Completion(config)
-        plan = _plan(config)
-        path = _file(files, config)
-        signature, remarks = await asyncio.to_thread(_inspect, path, config, plan)
-        merged, notes = merge_signature(
-            config, signature, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
-        )
-        return Completion(merged, (*notes, *remarks))
-
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> SklearnModel:
-        """Load a version.
-
-        Raises:
-            ServingError: The file cannot be read or is not trusted, or the configuration asks for what it has not.
-        """
-        plan = _plan(config)
-        path = _file(files, config)
-        for sentence in unknown_parameters(config, self.name, PARAMETERS):
-            _log.warning(sentence)
+    async def open(self, files: ModelFiles, config: ModelConfig, plan: EstimatorPlan) -> SklearnModel:
+        """Load a version."""
+        path = self.path(files, config)
         estimator, found = await asyncio.to_thread(read_estimator, path, _trust(config, plan, path))
         for sentence in found:
             _log.warning("model '%s': %s", config.name, sentence)
@@ -158,22 +214,6 @@ class SklearnBackend:
         if problems:
             raise_problems(config.name, problems)
         return SklearnModel(path, estimator, features, config)
-
-    async def aclose(self) -> None: ...
-
-
-def _plan(config: ModelConfig) -> EstimatorPlan:
-    plan, problems = read_plan(config)
-    if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
-        problems.append(Problem("instance_group", "scikit-learn computes on the CPU: set kind: KIND_CPU"))
-    if problems:
-        raise_problems(config.name, problems)
-    return plan
-
-
-def _file(files: ModelFiles, config: ModelConfig) -> Path:
-    found = (name for name in FILES if (files.version_dir / name).is_file())
-    return model_file(files, config, next(found, FILES[0]))
 
 
 def _trust(config: ModelConfig, plan: EstimatorPlan, path: Path) -> Trust:

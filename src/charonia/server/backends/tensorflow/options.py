@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from charonia.config.forms import GRAPH_LINES
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem
-from charonia.server.backends.parameters import unknown_parameters
+from charonia.server.backends.parameters import Param, Params
 from charonia.server.backends.python.backend import EXECUTE_SECONDS, START_SECONDS
 
 GRAPH_TAG = "TF_GRAPH_TAG"
@@ -22,15 +22,29 @@ INIT_OPS = "TF_INIT_OPS_FILE"
 SESSION_THREADS = "TF_USE_PER_SESSION_THREADS"
 SESSION_SHARE = "MAX_SESSION_SHARE_COUNT"
 
-PARAMETERS = (GRAPH_TAG, SIGNATURE, INTRA, INTER, INIT_OPS, SESSION_THREADS, SESSION_SHARE)
-"""Every parameter of a model."""
-
 SOFT_PLACEMENT = "allow-soft-placement"
 VERSION = "version"
+
+# fmt: off
+PARAMETERS = Params(
+    "tensorflow",
+    Param(SIGNATURE, "name of the signature", str, "", "`serving_default`, or the only one"),
+    Param(GRAPH_TAG, "tag of the graph; of several graphs that have it, the one with the fewest other tags counts", str,
+          "", "`serve`"),
+    Param(INTRA, "threads within an operator, for each instance", int, 0, "the thread budget", ge=0),
+    Param(INTER, "threads across operators, for each instance; 0: none, they run one after the other", int, 0, "0",
+          ge=0),
+    Param(INIT_OPS, 'file in the folder of the version or the model: `{"init_ops": ["name of an operation"]}`, run '
+          "after the model is loaded", str, ""),
+    Param(SESSION_THREADS, "accepted: each session has its own threads in any case", bool),
+    Param(SESSION_SHARE, "no effect, with a line in the log: instances are processes, and share no session", int, ge=1),
+    Param(SOFT_PLACEMENT, kind=bool, default=True, is_setting_only=True),
+    Param(VERSION, kind={"2": 2}, default=2, is_setting_only=True),
+    others=(START_SECONDS, EXECUTE_SECONDS),
+)
+# fmt: on
 GPU_MEMORY = ("gpu-memory-fraction", "allow-gpu-memory-growth")
 """Settings that have no effect: models run on the CPU."""
-
-_FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
 
 GRAPH = "model.graphdef"
 """Default name of a frozen graph."""
@@ -41,14 +55,10 @@ CALLER = -1
 
 @dataclass(frozen=True, slots=True)
 class TensorFlowPlan:
-    """Options of a model's session.
+    """The values of `PARAMETERS`.
 
     Attributes:
-        tag: Tag of the graph, "" for `serve`.
-        signature: Name of the signature, "" for `serving_default`, or the only one.
-        intra_threads: Threads within an operator, 0 for the instance's share of the thread budget.
         inter_threads: Threads across operators, or `CALLER`.
-        init_ops_file: File with operations that initialise the session, "" for none.
         soft_placement: Whether an operator runs on another device where its own is not there.
     """
 
@@ -61,47 +71,17 @@ class TensorFlowPlan:
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[TensorFlowPlan, list[Problem]]:
-    """Return the plan, and all problems in the configuration and settings.
-
-    Args:
-        config: The model's configuration.
-        settings: Settings of the backend (`--backend-config`).
-    """
-    problems: list[Problem] = []
-    values = {key: (f"parameters['{key}']", text) for key, text in config.parameters.items()}
-    values |= {
-        key: (f"--backend-config tensorflow,{key}", settings[key])
-        for key in (SOFT_PLACEMENT, VERSION)
-        if key in settings
-    }
-
-    def number(key: str, least: int = 0) -> int:
-        path, text = values.get(key, ("", str(least)))
-        if text.isascii() and text.isdigit() and int(text) >= least:
-            return int(text)
-        problems.append(Problem(path, f"expected a whole number of at least {least}, got '{text}'"))
-        return least
-
-    def flag(key: str, default: bool) -> bool:
-        path, text = values.get(key, ("", str(default)))
-        if text.lower() not in _FLAGS:
-            problems.append(Problem(path, f"expected true or false, got '{text}'"))
-        return _FLAGS.get(text.lower(), default)
-
-    flag(SESSION_THREADS, False)
-    number(SESSION_SHARE, 1)
-    if values.get(VERSION, ("", "2"))[1] != "2":
-        problems.append(Problem(values[VERSION][0], f"expected 2, got '{values[VERSION][1]}'"))
-    problems += _unsupported(config)
+    """Return the plan, and all problems in the configuration and settings."""
+    values = PARAMETERS.values(config, settings)
     plan = TensorFlowPlan(
-        tag=config.parameters.get(GRAPH_TAG, ""),
-        signature=config.parameters.get(SIGNATURE, ""),
-        intra_threads=number(INTRA),
-        inter_threads=number(INTER) or CALLER,
-        init_ops_file=config.parameters.get(INIT_OPS, ""),
-        soft_placement=flag(SOFT_PLACEMENT, True),
+        tag=values[GRAPH_TAG],
+        signature=values[SIGNATURE],
+        intra_threads=values[INTRA],
+        inter_threads=values[INTER] or CALLER,
+        init_ops_file=values[INIT_OPS],
+        soft_placement=values[SOFT_PLACEMENT],
     )
-    return plan, problems
+    return plan, [*values.problems, *_unsupported(config)]
 
 
 def _unsupported(config: ModelConfig) -> Iterator[Problem]:
@@ -125,7 +105,7 @@ def _unsupported(config: ModelConfig) -> Iterator[Problem]:
 def remarks(config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each parameter that is unknown, and for each that has no effect."""
     start = f"model '{config.name}'"
-    yield from unknown_parameters(config, "tensorflow", (*PARAMETERS, START_SECONDS, EXECUTE_SECONDS))
+    yield from PARAMETERS.remarks(config)
     if config.parameters.get(SESSION_SHARE, "1") != "1":
         yield f"{start}: {SESSION_SHARE} has no effect: each instance has a process of its own"
     for key in GPU_MEMORY:

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from charonia.config.kinds import InstanceKind, ModelPriority
 from charonia.config.model import Cuda, GraphLowerBound, GraphShape, GraphSpec, InstanceGroup, ModelConfig, Optimization
 from charonia.config.problems import Problem
-from charonia.server.backends.parameters import unknown_parameters
+from charonia.server.backends.parameters import Param, Params
 
 ALLOCATION = "execution_context_allocation_strategy"
-_STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
-_PARAMETERS = (ALLOCATION, "enable_multi_device")
-_FLAGS = {"false": False, "0": False, "true": True, "1": True}
-_POOL = "memory-pool-byte-size"
+_COMPATIBLE, _POOL = "version-compatible", "memory-pool-byte-size"
+
+PARAMETERS = Params(
+    "tensorrt",
+    Param(ALLOCATION, kind={name: name for name in ("STATIC", "ON_PROFILE_CHANGE")}),
+    Param("enable_multi_device", kind=bool),
+    Param(_COMPATIBLE, kind=bool, default=False, is_setting_only=True),
+    Param(_POOL, kind=int, default=0, ge=0, is_setting_only=True),
+)
 
 STREAM_PRIORITIES = {
     ModelPriority.PRIORITY_DEFAULT: 0,
@@ -50,28 +55,17 @@ class PlanOptions:
 
 
 def read_options(config: ModelConfig, settings: Mapping[str, str]) -> tuple[PlanOptions, list[Problem]]:
-    """Return the options, and all problems in the configuration and settings.
-
-    Args:
-        config: The model's configuration.
-        settings: Settings of the backend (`--backend-config`).
-    """
-    problems = list(_problems(config))
-    text = settings.get("version-compatible", "false").lower()
-    if text not in _FLAGS:
-        problems.append(
-            Problem("--backend-config tensorrt,version-compatible", f"expected true or false, got '{text}'")
-        )
-    pool = settings.get(_POOL, "0")
-    if not pool.isdecimal():
-        problems.append(Problem(f"--backend-config tensorrt,{_POOL}", f"expected a number of bytes, got '{pool}'"))
+    """Return the options, and all problems in the configuration and settings."""
+    values = PARAMETERS.values(config, settings)
+    if values["enable_multi_device"]:
+        values.fail("enable_multi_device", "an engine over several GPUs is not available")
     return PlanOptions(
         plugins=tuple(path for path in settings.get("plugins", "").split(";") if path),
-        runs_host_code=_FLAGS.get(text, False),
+        runs_host_code=values[_COMPATIBLE],
         priority=STREAM_PRIORITIES[(config.optimization or Optimization()).priority],
         has_graphs=_cuda(config).graphs,
-        pool_bytes=int(pool) if pool.isdecimal() else 0,
-    ), problems
+        pool_bytes=values[_POOL],
+    ), [*values.problems, *_problems(config)]
 
 
 def _problems(config: ModelConfig) -> Iterator[Problem]:
@@ -83,11 +77,6 @@ def _problems(config: ModelConfig) -> Iterator[Problem]:
             if not text.isdecimal():
                 path = f"instance_group[{index}].profile[{number}]"
                 yield Problem(path, f"expected the number of an optimization profile, got '{text}'")
-    strategy = config.parameters.get(ALLOCATION, _STRATEGIES[0])
-    if strategy not in _STRATEGIES:
-        yield Problem(f"parameters['{ALLOCATION}']", f"expected one of {', '.join(_STRATEGIES)}, got '{strategy}'")
-    if config.parameters.get("enable_multi_device", "false").lower() not in ("false", "0"):
-        yield Problem("parameters['enable_multi_device']", "an engine over several GPUs is not available")
     accelerators = (config.optimization or Optimization()).execution_accelerators
     if accelerators is not None and (accelerators.gpu_execution_accelerator or accelerators.cpu_execution_accelerator):
         yield Problem(
@@ -99,7 +88,7 @@ def _problems(config: ModelConfig) -> Iterator[Problem]:
 
 def without_effect(config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each parameter that is unknown, and for each option that changes nothing here."""
-    yield from unknown_parameters(config, "tensorrt", _PARAMETERS)
+    yield from PARAMETERS.remarks(config)
     for key in ("coalesce-request-input", "execution-policy"):
         if key in settings:
             yield f"model '{config.name}': --backend-config tensorrt,{key} has no effect"

@@ -11,14 +11,13 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
 from charonia.server.backends.api import BackendSettings, ModelFiles
 from charonia.server.backends.language.backend import LanguageBackend
-from charonia.server.backends.tensorrtllm.options import ARGUMENTS_FILE, INPUTS, INSTALL_HINT, OUTPUTS, engine_options
+from charonia.server.backends.tensorrtllm.options import ARGUMENTS_FILE, INPUTS, OUTPUTS, engine_options
 
 
 class TensorRtLlmBackend(LanguageBackend):
     """The `tensorrtllm` backend."""
 
     name = "tensorrtllm"
-    package = "tensorrt_llm"
     engine = Path(__file__).parent / "worker" / "engine.py"
     kind = InstanceKind.KIND_MODEL
     more_inputs = INPUTS
@@ -27,11 +26,6 @@ class TensorRtLlmBackend(LanguageBackend):
     async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
         """Return the arguments of the engine and the GPUs of each instance."""
         return engine_options(config, await asyncio.to_thread(_document, files, config))
-
-    @classmethod
-    def install_hint(cls) -> str:
-        """Return how NVIDIA documents the installation: there is no extra for it."""
-        return INSTALL_HINT
 
 
 def _document(files: ModelFiles, config: ModelConfig) -> object:

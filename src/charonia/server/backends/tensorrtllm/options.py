@@ -66,14 +66,6 @@ OUTPUTS = (
 """Outputs besides those of all language models."""
 
 
-INSTALL_HINT = (
-    "NVIDIA documents two ways: the container nvcr.io/nvidia/tensorrt-llm/release, or CUDA Toolkit and libopenmpi-dev, "
-    "then `pip install tensorrt_llm`: "
-    "https://nvidia.github.io/TensorRT-LLM/latest/installation/installation-guide.html"
-)
-"""How TensorRT-LLM is installed: there is no extra for it."""
-
-
 def engine_options(config: ModelConfig, found: object) -> dict[str, object]:
     """Return what the worker needs to know.
 

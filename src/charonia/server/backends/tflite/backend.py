@@ -1,27 +1,70 @@
-"""Completes configurations from TensorFlow Lite models, and loads them."""
+"""Completes configurations from TensorFlow Lite models, loads them, and runs batches."""
 
 import asyncio
-import logging
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
-from charonia.config.complete import check_signature, merge_signature
-from charonia.config.kinds import InstanceKind
+import numpy as np
+
+from charonia.config.complete import Signature, check_signature
 from charonia.config.model import ModelConfig
 from charonia.config.problems import raise_problems
 from charonia.config.sequence_tensors import seen_by_model
-from charonia.core.errors import unsupported
+from charonia.core.errors import Code, ServingError
 from charonia.core.statistics import MemoryUsage
-from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.model_file import model_file
-from charonia.server.backends.parameters import unknown_parameters
-from charonia.server.backends.tflite.instance import TfliteInstance
+from charonia.core.tensor import Array
+from charonia.server.backends.api import ModelFiles, Placement
+from charonia.server.backends.array_backend import ArrayBackend, plain_error
+from charonia.server.backends.array_instance import ArrayInstance
 from charonia.server.backends.tflite.options import PARAMETERS, TflitePlan, read_plan
 from charonia.server.backends.tflite.program import TfliteProgram, interpreter_of, quantised, read_program
 from charonia.server.machine.memory import release_freed_memory
 
-DEFAULT_FILE = "model.tflite"
 
-_log = logging.getLogger(__name__)
+class TfliteInstance(ArrayInstance):
+    """An instance.
+
+    Args:
+        native: Its interpreter.
+        program: The model.
+        config: The complete configuration.
+    """
+
+    def __init__(self, native: Any, program: TfliteProgram, config: ModelConfig) -> None:
+        super().__init__(config)
+        self._native = native
+        self._program = program  # the interpreter reads the content of its file
+        self._subgraph = program.subgraph
+        self._inputs = {port.name: port.index for port in program.inputs}
+        self._outputs = {port.name: port.index for port in program.outputs}
+        self._shapes: list[tuple[int, ...]] = []
+
+    def close(self) -> None:
+        """Release the interpreter."""
+        super().close()
+        self._native = None
+
+    def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
+        """Run the interpreter, after resizing its inputs where the shapes differ from the last ones."""
+        native, subgraph = self._native, self._subgraph
+        try:
+            shapes = [array.shape for array in feed.values()]
+            if shapes != self._shapes:
+                self._shapes = []
+                for name, array in feed.items():
+                    native.ResizeInputTensor(self._inputs[name], np.array(array.shape, np.int32), False, subgraph)
+                native.AllocateTensors(subgraph)
+                self._shapes = shapes
+            for name, array in feed.items():
+                native.SetTensor(self._inputs[name], array, subgraph)
+            native.Invoke(subgraph)
+            return [native.GetTensor(self._outputs[name], subgraph) for name in names]  # copies
+        except (ValueError, RuntimeError) as error:
+            self._shapes = []
+            failure = plain_error("LiteRT failed", error, Code.INTERNAL)
+            given = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+            hint = f"the inputs were {given}; a network may need other sizes than its signature says"
+            raise ServingError(failure.code, failure.message, hint=hint) from error
 
 
 class TfliteModel:
@@ -58,53 +101,25 @@ class TfliteModel:
         await asyncio.to_thread(release_freed_memory)
 
 
-class TfliteBackend:
+class TfliteBackend(ArrayBackend[TflitePlan, TfliteModel]):
     """The `tflite` backend, which is also `armnn_tflite`."""
 
     name = "tflite"
+    parameters = PARAMETERS
+    read_plan = staticmethod(read_plan)
 
-    def uses_gpus(self) -> bool:
-        return False
+    async def inspect(
+        self, files: ModelFiles, config: ModelConfig, plan: TflitePlan
+    ) -> tuple[Signature, Sequence[str]]:
+        """Return the inputs and outputs, and which of them are quantised."""
+        program = await asyncio.to_thread(read_program, self.path(files, config), config, plan.signature)
+        return program.signature, quantised(program)
 
-    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        if config.input and config.output:
-            return Completion(config)
-        plan = _plan(config, settings)
-        program = await asyncio.to_thread(read_program, _path(files, config), config, plan.signature)
-        merged, notes = merge_signature(
-            config, program.signature, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
-        )
-        return Completion(merged, (*notes, *quantised(program)))
-
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> TfliteModel:
-        """Load a version.
-
-        Raises:
-            ServingError: A setting is wrong, or the file cannot be read or contradicts the configuration.
-        """
-        plan = _plan(config, settings)
-        if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
-            raise unsupported(
-                f"model '{config.name}': the tflite backend runs on the CPU only", hint="use instances of KIND_CPU"
-            )
-        for sentence in unknown_parameters(config, self.name, PARAMETERS):
-            _log.warning(sentence)
+    async def open(self, files: ModelFiles, config: ModelConfig, plan: TflitePlan) -> TfliteModel:
+        """Load a version."""
         config = seen_by_model(config)
-        program = await asyncio.to_thread(read_program, _path(files, config), config, plan.signature)
+        program = await asyncio.to_thread(read_program, self.path(files, config), config, plan.signature)
         problems = check_signature(config, program.signature)
         if problems:
             raise_problems(config.name, problems)
         return TfliteModel(program, config, plan.threads)
-
-    async def aclose(self) -> None: ...
-
-
-def _plan(config: ModelConfig, settings: BackendSettings) -> TflitePlan:
-    plan, problems = read_plan(config, settings.values)
-    if problems:
-        raise_problems(config.name, problems)
-    return plan
-
-
-def _path(files: ModelFiles, config: ModelConfig) -> Path:
-    return model_file(files, config, DEFAULT_FILE)

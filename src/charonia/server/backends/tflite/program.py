@@ -12,6 +12,7 @@ from charonia.config.complete import Signature, SignatureTensor
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
+from charonia.server.backends.array_backend import plain_error
 from charonia.server.backends.model_file import broken_file_hint
 
 SERVING_DEFAULT = "serving_default"
@@ -23,8 +24,6 @@ _LOAD_HINTS = {
     "Select TensorFlow op": "LiteRT lacks the operator: convert the model with built-in operators only",
 }
 """Hint by a part of LiteRT's message."""
-
-_MESSAGE_CHARS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +134,6 @@ def interpreter_of(program: TfliteProgram, threads: int, batch: int) -> Any:
     except (ValueError, RuntimeError) as error:
         raise plain_error("LiteRT cannot load the model", error, Code.INVALID_ARG) from error
     return native
-
-
-def plain_error(what: str, error: Exception, code: Code) -> ServingError:
-    """Return an error of LiteRT as one line; `what` failed."""
-    return ServingError(code, f"{what}: {' '.join(str(error).split())[:_MESSAGE_CHARS_MAX]}")
 
 
 def quantised(program: TfliteProgram) -> list[str]:

@@ -33,8 +33,6 @@ class VllmBackend(LanguageBackend):
     """The `vllm` backend."""
 
     name = "vllm"
-    package = "vllm"
-    extra = "vllm"
     engine = Path(__file__).parent / "worker" / "engine.py"
     kind = InstanceKind.KIND_MODEL
     routes = ROUTES

@@ -11,6 +11,7 @@ from typing import Any
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
 from charonia.server.backends.language.arguments import arguments_of
+from charonia.server.backends.parameters import Param, Params
 
 ARGUMENTS_FILE = "model.json"
 """File of a version: arguments of vLLM's engine, and of its server, by name."""
@@ -19,10 +20,12 @@ LORAS_FILE = "multi_lora.json"
 """File of a version: folder of each LoRA adapter, by the adapter's name."""
 
 METRICS = "REPORT_CUSTOM_METRICS"
-"""Model parameter: whether vLLM's metrics are shown."""
 
-HEALTH_CHECK = "ENABLE_VLLM_HEALTH_CHECK"
-"""Model parameter: has no effect, since the health of the engine is always watched."""
+PARAMETERS = Params(
+    "vllm",
+    Param(METRICS, kind=bool, default=True),
+    Param("ENABLE_VLLM_HEALTH_CHECK", kind=bool),  # no effect: the health of the engine is always watched
+)
 
 GPU_DEVICE_IDS = "GPU_DEVICE_IDS"
 """Model parameter: the GPUs of a KIND_MODEL instance, separated by commas."""
@@ -34,8 +37,6 @@ ROUTES = ("chat/completions", "completions", "embeddings", "responses")
 """OpenAI's routes that vLLM answers, as far as the model can."""
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
-
-_FLAGS = {"true": True, "false": False}
 
 
 def engine_options(config: ModelConfig, arguments_text: str, loras_text: str | None) -> dict[str, object]:
@@ -66,14 +67,13 @@ def engine_options(config: ModelConfig, arguments_text: str, loras_text: str | N
                 hint='it has the form {"name of an adapter": "its folder"}',
             )
         loras = read_object(config.name, LORAS_FILE, loras_text)
-    _flag(config, HEALTH_CHECK, default=False)
     return {
         "arguments": arguments,
         "of_parameters": of_parameters,
         "variables": {name: text for name, text in config.parameters.items() if name.startswith(VARIABLE)},
         "loras": loras,
         "gpus": _gpus(config, arguments),
-        "metrics": _flag(config, METRICS, default=True),
+        "metrics": PARAMETERS.checked(config)[METRICS],
     }
 
 
@@ -114,15 +114,6 @@ def read_object(model: str, file: str, text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise invalid(f"model '{model}': {file}: expected a JSON object, got {text.strip()[:50]!r}")
     return found
-
-
-def _flag(config: ModelConfig, key: str, *, default: bool) -> bool:
-    text = config.parameters.get(key)
-    if text is None:
-        return default
-    if text.lower() not in _FLAGS:
-        raise invalid(f"model '{config.name}': parameter {key}: expected true or false, got '{text}'")
-    return _FLAGS[text.lower()]
 
 
 def _gpus(config: ModelConfig, arguments: Mapping[str, Any]) -> str:

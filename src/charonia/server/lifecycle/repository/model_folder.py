@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from charonia.config.backends import formats
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
 from charonia.config.pbtxt import parse
-from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, invalid
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
 
@@ -45,7 +45,6 @@ _LIKE_CONFIG = frozenset(
         "model.pbtxt",
     }
 )
-_SUFFIXES = frozenset(entry.suffix for entry in FORMATS)
 
 
 def versions(folder: ModelFolder) -> tuple[int, ...]:
@@ -147,7 +146,7 @@ def _instead_of_version(name: str, entry: Path) -> str:
             return f"versions begin with 1: rename {name}/0 to {name}/1"
         like = _LIKE_A_VERSION.fullmatch(entry.name)
         return f"a version's name is its number alone: rename {name}/{entry.name} to {name}/{like[1]}" if like else ""
-    if PurePosixPath(entry.name).suffix.lower() in _SUFFIXES:
+    if PurePosixPath(entry.name).suffix.lower() in {form.suffix for form in formats()}:
         return f"a model lies in the folder of its version: move {name}/{entry.name} to {name}/1/{entry.name}"
     return ""
 

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 
-from charonia.config.platforms import FORMATS
+from charonia.config.backends import formats
 from charonia.core.errors import ServingError, not_found, unavailable
 from charonia.core.metadata import model_key
 from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
 
 CONFIG_FILE = "config.pbtxt"
-
-_MODEL_SUFFIXES = frozenset(entry.suffix for entry in FORMATS) - {".py"}  # scripts may lie beside the models
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +127,7 @@ def folder_at(path: str | Path) -> ModelFolder:
 def _model_names(repository: Path, notes: list[str]) -> list[str]:
     names: list[str] = []
     files: list[str] = []
+    suffixes = {form.suffix for form in formats() if not form.has_helpers}  # scripts may lie beside the models
     try:
         with os.scandir(repository) as entries:
             for entry in entries:
@@ -137,7 +136,7 @@ def _model_names(repository: Path, notes: list[str]) -> list[str]:
                         f"repository '{repository}' holds a {CONFIG_FILE}, which is not read there: "
                         "a repository is the folder around the model folders"
                     )
-                elif PurePath(entry.name).suffix in _MODEL_SUFFIXES and os.path.isfile(entry):
+                elif PurePath(entry.name).suffix in suffixes and os.path.isfile(entry):
                     files.append(entry.name)
                 if entry.name.startswith(".") or not _is_folder(entry, repository, notes):
                     continue
