@@ -105,6 +105,7 @@ class ModelStatistics:
         last_inference_ms: Wall-clock time of the last inference, ms since the epoch, 0 for none.
         inference_count: Batch elements of successful requests that an instance computed.
         execution_count: Batches that an instance ran.
+        load_ns: Time that instances would have needed for these executions in full batches.
     """
 
     name: str
@@ -123,12 +124,20 @@ class ModelStatistics:
     responses: dict[str, ResponseStatistics] = field(default_factory=dict)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     memory: list[MemoryUsage] = field(default_factory=list)
+    load_ns: int = 0
+
+    @property
+    def busy_ns(self) -> int:
+        """Time in which instances executed batches; that of a batch counts once, whatever its size."""
+        counted = self.batches.values()
+        return sum(each.compute_input.ns + each.compute_infer.ns + each.compute_output.ns for each in counted)
 
     def merge(self, more: "ModelStatistics") -> None:
         """Count the executed requests that another process has counted for the same version, too."""
         self.last_inference_ms = max(self.last_inference_ms, more.last_inference_ms)
         self.inference_count += more.inference_count
         self.execution_count += more.execution_count
+        self.load_ns += more.load_ns
         for name in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
             getattr(self, name).merge(getattr(more, name))
         for size, counted in more.batches.items():

@@ -383,7 +383,8 @@ class InferenceServer:
 
     def _families(self) -> list[Family]:
         """Return the metrics of resources that models share."""
-        shared = families(self._limits.view()) if self._limits is not None else []
+        shared = [self.engine.readiness()]
+        shared += families(self._limits.view()) if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
         shared += self._device_families()
         shared += process_families(read_record(), time.monotonic_ns(), process_usage)

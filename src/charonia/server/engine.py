@@ -28,6 +28,7 @@ from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.offers import Offers
 from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
+from charonia.server.metrics.metric_families import Family, family
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.model_options import ReadyWhen
 from charonia.server.sequences.models import open_sequences, sequences_of
@@ -222,10 +223,16 @@ class ModelEngine:
         return [
             ModelSample(
                 loaded.runner.metrics, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers(),
-                loaded.scaling.counts() if loaded.scaling is not None else None,
+                loaded.scaling.counts() if loaded.scaling is not None else None, loaded.instances,
             )
             for loaded in self._lifecycle.table.loaded()
         ]  # fmt: skip
+
+    def readiness(self) -> Family:
+        """Return the metric that says which models that should answer do."""
+        wanted = ((key, model) for key, model in sorted(self._models.items()) if model.wanted)
+        samples = ((int(model.is_ready), {"model": key}) for key, model in wanted)
+        return family("charonia_model_ready", "gauge", "Whether a model that should answer does", *samples)
 
     def find(self, name: str, version: str = "") -> Runner:
         """Return the runner of a version of a model, "" for the version with most of the requests that name none.

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,21 @@ def expressions() -> list[str]:
     targets = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
     variables = [v["query"]["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
     rules = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
-    (adapter,) = ADAPTER["rules"]["custom"]
-    scaled = of_kind(objects(HERE / "values" / "keda.yaml"), "ScaledObject")[0]["spec"]["triggers"][0]
-    return [*targets, *variables, *rules, adapter["seriesQuery"], adapter["metricsQuery"], scaled["metadata"]["query"]]
+    adapted = [rule[query] for rule in ADAPTER["rules"]["custom"] for query in ("seriesQuery", "metricsQuery")]
+    return [*targets, *variables, *rules, *adapted, *scaled_on()]
+
+
+def scaled_on() -> list[str]:
+    """The queries of KEDA: the busy share and the waiting time, each summed over the pods."""
+    (scaler,) = of_kind(objects(HERE / "values" / "keda.yaml"), "ScaledObject")
+    return [trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"]]
+
+
+def adapted(name: str) -> str:
+    """A query of prometheus-adapter, for the pods of all releases."""
+    (rule,) = [rule for rule in ADAPTER["rules"]["custom"] if rule["name"]["as"] == name]
+    query: str = rule["metricsQuery"].replace("<<.GroupBy>>", "namespace,pod").replace("<<.LabelMatchers>>", "")
+    return query
 
 
 def test_dashboard_rules_and_scaling_use_only_metrics_that_there_are() -> None:
@@ -236,6 +249,16 @@ def alert(name: str, severity: str, summary: str, at: str = "30m", **labels: str
             ),
         ),
         (
+            [series("charonia_model_ready", "1x10 0x50", **POD, model="resnet")],
+            alert(
+                "CharoniaModelNotReady",
+                "warning",
+                "resnet could not be loaded, or is still loading, in demo-charonia-5f7-x2",
+                **POD,
+                model="resnet",
+            ),
+        ),
+        (
             [series("charonia_model_load_failures_total", "_x20 1x40", **POD, model="resnet")],
             alert("CharoniaModelLoadsFail", "warning", "resnet could not be loaded on demand", **POD, model="resnet"),
         ),
@@ -252,7 +275,7 @@ def alert(name: str, severity: str, summary: str, at: str = "30m", **labels: str
     ],
     ids=[
         *("failures", "waiting", "instances", "cache", "latency", "workers"),
-        *("first-restart", "another-restart", "loads", "leak"),
+        *("first-restart", "another-restart", "not-ready", "loads", "leak"),
     ],
 )
 def test_an_alert_comes_when_it_should(
@@ -274,6 +297,7 @@ def test_no_alert_comes_from_a_server_at_ease(tmp_path: Path) -> None:
         series("charonia_compute_duration_seconds_sum", "1x60", **{**M, "model": "cached"}),
         series("charonia_process_restarts_total", "0x10 1x50", **M, process="engine", reason="renewed"),
         series("charonia_cache_up", "1x60", namespace="models"),
+        series("charonia_model_ready", "1x10 0x5 1x45", **POD, model="resnet"),
     ]
     names = [rule["alert"] for rule in RULES["groups"][0]["rules"]]
 
@@ -285,32 +309,49 @@ def test_no_alert_comes_from_a_server_at_ease(tmp_path: Path) -> None:
     )
 
 
-@promtool
-def test_what_is_scaled_on_is_zero_without_requests_and_the_sum_over_the_pods_else(tmp_path: Path) -> None:
-    (trigger,) = of_kind(objects(HERE / "values" / "keda.yaml"), "ScaledObject")[0]["spec"]["triggers"]
-    rules = tmp_path / "scaling.yaml"
-    rule = {"record": "charonia:queue_ratio:sum", "expr": trigger["metadata"]["query"]}
-    rules.write_text(json.dumps({"groups": [{"name": "scaling", "rules": [rule]}]}), encoding="utf-8")
-
-    def load(pod: str, queue: str, compute: str) -> list[dict[str, str]]:
-        labels = {**M, "pod": pod}
-        return [
-            series("charonia_queue_duration_seconds_sum", queue, **labels),
-            series("charonia_compute_duration_seconds_sum", compute, **labels),
-        ]
-
-    inputs = [
-        *load("demo-charonia-5f7-x2", "0+30x30 900x30", "0+10x30 300x30"),
-        *load("demo-charonia-5f7-y3", "0+10x30 300x30", "0+10x30 300x30"),
-        *load("demo-charonia-5f7-z4", "0x40 0+3x20", "1x60"),  # answers of the response cache
-        *load("demo-charonia-other-5f7-y3", "0+90x60", "0+1x60"),  # another release
+def pod_load(pod: str, load: str, queue: str, compute: str, model: str = "resnet") -> list[dict[str, str]]:
+    labels = {**M, "pod": pod, "model": model}
+    return [
+        series("charonia_load_seconds_total", load, **labels),
+        series("charonia_instances", "2x60", **labels),
+        series("charonia_queue_duration_seconds_sum", queue, **labels),
+        series("charonia_compute_duration_seconds_sum", compute, **labels),
     ]
+
+
+LOADS = [
+    *pod_load("demo-charonia-5f7-x2", "0+60x30 1800x30", "0+30x30 900x30", "0+30x30 900x30"),  # half of two instances
+    *pod_load("demo-charonia-5f7-x2", "0+96x30 2880x30", "0x60", "0x60", "busier"),
+    *pod_load("demo-charonia-5f7-y3", "0+24x30 720x30", "0+900x30 27000x30", "0+30x30 900x30"),
+    *pod_load("demo-charonia-5f7-z4", "0x60", "0x40 0+3x20", "1x60"),  # answers of the response cache
+]
+
+
+@promtool
+@pytest.mark.parametrize(
+    ("queries", "values"),
+    [
+        (lambda: scaled_on()[0], {"20m": 0.8 + 0.2, "38m": 0.0, "60m": 0.0}),
+        (lambda: f"sum({adapted('charonia_busy_share')})", {"20m": 0.8 + 0.2, "38m": 0.0, "60m": 0.0}),
+        (lambda: scaled_on()[1], {"20m": 1.0 + 2.0, "38m": 0.0, "60m": 0.5}),
+        (lambda: f"sum({adapted('charonia_wait_ratio')})", {"20m": 1.0 + 2.0, "38m": 0.0, "60m": 0.5}),
+    ],
+    ids=["busy, KEDA", "busy, adapter", "waiting, KEDA", "waiting, adapter"],
+)
+def test_what_is_scaled_on_is_zero_without_requests_and_the_sum_over_the_pods_else(
+    tmp_path: Path, queries: Callable[[], str], values: dict[str, float]
+) -> None:
+    rules = tmp_path / "scaling.yaml"
+    rule = {"record": "charonia:scaled:sum", "expr": queries()}
+    rules.write_text(json.dumps({"groups": [{"name": "scaling", "rules": [rule]}]}), encoding="utf-8")
+    others = pod_load("demo-charonia-other-5f7-y3", "0+90x60", "0+90x60", "0+1x60")  # another release
     samples = [
         {
-            "expr": "charonia:queue_ratio:sum",
+            "expr": "charonia:scaled:sum",
             "eval_time": at,
-            "exp_samples": [{"labels": "charonia:queue_ratio:sum", "value": value}],
+            "exp_samples": [{"labels": "charonia:scaled:sum", "value": value}],
         }
-        for at, value in (("20m", 4), ("38m", 0), ("60m", 0.5))
+        for at, value in values.items()
     ]
-    run_rules(tmp_path, rules, inputs, promql_expr_test=samples)
+    is_keda = "demo-charonia" in rule["expr"]
+    run_rules(tmp_path, rules, LOADS + others * is_keda, promql_expr_test=samples)

@@ -99,7 +99,7 @@ def test_helm_itself_refuses_by_the_schema() -> None:
             "models.store.existingSecret or models.store.credentials is missing",
         ),
         ({"autoscaling": {"type": "hpa", "minReplicas": 9}}, "minReplicas 9 is more than maxReplicas 4"),
-        ({"autoscaling": {"type": "hpa", "queueRatio": 0}}, "autoscaling has no measure"),
+        ({"autoscaling": {"type": "hpa", "busyShare": 0, "waitRatio": 0}}, "autoscaling has no measure"),
         ({"autoscaling": {"type": "hpa", "minReplicas": 0}}, "a HorizontalPodAutoscaler keeps one pod"),
         ({"autoscaling": {"type": "keda", "minReplicas": 0}}, "needs a trigger"),
         ({"gateway": {"http": {"enabled": True}}}, "gateway.http.parentRefs is empty"),

@@ -17,7 +17,9 @@ nv_inference_pending_request_count{{model="m",version="1"}} 3
 charonia_request_duration_seconds_bucket{{model="m",version="1",le="0.01"}} {fast}
 charonia_request_duration_seconds_bucket{{model="m",version="1",le="0.1"}} {successes}
 charonia_request_duration_seconds_bucket{{model="m",version="1",le="+Inf"}} {successes}
-charonia_worker_up{{model="m",version="1",model_instance="m_0"}} 1
+charonia_instances{{model="m",version="1"}} 1
+charonia_load_seconds_total{{model="m",version="1"}} {load_s}
+nv_inference_compute_infer_duration_us{{model="m",version="1"}} {compute_us}
 charonia_worker_memory_bytes{{model="m",version="1",model_instance="m_0"}} 1000
 charonia_model_memory_bytes{{model="m",version="1",type="CPU",device="0",model_instance=""}} 117
 charonia_process_resident_memory_bytes{{process="engine"}} 5000
@@ -34,6 +36,8 @@ def page(count: int = 0, cpu_s: float = 1.0) -> str:
         inferences=800 * count,
         executions=100 * count,
         queue_us=200_000 * count,
+        compute_us=400_000 * count,
+        load_s=2.5 * count,
         fast=10 + 98 * count,
         cpu_s=cpu_s,
     )
@@ -48,6 +52,7 @@ def test_figures_are_what_was_done_between_two_looks() -> None:
     assert figures.p50_ms == pytest.approx(1e3 * 0.01 * 50 / 98)
     assert figures.p99_ms == pytest.approx(10 + 90 * 0.5)
     assert (figures.pending, figures.instances, figures.memory_bytes) == (3.0, 1.0, 117.0)
+    assert (figures.busy, figures.waited) == (0.5, 0.4)  # of 0.5 s that count at the least
     assert found.all == figures
     assert (found.memory_bytes, found.cpu_cores, found.gpu_utilization) == (6000.0, 0.3, 0.75)
 

@@ -94,6 +94,7 @@ def test_servers_are_added_while_requests_wait_and_closed_when_fewer_suffice(
         (reconciler, "STEADY_S", 1.0),
         (replica_rule, "GROW_AFTER_S", 3.0),
         (replica_rule, "SHRINK_AFTER_S", 6.0),
+        (replica_rule, "AVERAGED_S", 6.0),
     ):
         monkeypatch.setattr(module, name, seconds)
     place.deployments.changes.create(ADA, "default", spec(3, {"min": 1, "max": 2}))

@@ -1,6 +1,9 @@
 """The metrics page has every family, valid lines and the values of the metrics."""
 
 import re
+from collections.abc import Sequence
+
+import pytest
 
 from charonia.core.statistics import TokenUsage, WorkerState
 from charonia.server.metrics.model_metrics import NOTES_MAX, FailureReason, ModelMetrics
@@ -33,7 +36,7 @@ def metrics() -> ModelMetrics:
 
 def page(machine: MachineGauges | None = MACHINE) -> str:
     sample = ModelSample(
-        metrics(), {"team": 'a"b\\c\n'}, 6, WORKERS, InstanceCount(2, 1, 4, {"requests_waited": 3, "idle": 2})
+        metrics(), {"team": 'a"b\\c\n'}, 6, WORKERS, InstanceCount(1, 4, {"requests_waited": 3, "idle": 2}), 2
     )
     return render([sample], machine, view=PageView(quantiles=(0.5,))).decode()
 
@@ -148,7 +151,10 @@ def test_the_number_of_instances_is_shown_where_it_follows_the_load() -> None:
         f'charonia_instance_changes_total{{{labels},reason="idle"}} 2',
     ):
         assert f"\n{line}\n" in page()
-    assert b"charonia_instance" not in render([ModelSample(metrics(), {}, 0)])
+    fixed = render([ModelSample(metrics(), {}, 0, instances=3)]).decode()
+    assert "charonia_instances{" in fixed
+    assert "charonia_instances_m" not in fixed
+    assert b"charonia_instance" not in render([ModelSample(metrics(), {}, None)])
 
 
 def test_a_utilization_that_is_not_known_yet_and_an_unwatched_machine_are_left_out() -> None:
@@ -172,3 +178,31 @@ def test_looking_often_or_once_gives_the_same_counts() -> None:
     assert looked_at.statistics == left_alone.statistics
     assert looked_at.request_ns.counts == left_alone.request_ns.counts
     assert looked_at.closes == left_alone.closes
+
+
+def loads(batch_max: int, batches: Sequence[tuple[int, int]]) -> float:
+    """The share of an instance's time that batches, of a size and a time in ms each, count for in full batches."""
+    made = ModelMetrics("m", "1", batch_max=batch_max)
+    for size, ms in batches:
+        made.batch_done(
+            arrivals_ns=[0] * size,
+            inferences=size,
+            batch_size=size,
+            reason=CloseReason.FULL,
+            marks_ns=(0, 0, ms * 1000 * US, ms * 1000 * US),
+            wall_ms=1,
+        )
+    return made.statistics.load_ns / sum(ms * 1000 * US for _, ms in batches)
+
+
+def test_the_load_of_small_batches_is_the_time_of_their_elements_in_full_ones() -> None:
+    def took(size: int) -> int:
+        return 10 + 2 * size
+
+    several = [(size, took(size)) for size in (1, 2, 3, 4)]
+
+    assert loads(0, [(1, 12)]) == loads(8, [(3, 12)]) == 1.0  # nothing says that larger ones would save time
+    assert loads(8, several) == pytest.approx(10 / 8 * took(8) / sum(ms for _, ms in several), rel=1e-6)
+    assert loads(8, [(1, 12), (8, took(8))]) == pytest.approx(9 / 8 * took(8) / (12 + took(8)), rel=1e-6)
+    assert loads(8, [(1, 10), (4, 40)]) == 1.0  # batches save nothing
+    assert loads(8, [(2, 10), (4, 10)]) == pytest.approx(6 / 8 / 2)  # elements cost nothing

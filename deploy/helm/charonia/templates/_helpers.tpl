@@ -191,8 +191,8 @@ resources:
 {{- if and (not (has $v.autoscaling.type (list "none"))) (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
 {{- fail (printf "autoscaling: minReplicas %v is more than maxReplicas %v" $v.autoscaling.minReplicas $v.autoscaling.maxReplicas) -}}
 {{- end -}}
-{{- if and (ne $v.autoscaling.type "none") (not (or $v.autoscaling.queueRatio $v.autoscaling.cpuPercent $v.autoscaling.metrics $v.autoscaling.keda.triggers)) -}}
-{{- fail "autoscaling has no measure: set autoscaling.queueRatio, autoscaling.cpuPercent or autoscaling.metrics" -}}
+{{- if and (ne $v.autoscaling.type "none") (not (or $v.autoscaling.busyShare $v.autoscaling.waitRatio $v.autoscaling.cpuPercent $v.autoscaling.metrics $v.autoscaling.keda.triggers)) -}}
+{{- fail "autoscaling has no measure: set autoscaling.busyShare, autoscaling.cpuPercent or autoscaling.metrics" -}}
 {{- end -}}
 {{- if and (eq $v.autoscaling.type "hpa") (lt (int $v.autoscaling.minReplicas) 1) -}}
 {{- fail "autoscaling.minReplicas 0 needs autoscaling.type keda: a HorizontalPodAutoscaler keeps one pod" -}}
@@ -257,11 +257,21 @@ scaleDown:
       periodSeconds: 60
 {{- end -}}
 
-{{/* As in files/prometheus-adapter.yaml, summed over the pods. */}}
-{{- define "charonia.queueRatioSum" -}}
+{{/* Labels of the pods' metrics. */}}
+{{- define "charonia.podSeries" -}}
 {{- $pods := printf "%s-%s" (include "charonia.fullname" .) (ternary "[0-9]+" "[a-z0-9]+-[a-z0-9]+" (eq .Values.kind "StatefulSet")) -}}
-{{- $labels := printf "{namespace=\"%s\",pod=~\"%s\"}[2m]" .Release.Namespace $pods -}}
-sum(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $labels }})) / clamp_min(sum by (pod) (rate(charonia_compute_duration_seconds_sum{{ $labels }})), 0.1))
+{{- printf "{namespace=\"%s\",pod=~\"%s\"}" .Release.Namespace $pods -}}
+{{- end -}}
+
+{{/* As in files/prometheus-adapter.yaml, summed over the pods. */}}
+{{- define "charonia.busyShareSum" -}}
+{{- $pods := include "charonia.podSeries" . -}}
+sum(max by (pod) (sum by (pod, model, version) (rate(charonia_load_seconds_total{{ $pods }}[2m])) / sum by (pod, model, version) (charonia_instances{{ $pods }})))
+{{- end -}}
+
+{{- define "charonia.waitRatioSum" -}}
+{{- $pods := include "charonia.podSeries" . -}}
+sum(clamp_max(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $pods }}[2m])) / clamp_min(sum by (pod) (rate(charonia_compute_duration_seconds_sum{{ $pods }}[2m])), 0.1), 2))
 {{- end -}}
 
 {{/* Seconds of a time such as 90s, 10m or 2h. */}}

@@ -14,9 +14,9 @@ _SUMS = {
     "nv_inference_exec_count": "executions",
     "nv_inference_queue_duration_us": "queue_us",
     "nv_inference_compute_infer_duration_us": "compute_us",
+    "charonia_load_seconds_total": "load_s",
     "nv_inference_pending_request_count": "pending",
     "charonia_instances": "instances",
-    "charonia_worker_up": "workers",
     "charonia_model_memory_bytes": "memory_bytes",
 }
 """Fields of `VersionSample` by metric; the values of all its lines are added."""
@@ -40,9 +40,9 @@ class VersionSample:
     executions: float = 0.0
     queue_us: float = 0.0
     compute_us: float = 0.0
+    load_s: float = 0.0
     pending: float = 0.0
     instances: float = 0.0
-    workers: float = 0.0
     memory_bytes: float = 0.0
     buckets: dict[float, float] = field(default_factory=dict)
 
@@ -78,10 +78,11 @@ class Figures:
         p50_ms: Median of the time from arrival to response, None without requests.
         p99_ms: Its 99th percentile.
         queue_ms: Mean time in the queue, None without requests.
+        waited: Time in the queue over time of execution; execution counts as a tenth of the time at least.
         batch_size: Mean size of a batch, None without batches.
         pending: Requests that wait now.
-        busy: Instances that computed, on average.
-        instances: Instances now, 0 if the server does not report them.
+        busy: Instances that were needed, on average, with full batches.
+        instances: Instances now, 0 for an ensemble.
         memory_bytes: Memory of the weights.
     """
 
@@ -90,6 +91,7 @@ class Figures:
     p50_ms: float | None = None
     p99_ms: float | None = None
     queue_ms: float | None = None
+    waited: float = 0.0
     batch_size: float | None = None
     pending: float = 0.0
     busy: float = 0.0
@@ -206,7 +208,7 @@ def _add(version: VersionSample, name: str, labels: Mapping[str, str], value: fl
         setattr(version, field_name, getattr(version, field_name) + value)
 
 
-_COUNTED = ("successes", "failures", "inferences", "executions", "queue_us", "compute_us")
+_COUNTED = ("successes", "failures", "inferences", "executions", "queue_us", "compute_us", "load_s")
 
 
 def _change(before: VersionSample | None, after: VersionSample) -> VersionSample:
@@ -216,7 +218,7 @@ def _change(before: VersionSample | None, after: VersionSample) -> VersionSample
     return VersionSample(
         **{name: getattr(after, name) - getattr(start, name) for name in _COUNTED},
         pending=after.pending,
-        instances=after.instances or after.workers,
+        instances=after.instances,
         memory_bytes=after.memory_bytes,
         buckets={bound: count - start.buckets.get(bound, 0.0) for bound, count in after.buckets.items()},
     )
@@ -242,14 +244,9 @@ def _figures(change: VersionSample, seconds: float) -> Figures:
         p99_ms=None if p99_s is None else p99_s * 1e3,
         queue_ms=change.queue_us / change.successes / 1e3 if change.successes else None,
         batch_size=change.inferences / change.executions if change.executions else None,
+        waited=change.queue_us / max(change.compute_us, seconds * 1e5),
         pending=change.pending,
-        busy=_busy(change, seconds),
+        busy=change.load_s / seconds,
         instances=change.instances,
         memory_bytes=change.memory_bytes,
     )
-
-
-def _busy(change: VersionSample, seconds: float) -> float:
-    """Return how many instances computed on average: the time of a batch counts once for each of its requests."""
-    batch = change.successes / change.executions if change.executions else 1.0
-    return change.compute_us / 1e6 / seconds / max(batch, 1.0)

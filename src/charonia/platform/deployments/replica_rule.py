@@ -1,26 +1,29 @@
-"""Decides when a deployment needs one server more or fewer. Pure.
+"""Decides how many servers a deployment runs, by the rule of Kubernetes' HorizontalPodAutoscaler. Pure.
 
-Its input is the activity of the servers since the last sample. It changes their number by one at most:
-
-1. One is added when requests waited in every sample of the last `GROW_AFTER_S`, unless another one is starting or
-   the target has no room.
-2. One is closed when, in every sample of the last `idle_for_s`, nothing waited, and one fewer would have sufficed: its
-   instances would have been busy for less than `SPARE_SHARE` of the time.
-3. If one is added within `idle_for_s` after one was closed, that was too early: the time doubles, up to
-   `SHRINK_AFTER_S_MAX`. It is reset after load has been steady for `STEADY_FACTOR` times as long.
+1. The number is in proportion to the busy share: how busy the instances of the busiest model were, on average over
+   `AVERAGED_S`, compared with `TARGET_SHARE`. A difference below `TOLERANCE` changes nothing.
+2. So it is to the time that requests waited over the time that they were computed, compared with `WAITED`, if that
+   gives more. It counts up to twice `WAITED`, which doubles the servers.
+3. Servers are added immediately. One is closed every `SHRINK_EVERY_S`, down to the most that were wanted at any time in
+   the last `SHRINK_AFTER_S`.
 """
 
+from collections import deque
 from dataclasses import dataclass
+from math import ceil
+
+TARGET_SHARE = 0.7
+WAITED = 1.0
+TOLERANCE = 0.1
+AVERAGED_S = 60.0
 
 GROW_AFTER_S = 15.0
-"""How long requests must wait before a server is added."""
+"""How long servers are observed after a change before the next one."""
 
-SHRINK_AFTER_S = 120.0
-"""How long one server fewer must suffice before one is closed."""
+SHRINK_AFTER_S = 300.0
+"""How long fewer servers must suffice before one is closed."""
 
-SHRINK_AFTER_S_MAX = 3600.0
-SPARE_SHARE = 0.6
-STEADY_FACTOR = 4
+SHRINK_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +40,24 @@ class ReplicaSample:
 
     Attributes:
         time_s: Time of the sample, on the clock of the rule.
-        pending: Requests that waited.
-        busy_share: Share of the time in which the instances of the busiest model were busy, 0 to 1.
+        waited: Time in the queue over time of execution.
+        busy_share: Share of the time in which the instances of the busiest model were needed, 0 to 1.
     """
 
     time_s: float
-    pending: float
+    waited: float
     busy_share: float
 
 
 class ReplicaRule:
-    """The rule for one deployment.
-
-    Args:
-        bounds: The bounds.
-
-    Attributes:
-        idle_for_s: How long one server fewer must suffice before one is closed.
-    """
+    """The rule for one deployment."""
 
     def __init__(self, bounds: ReplicaBounds) -> None:
         self.bounds = bounds
-        self.idle_for_s = SHRINK_AFTER_S
-        self._sampled_s = float("-inf")
-        self._waiting_since_s: float | None = None
-        self._spare_since_s: float | None = None
-        self._closed_s: float | None = None
+        self._samples: deque[ReplicaSample] = deque()  # since the last change
+        self._taken_s = float("-inf")
+        self._wishes: deque[tuple[float, int]] = deque()
+        self._closed_s = float("-inf")
         self._obstacle = ""
         self._last = ""  # the last change, in words
 
@@ -77,55 +72,53 @@ class ReplicaRule:
         """
         within = min(max(count, self.bounds.least), self.bounds.most)
         if within != count or not is_steady:
-            self._waiting_since_s = self._spare_since_s = None
+            self._samples.clear()
             return within
-        if sample is None or sample.time_s <= self._sampled_s:
+        if sample is None or sample.time_s <= self._taken_s:
             return count
-        self._sampled_s = sample.time_s
-        self._note(count, sample)
-        if self._waiting_since_s is not None and now_s - self._waiting_since_s >= GROW_AFTER_S:
-            return self._grown(count, now_s)
-        self._obstacle = ""
-        if self._spare_since_s is not None and now_s - self._spare_since_s >= self.idle_for_s:
-            return self._shrunk(count, now_s)
-        return count
+        self._taken_s = sample.time_s
+        self._samples.append(sample)
+        while self._samples[0].time_s < sample.time_s - AVERAGED_S:
+            self._samples.popleft()
+        if sample.time_s - self._samples[0].time_s < GROW_AFTER_S:
+            return count
+        return self._decided(count, now_s)
 
     def refused(self, reason: str) -> None:
-        """Record that the target has no room for one more."""
+        """Record that the target has no room for more."""
         self._obstacle, self._last = reason, ""
 
     def story(self, count: int) -> str:
         """Return the number of servers and its reason, in words."""
         text = f"{count} of {self.bounds.least} to {self.bounds.most} servers"
         if self._obstacle:
-            return f"{text}; requests wait, and none is added: {self._obstacle}"
+            return f"{text}; more are needed, and none is added: {self._obstacle}"
         return f"{text}; {self._last}" if self._last else text
 
-    def _note(self, count: int, sample: ReplicaSample) -> None:
-        would_be = sample.busy_share * count / (count - 1) if count > self.bounds.least else 1.0
-        if not sample.pending:
-            self._waiting_since_s = None
-        elif self._waiting_since_s is None:
-            self._waiting_since_s = sample.time_s
-        if sample.pending or would_be >= SPARE_SHARE:
-            self._spare_since_s = None
-        elif self._spare_since_s is None:
-            self._spare_since_s = sample.time_s
-
-    def _grown(self, count: int, now_s: float) -> int:
-        if count >= self.bounds.most:
-            return count
-        if self._closed_s is not None and now_s - self._closed_s < self.idle_for_s:
-            self.idle_for_s = min(2 * self.idle_for_s, SHRINK_AFTER_S_MAX)
-        self._closed_s = None
+    def _decided(self, count: int, now_s: float) -> int:
+        number = len(self._samples)
+        share = sum(each.busy_share for each in self._samples) / number
+        waited = sum(min(each.waited, 2 * WAITED) for each in self._samples) / number
+        by_share, by_waiting = (_in_proportion(count, value) for value in (share / TARGET_SHARE, waited / WAITED))
+        wish = min(max(by_share, by_waiting, self.bounds.least), self.bounds.most)
+        if not self._wishes:
+            self._wishes.append((now_s, count))
+        self._wishes.append((now_s, wish))
+        while self._wishes[0][0] <= now_s - SHRINK_AFTER_S:
+            self._wishes.popleft()
+        most = max(each for _, each in self._wishes)
         self._obstacle = ""
-        self._last = "the last was added because requests waited"
-        self._waiting_since_s = None
-        return count + 1
+        if wish > count:
+            reason = "requests waited" if by_waiting >= by_share else f"instances were busy {share:.0%} of the time"
+            self._last = f"the last was added because {reason}"
+        elif most < count and now_s - self._closed_s >= SHRINK_EVERY_S:
+            self._last = "one was closed because the others suffice"
+            self._closed_s, wish = now_s, count - 1
+        else:
+            return count
+        self._samples.clear()
+        return wish
 
-    def _shrunk(self, count: int, now_s: float) -> int:
-        if self._closed_s is not None and now_s - self._closed_s > STEADY_FACTOR * self.idle_for_s:
-            self.idle_for_s = SHRINK_AFTER_S
-        self._last = "one was closed because the others suffice"
-        self._closed_s, self._spare_since_s = now_s, None
-        return count - 1
+
+def _in_proportion(count: int, ratio: float) -> int:
+    return count if abs(ratio - 1.0) <= TOLERANCE else ceil(count * ratio)

@@ -48,7 +48,7 @@ class Scaler:
         is_there = len(seen.replicas) == count and all(replica.is_ready for replica in seen.replicas)
         is_steady = is_there and seen.phase is RevisionPhase.READY
         points = self._figures(deployment_id, now_s - 60.0)
-        wanted = rule.wanted(count, sample_of(points[-1], count) if points else None, now_s, is_steady=is_steady)
+        wanted = rule.wanted(count, sample_of(points[-1]) if points else None, now_s, is_steady=is_steady)
         obstacle = target.scale(key, wanted)
         if obstacle:
             rule.refused(obstacle)
@@ -65,7 +65,7 @@ def _is_settled(seen: Observed, count: int) -> bool:
     )
 
 
-def sample_of(point: FiguresPoint, count: int) -> ReplicaSample:
-    """Return the activity of that many servers. If they do not report their instances, one each is assumed."""
-    shares = [each.busy / (each.instances or count) for each in point.versions.values()]
-    return ReplicaSample(point.time, point.all.pending, max(shares, default=0.0))
+def sample_of(point: FiguresPoint) -> ReplicaSample:
+    """Return the activity of the servers. The busiest model decides."""
+    shares = [each.busy / each.instances for each in point.versions.values() if each.instances]
+    return ReplicaSample(point.time, point.all.waited, max(shares, default=0.0))

@@ -111,7 +111,7 @@ class InFlight:
         busy_poll: BusyPoll | None,
     ) -> None:
         self.requests: dict[int, PendingRequest] = {}
-        self.metrics = ModelMetrics(config.name, version, chosen_buckets(config))
+        self.metrics = ModelMetrics(config.name, version, chosen_buckets(config), config.max_batch_size)
         if is_language_model(config):
             self.metrics.tokens = TokenMetrics(is_cumulative=repeats_text(config))
         self.order: OrderedOutcomes[PendingRequest] | None = None

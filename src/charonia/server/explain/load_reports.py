@@ -124,12 +124,8 @@ def counts_of(runners: Iterable[Runner], now_ns: int) -> LoadCounts:
     versions = {}
     for runner in runners:
         counted = runner.metrics.statistics
-        parts = (
-            part for b in counted.batches.values() for part in (b.compute_input, b.compute_infer, b.compute_output)
-        )
         requests = counted.success.count + counted.fail.count
-        times = (counted.execution_count, sum(part.ns for part in parts))
-        versions[id(runner.metrics)] = (requests, counted.fail.count, *times)
+        versions[id(runner.metrics)] = (requests, counted.fail.count, counted.execution_count, counted.busy_ns)
     return LoadCounts(now_ns, versions)
 
 

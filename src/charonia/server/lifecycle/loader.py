@@ -151,6 +151,12 @@ class LoadedVersion:
     scaling: ScaledInstances | None = None
     shared: SharedModel | None = None
 
+    @property
+    def instances(self) -> int:
+        """Number of its instances, 0 for an ensemble."""
+        inner = self.runner.inner if isinstance(self.runner, CachedRunner) else self.runner
+        return len(inner.instances) if isinstance(inner, ModelRunner) else 0
+
     def workers(self) -> list[WorkerState]:
         """Return the states of its worker processes; nothing for a model that computes in the server."""
         return self.model.workers() if isinstance(self.model, SupervisedModel) else []

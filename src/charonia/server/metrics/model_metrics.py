@@ -1,5 +1,6 @@
 """The counters of one model version, behind both the statistics extension and the metrics. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,7 @@ from charonia.core.statistics import (
     ResponseStatistics,
     TokenUsage,
 )
+from charonia.core.tensor import Array
 from charonia.server.metrics.metric_families import Histogram, HistogramCounts
 from charonia.server.metrics.summaries import CACHE_HIT, CACHE_MISS, Summaries, SummaryCounts
 from charonia.server.metrics.tokens import TokenMetrics
@@ -81,6 +83,38 @@ class Increase:
     summaries: Mapping[str, SummaryCounts]
 
 
+class BatchCost:
+    """How much of its instances' capacity a model uses.
+
+    An instance that runs small batches one after another is always busy, and could do more: with more requests, its
+    batches would be larger. The time of a batch is assumed to be a fixed part and a part for each element, fitted to
+    the batches so far. If all had the same size, larger batches are assumed to save nothing.
+
+    Args:
+        batch_max: Elements of a full batch, 0 or 1 for a model without batches.
+    """
+
+    def __init__(self, batch_max: int) -> None:
+        self._batch_max = max(1, batch_max)
+        self._sums = np.zeros(5)  # of 1, size, size squared, time, size times time
+
+    def load_ns(self, sizes: Array, took_ns: Array) -> int:
+        """Return the time that full batches would have needed for the elements of these batches."""
+        total_ns = int(took_ns.sum())
+        if self._batch_max == 1 or not total_ns:
+            return total_ns
+        sums = self._sums
+        sums += (len(sizes), sizes.sum(), int(np.dot(sizes, sizes)), total_ns, int(np.dot(sizes, took_ns)))
+        spread = sums[0] * sums[2] - sums[1] ** 2
+        each = max(0.0, (sums[0] * sums[4] - sums[1] * sums[3]) / spread) if spread else math.inf
+        fixed = max(0.0, (sums[3] - each * sums[1]) / sums[0]) if spread else 0.0
+        if not fixed:
+            return total_ns
+        elements = int(sizes.sum())
+        full = elements / self._batch_max * (fixed + each * self._batch_max)
+        return int(total_ns * min(1.0, full / (len(sizes) * fixed + each * elements)))
+
+
 class ModelMetrics:
     """All counters of one model version. Only the event loop's thread calls it.
 
@@ -97,13 +131,16 @@ class ModelMetrics:
         namespace: The model's namespace, "" without namespaces.
     """
 
-    def __init__(self, name: str, version: str, buckets: Mapping[str, Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, name: str, version: str, buckets: Mapping[str, Sequence[int]] | None = None, batch_max: int = 0
+    ) -> None:
         """Make counters that are all 0.
 
         Args:
             name: The model.
             version: The version, as text.
             buckets: Upper bounds by histogram, where they differ from the defaults.
+            batch_max: Elements of a full batch, 0 or 1 for a model without batches.
         """
         chosen = buckets or {}
         self.failures = dict.fromkeys(FailureReason, 0)
@@ -115,6 +152,7 @@ class ModelMetrics:
         self.first_response_ns = Histogram(chosen.get(FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS_NS))
         self._summaries: Summaries | None = None
         self._statistics = ModelStatistics(name, version)
+        self._cost = BatchCost(batch_max)
         self._closes = dict.fromkeys(CloseReason, 0)
         self._request_ns = Histogram(chosen.get(REQUEST_DURATION, DURATION_BOUNDS_NS))
         self._queue_ns = Histogram(chosen.get(QUEUE_DURATION, DURATION_BOUNDS_NS))
@@ -384,6 +422,7 @@ class ModelMetrics:
             self._summaries.observe(ends, durations, waits, *np.repeat(phases, requests, axis=0).T)
         self._compute_ns.observe(np.repeat(marks[:, 3] - marks[:, 0], requests))
         self._batch_size.observe(sizes)
+        statistics.load_ns += self._cost.load_ns(sizes, phases.sum(axis=1))
         shares = (phases * requests[:, None]).sum(axis=0).tolist()
         for duration, ns in zip(_phases(statistics), shares, strict=True):
             duration.add(ns, count)

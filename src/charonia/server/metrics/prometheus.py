@@ -56,16 +56,14 @@ class MachineGauges:
 
 @dataclass(frozen=True, slots=True)
 class InstanceCount:
-    """The instances of a model version.
+    """The bounds of a number of instances that follows the load.
 
     Attributes:
-        count: Their present number.
         least: The configured minimum.
         most: The configured maximum.
         changes: Changes of their number so far, by reason.
     """
 
-    count: int
     least: int
     most: int
     changes: Mapping[str, int]
@@ -75,15 +73,16 @@ class InstanceCount:
 class ModelSample:
     """One model version on the metrics page: its metrics, tags, waiting requests, workers and instances.
 
-    `pending` is None for an ensemble, whose requests wait only at the models of its steps; `instances` is None where
-    their number is fixed.
+    `pending` is None for an ensemble, whose requests wait only at the models of its steps; `scaling` is None where the
+    number of instances is fixed.
     """
 
     metrics: ModelMetrics
     tags: Mapping[str, str]
     pending: int | None
     workers: Sequence[WorkerState] = ()
-    instances: InstanceCount | None = None
+    scaling: InstanceCount | None = None
+    instances: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +132,12 @@ _WORKERS: tuple[tuple[str, str, str, Callable[[WorkerState], int]], ...] = (
 )
 
 _INSTANCES: tuple[tuple[str, str, Callable[[InstanceCount], int]], ...] = (
-    ("charonia_instances", "Instances of a model whose number of instances follows the load", lambda i: i.count),
     ("charonia_instances_min", "The fewest instances that it may have", lambda i: i.least),
     ("charonia_instances_max", "The most instances that it may have", lambda i: i.most),
 )
 INSTANCE_CHANGES = "charonia_instance_changes_total"
+INSTANCES = "charonia_instances"
+LOAD = "charonia_load_seconds_total"
 
 
 _TOKEN_COUNTERS: tuple[tuple[str, str, Callable[[TokenMetrics], int]], ...] = (
@@ -187,6 +187,8 @@ def metric_names() -> tuple[str, ...]:
         *(name for name, _, _ in (*_TOKEN_COUNTERS, *_TOKEN_TIMES)),
         GEN_AI_USAGE,
         *(name for name, _, _, _ in _WORKERS),
+        LOAD,
+        INSTANCES,
         *(name for name, _, _ in _INSTANCES),
         INSTANCE_CHANGES,
         "nv_cpu_utilization",
@@ -311,8 +313,12 @@ def _workers(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> N
 
 
 def _instances(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
-    """Write the number of instances of models where it follows the load."""
-    shown = [(labels, sample.instances) for labels, sample in labelled if sample.instances is not None]
+    """Write the number of instances, their load, and the bounds where the number follows the load."""
+    present = [(labels, sample) for labels, sample in labelled if sample.instances]
+    load = ((labels, sample.metrics.statistics.load_ns / _NS_PER_S) for labels, sample in present)
+    _family(lines, LOAD, "counter", "Time that instances would have needed with full batches", load)
+    _family(lines, INSTANCES, "gauge", "Instances", ((labels, sample.instances) for labels, sample in present))
+    shown = [(labels, sample.scaling) for labels, sample in labelled if sample.scaling is not None]
     if not shown:
         return
     for name, help_text, value in _INSTANCES:

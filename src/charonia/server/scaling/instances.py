@@ -62,11 +62,9 @@ class ScaledInstances:
         return len(self._runner.instances)
 
     def counts(self) -> InstanceCount:
-        """Return their number, its bounds and its changes."""
+        """Return the bounds of their number and its changes."""
         bounds, changes = self.rule.bounds, self.rule.changes
-        return InstanceCount(
-            self.count, bounds.least, bounds.most, {reason.value: changes[reason] for reason in ChangeReason}
-        )
+        return InstanceCount(bounds.least, bounds.most, {reason.value: changes[reason] for reason in ChangeReason})
 
     def look(self, room: Callable[[], Room]) -> bool:
         """Add an instance or close one, if it is time to; return whether one is being added from now on.

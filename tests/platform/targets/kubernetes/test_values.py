@@ -90,7 +90,7 @@ def test_the_chart_makes_all_objects_and_its_workload_is_the_last() -> None:
 
 def test_bounds_of_replicas_make_an_autoscaler_of_the_cpu(tmp_path: Path) -> None:
     found = objects_of(workload(1, replicas_min=2, replicas_max=5))
-    (tmp_path / "values.yaml").write_text("autoscaling: {type: keda, queueRatio: 1}\n")
+    (tmp_path / "values.yaml").write_text("autoscaling: {type: keda, busyShare: 0.5}\n")
     with_keda = objects_of(
         workload(1, replicas_min=2, replicas_max=5), replace(SETTINGS, values=str(tmp_path / "values.yaml"))
     )

@@ -23,7 +23,7 @@ def usual_values(workload: Workload) -> dict[str, Any]:
         # A server whose models cannot be loaded exits: its log has the reason, and the previous pods stay.
         "server": {"exitOnError": True},
         "resources": {"requests": {"memory": f"{-(-needs_of(workload).memory_bytes // MIB)}Mi"}, "limits": limits},
-        "autoscaling": {"type": "hpa", "queueRatio": 0, "cpuPercent": CPU_PERCENT},
+        "autoscaling": {"type": "hpa", "busyShare": 0, "waitRatio": 0, "cpuPercent": CPU_PERCENT},
     }
 
 
