@@ -18,6 +18,7 @@ EXCEPTIONS = {
     "server/front_ends/": "front ends talk to the engine over the channel of Python workers",
     "server/shared_memory/registry.py": "the driver of GPUs has one binding, which workers need without the package",
     "server/files/repository.py": "a Python file is a model, or a module with several",
+    "server/notebook.py": "an object of a notebook is a Python model in a thread",
     "service.py": "the public name of what lies beside the worker's script",
 }
 """Files and folders that may know a backend, and why."""

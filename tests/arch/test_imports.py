@@ -135,7 +135,7 @@ INTERNAL = {
     | {"server.backends.registry", "server.ensembles", "server.execution", "server.lifecycle"}
     | {"server.metrics.model_metrics", "server.metrics.traffic"},
     # Before there is a server: it writes the repository that the server then reads.
-    "server.files": {"archives", "core", "config", "server.backends"},
+    "server.files": {"archives", "core", "config", "server.backends", "server.options"},
     # A command of its own: the forms that it reads are those of backends.
     "server.convert": {
         "core",

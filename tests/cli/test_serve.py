@@ -16,6 +16,7 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.core.metadata import ModelIndexEntry, ModelState
+from charonia.server.files.given import sort_given
 from charonia.server.options import HttpOptions, MetricsOptions, ServerOptions
 
 OPTIONS = ServerOptions(http=HttpOptions(address="127.0.0.1"), metrics=MetricsOptions(enabled=False))
@@ -262,7 +263,7 @@ def test_files_are_served_to_this_machine_only_and_repositories_to_all(
     Path("net.onnx").write_bytes(b"")
     options, _ = command.parse(arguments, environment)
 
-    options = command.with_addresses(options, command.sort_given(options))
+    options = command.with_addresses(options, sort_given(options.models))
 
     assert options.http.address == address
 
@@ -271,7 +272,7 @@ def test_options_for_files_need_one(tmp_path: Path) -> None:
     options, _ = command.parse([str(tmp_path), "--workers=2", "--name=a"], {})
 
     with pytest.raises(ServingError, match="--name, --workers: expected a file to serve, got repositories only"):
-        command.sort_given(options)
+        sort_given(options.models)
 
 
 def test_short_options_set_several_and_the_long_ones_override_them() -> None:

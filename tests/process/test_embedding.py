@@ -16,9 +16,11 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
+from tests.support.onnx_writer import GraphWriter
 
 import charonia
 from charonia import Code, ServerOptions, ServingError
+from charonia.core.dtypes import DataType
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.options import ModelOptions
 
@@ -123,6 +125,42 @@ def test_text_becomes_bytes(server: charonia.Server, sent: "np.ndarray") -> None
     outputs = server.infer("words", {"INPUT0": sent})
 
     assert outputs["OUTPUT0"].tolist() == [[b"a", "ä€".encode()]]
+
+
+@pytest.mark.parametrize("sent", [[[1, 2.5]], [[np.float32(1), 2.5]], np.array([[1, 2.5]], np.float32)])
+def test_lists_and_numbers_have_the_datatype_of_the_model(server: charonia.Server, sent: object) -> None:
+    assert server.infer("echo", {"INPUT0": sent})["OUTPUT0"].tolist() == [[1, 2.5]]  # type: ignore[dict-item]
+    assert server.infer("words", {"INPUT0": [["a", b"b"]]})["OUTPUT0"].tolist() == [[b"a", b"b"]]
+
+
+def test_values_that_are_not_of_the_datatype_are_refused_as_by_the_client(server: charonia.Server) -> None:
+    with pytest.raises(ServingError, match="input 'INPUT0': expected a number"):
+        server.infer("echo", {"INPUT0": [["one"]]})
+    with pytest.raises(ServingError, match="model 'echo' has no input 'OTHER': it has INPUT0"):
+        server.infer("echo", {"OTHER": [1.0]})
+
+
+def test_files_functions_and_folders_are_served_as_by_the_command(tmp_path: Path) -> None:
+    service, net = tmp_path / "service.py", tmp_path / "net.onnx"
+    service.write_text("import charonia\n\n@charonia.model\ndef greet(name: str) -> str:\n    return f'Hi {name}'\n")
+    graph = GraphWriter()
+    graph.node("Neg", [graph.input("x", DataType.FP32, ["n", 2])], "y")
+    graph.output("y", DataType.FP32, ["n", 2])
+    net.write_bytes(graph.model())
+    (tmp_path / "inside" / "1").mkdir(parents=True)
+    (tmp_path / "inside" / "1" / "model.onnx").write_bytes(graph.model())
+
+    with charonia.Server([service, f"minus={net}", tmp_path / "inside"]) as server:
+        assert server.infer("greet", {"name": "Ada"})["output"].tolist() == [b"Hi Ada"]
+        assert server.infer("minus", {"x": [[1, 2]]})["y"].tolist() == [[-1, -2]]
+        assert server.infer("inside", {"x": [[3, 4]]})["y"].tolist() == [[-3, -4]]
+
+
+def test_what_cannot_be_served_raises_the_error_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"")
+
+    with pytest.raises(ServingError, match="is weights without their model"):
+        charonia.Server(tmp_path / "a.safetensors").__enter__()
 
 
 def test_many_threads_get_their_own_answers(server: charonia.Server) -> None:

@@ -19,7 +19,7 @@ def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
 
 
 def request() -> InferRequest:
-    return make_request("identity", {"INPUT0": np.zeros((1, 16), "f4")})
+    return make_request(FakeEngine(), "identity", {"INPUT0": np.zeros((1, 16), "f4")})
 
 
 def response(id: str = "") -> InferResponse:

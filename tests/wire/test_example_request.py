@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import charonia.client
-from charonia.client.requests import make_tensors
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, ModelWarmup, TransactionPolicy, WarmupInput
 from charonia.core.dtypes import DataType
 from charonia.core.metadata import ModelMetadata, TensorMetadata
 from charonia.core.tensor import Tensor
 from charonia.wire.example_inputs import example_dims, example_inputs, takes_picture
 from charonia.wire.example_request import ELEMENTS_MAX, ExampleRequest, body_hint, example_request
+from charonia.wire.python_values import make_tensors
 from charonia.wire.v2_generate import decode_generate
 from charonia.wire.v2_request import InferDecoder
 

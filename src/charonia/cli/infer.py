@@ -20,7 +20,6 @@ import numpy as np
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.values import HEADER_HELP, header, only_model, seconds, with_key
 from charonia.client import Client, ClientError, Failure, InferResult, TlsOptions, WireOptions
-from charonia.client.requests import make_tensors
 from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig, ModelInput
 from charonia.core.dtypes import BY_NUMPY, DataType
@@ -32,6 +31,7 @@ from charonia.wire.endpoint import parse_url
 from charonia.wire.example_inputs import example_dims
 from charonia.wire.example_request import URL, ExampleRequest, example_request, grpc_url
 from charonia.wire.json_text import dump
+from charonia.wire.python_values import make_tensors
 from charonia.wire.v2_generate import infer_shape, with_json_text
 
 STDIN = "-"

@@ -22,8 +22,8 @@ from charonia.cli.command_line import HELP_NAMES, complain
 from charonia.cli.serve_options import LINE, vertex_ai_options
 from charonia.cli.serve_values import cache_folder, knative_port, with_cache
 from charonia.cli.terminal import Progress, is_terminal, style_of
-from charonia.core.errors import ServingError, invalid
-from charonia.server.files.given import GivenFiles, Unserveable, make_with_predictor, sort
+from charonia.core.errors import ServingError
+from charonia.server.files.given import GivenFiles, Unserveable, make_with_predictor, sort_given
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         print("`charonia serve --help` lists the options.", file=sys.stderr)
         return 1
     try:
-        given = sort_given(options)
+        given = sort_given(options.models)
         options = with_addresses(options, given)
         is_watched = given.needs_repository and not options.front_ends and is_terminal(sys.stderr)
         log = logs.configure(options.log, terminal=is_watched)
@@ -118,21 +118,6 @@ def run(arguments: Sequence[str]) -> int:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     return status
-
-
-def sort_given(options: ServerOptions) -> GivenFiles:
-    """Classify the paths of the command line. Blocks on the disk.
-
-    Raises:
-        ServingError: One of them cannot be served, or an option needs a file and there is none.
-    """
-    given = sort(options.models.repositories, is_named=bool(options.models.files.model_name))
-    if options.models.files.given and not given.files:
-        raise invalid(
-            f"{', '.join(options.models.files.given)}: expected a file to serve, got repositories only",
-            hint="the configurations of models in a repository say it: max_batch_size, instance_group { count: 2 }",
-        )
-    return given
 
 
 def with_addresses(options: ServerOptions, given: GivenFiles) -> ServerOptions:

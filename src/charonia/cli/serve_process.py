@@ -17,9 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from charonia.cli import logs
-from charonia.cli.serve import parse, sort_given
+from charonia.cli.serve import parse
 from charonia.core.errors import ServingError, invalid
 from charonia.server.app import new_event_loop
+from charonia.server.files.given import sort_given
 from charonia.server.front_ends.children import (
     ENGINE,
     EngineReport,
@@ -93,7 +94,7 @@ def _new_options(order: NewEngine, running: ServerOptions) -> ServerOptions:
         http=replace(options.http, address=running.http.address),
         grpc=replace(options.grpc, address=running.grpc.address),
     )
-    if options.models.repositories != tuple(order.repositories) and sort_given(options).needs_repository:
+    if options.models.repositories != tuple(order.repositories) and sort_given(options.models).needs_repository:
         raise invalid(
             "an upgrade takes repositories, not files", hint="leave out the arguments to have the same models again"
         )

@@ -11,6 +11,7 @@ from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled
 from charonia.config.backends import PYTHON
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
+from charonia.server.files.given import named
 from charonia.server.model_options import ControlMode, ReadyWhen
 from charonia.server.options import ALL_INTERFACES, FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX
 from charonia.server.rate_limiter.options import ResourceLimit
@@ -66,13 +67,14 @@ def readiness(text: str) -> ReadyWhen:
 
 
 def repository(text: str) -> str:
-    """Read the path of a model repository, or the URI of one in an object store."""
+    """Read the path of a model repository or a model, perhaps as `NAME=PATH`, or the URI of a store."""
     if is_store(text):
         try:
             parse_address(text)
         except ServingError as error:
             raise ValueError(error.message) from None
-    return path_text(text)
+    name, path = named(text)
+    return f"{name}={path_text(path)}" if name else path_text(text)
 
 
 def reloading(text: str) -> Fields:

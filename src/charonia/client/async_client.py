@@ -12,12 +12,13 @@ from charonia.client.balancing.call import Routing
 from charonia.client.balancing.options import DEFAULT, Balancing
 from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError, error_of, failed
-from charonia.client.requests import Ask, InferResult, Inputs, MetadataCache, Outputs, SequencePart, needs_metadata
+from charonia.client.requests import Ask, InferResult, MetadataCache, SequencePart
 from charonia.client.servers import Servers, read
 from charonia.client.traffic import AsyncTraffic
 from charonia.core.errors import Code
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
+from charonia.wire.python_values import Inputs, Outputs, needs_metadata
 from charonia.wire.query import Json, SharedMemoryRegion, TraceChange
 from charonia.wire.transport import Answer, Failure, WireOptions
 

@@ -13,11 +13,12 @@ from charonia.client.async_client import LOAD_TIMEOUT_S, TIMEOUT_S, AsyncClient
 from charonia.client.balancing.options import DEFAULT, Balancing
 from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError
-from charonia.client.requests import InferResult, Inputs, Outputs, SequencePart
+from charonia.client.requests import InferResult, SequencePart
 from charonia.client.traffic import SyncTraffic
 from charonia.core.errors import Code
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
+from charonia.wire.python_values import Inputs, Outputs
 from charonia.wire.query import Json, SharedMemoryRegion, TraceChange
 from charonia.wire.transport import Failure, WireOptions
 

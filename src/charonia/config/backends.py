@@ -40,6 +40,7 @@ class Form:
         kserve: KServe's name and version of the format, if the record's does not apply.
         lines: Lines for a shell that produce something a backend serves: templates with `{path}`, `{name}` and other
             fields of `charonia.config.forms.advice`.
+        service: Service file that serves it, a template with `{path_text}`; `package` is the library that it needs.
         backend: Name of the backend; the record sets it.
     """
 
@@ -56,6 +57,8 @@ class Form:
     weights: str = ""
     kserve: tuple[str, str] | None = None
     lines: str = ""
+    service: str = ""
+    package: str = ""
     backend: str = ""
 
     @property

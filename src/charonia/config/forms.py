@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from charonia.config.backends import Form, served
+from charonia.config.backends import PYTHON, Form, served
 
 GRAPH_LINES = """\
 python - <<'EOF'
@@ -31,7 +31,19 @@ def _service(dependencies: str, code: str) -> str:
     return f"cat > service.py <<'EOF'\n{header}{code.strip()}\nEOF\ncharonia serve service.py"
 
 
-def _network(dependencies: str, imports: str, weights: str, remark: str = "") -> str:
+_STATE = """\
+        weights = {weights}{remark}
+        self.network = Network().to(device).eval()
+        self.network.load_state_dict(weights)"""
+
+_WHOLE = "        self.network = {weights}.eval(){remark}"
+
+
+def _network(dependencies: str, imports: str, weights: str, remark: str = "", *, is_whole: bool = False) -> str:
+    """Return the lines for a network of which there are weights, or the whole module."""
+    if not is_whole:
+        imports += "\nfrom mymodel import Network  # the class that the weights belong to\n"
+    load = (_WHOLE if is_whole else _STATE).format(weights=weights, remark=remark)
     return _service(
         dependencies,
         f"""
@@ -42,15 +54,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 {imports}
-from mymodel import Network  # the class that the weights belong to
-
 @charonia.model(max_batch_size=16)
 class {{class_name}}:
     def __init__(self, device: str):
         self.device = device
-        weights = {weights}{remark}
-        self.network = Network().to(device).eval()
-        self.network.load_state_dict(weights)
+{load}
 
     def __call__(
         self, x: Annotated[NDArray[np.float32], charonia.Shape(-1, 3, 224, 224)]
@@ -61,8 +69,58 @@ class {{class_name}}:
     )
 
 
+SENTENCES = Form(
+    "a sentence-transformers model",
+    members=("modules.json", "config_sentence_transformers.json"),
+    filename="model.py",
+    backend=PYTHON,
+    package="sentence-transformers",
+    service="""
+from typing import Annotated
+
+import charonia
+import numpy as np
+from numpy.typing import NDArray
+
+
+@charonia.model(max_batch_size=32)
+class Sentences:
+    def __init__(self, device: str):
+        from sentence_transformers import SentenceTransformer  # late: it takes long
+
+        self.encoder = SentenceTransformer({path_text}, device=device, local_files_only=True)
+
+    def __call__(self, text_input: list[str]) -> Annotated[NDArray[np.float32], charonia.Shape(-1, -1)]:
+        return self.encoder.encode(text_input, show_progress_bar=False)
+""",
+)
+"""A folder that is served by a service file around its library."""
+
 CHECKPOINT = Form("a checkpoint of PyTorch", (".ckpt", ".bin"), lines="checkpoint")
 """What `torch.save` writes, also in a file that is called as one that is served."""
+
+
+def pickled_module(class_path: str) -> Form:
+    """Return the form of a file that `torch.save` made of a whole module, whose code is not in the file.
+
+    Args:
+        class_path: Module and name of its class.
+    """
+    module, _, name = class_path.rpartition(".")
+    imported = f"import {module}  # the file needs the class, not only its name"
+    if module == "__main__":
+        imported = f"import __main__\nfrom train import {name}  # the script that defines it\n__main__.{name} = {name}"
+    return Form(
+        f"a pickled module of PyTorch, of class {class_path}",
+        lines=_network(
+            '"torch"',
+            f"{imported}\n",
+            "torch.load({path_text}, map_location=device, weights_only=False)",
+            "  # runs code of the file",
+            is_whole=True,
+        ),
+    )
+
 
 RECOGNISED = (
     Form(
@@ -138,9 +196,7 @@ _HUGGING_FACE = next(form.lines for form in RECOGNISED if form.members == ("conf
 
 _SHARED = {
     "hugging face": _HUGGING_FACE,
-    "weights": _network(
-        '"torch", "safetensors"', "from safetensors.torch import load_file\n", "load_file({path_text})"
-    ),
+    "weights": _network('"torch", "safetensors"', "from safetensors.torch import load_file", "load_file({path_text})"),
     "checkpoint": _network(
         '"torch"', "", "torch.load({path_text}, map_location=device)", '  # perhaps with ["state_dict"] behind it'
     ),
@@ -181,7 +237,7 @@ def form_of(name: str, entries: Sequence[str] | None, start: bytes = b"") -> For
         entries: Names in the folder, None for a file.
         start: The first bytes of a file.
     """
-    return next((form for form in (*served(), *RECOGNISED) if form.fits(name, entries, start)), None)
+    return next((form for form in (SENTENCES, *served(), *RECOGNISED) if form.fits(name, entries, start)), None)
 
 
 def advice(form: Form, path: str, config: str = "") -> str:
@@ -205,7 +261,7 @@ def advice(form: Form, path: str, config: str = "") -> str:
         "argument": argument,
         "result": _RESULTS.get(task, "list[dict]"),
     }
-    lines = _SHARED.get(form.lines, form.lines)
+    lines = form.service or _SHARED.get(form.lines, form.lines)
     if kind == "Image":
         lines = lines.replace('"torch"]', '"torch", "pillow"]', 1)
         lines = lines.replace("import charonia\n", "import charonia\nfrom PIL.Image import Image\n", 1)

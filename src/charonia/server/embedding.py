@@ -14,18 +14,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-import numpy as np
-
-from charonia.core.dtypes import BY_NUMPY, DataType
-from charonia.core.errors import ServingError, invalid, unavailable, unsupported
-from charonia.core.request import InferRequest, ParameterValue, RequestedOutput, check_named
+from charonia.core.errors import ServingError, unavailable, unsupported
+from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.response import InferResponse, Outcome, Ticket
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Array
 from charonia.server.app import InferenceServer, new_event_loop
 from charonia.server.facade import Engine
+from charonia.server.files.given import sort_given
+from charonia.server.files.repository import file_repository
+from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.model_options import ControlMode
 from charonia.server.options import ServerOptions
 from charonia.server.single_response import SingleResponse
+from charonia.wire.python_values import Inputs, make_outputs, make_tensors, needs_metadata, readable
 from charonia.wire.v2_request import apply_parameters
 
 UNREAD_RESPONSES_MAX = 1024
@@ -147,50 +148,29 @@ class InProcessFrontend:
 
 
 def make_request(
+    engine: Engine,
     model: str,
-    inputs: Mapping[str, Array],
+    inputs: Inputs,
     *,
     version: str = "",
-    request_id: str = "",
     outputs: Sequence[str] = (),
     parameters: Mapping[str, ParameterValue] | None = None,
 ) -> InferRequest:
-    """Return a request with these arrays as inputs.
+    """Return a request with these values as inputs.
 
-    Strings and bytes become BYTES; every other dtype its own datatype. Parameters have the same meaning as over HTTP:
-    "priority" and "timeout" (microseconds in the queue) are for the scheduler, others for the model.
+    Parameters have the same meaning as over HTTP: "priority" and "timeout" (microseconds in the queue) are for the
+    scheduler, others for the model.
 
     Raises:
-        ServingError: INVALID_ARG for inputs without names, a dtype that the protocol does not have, or an invalid
-            parameter.
+        ServingError: INVALID_ARG for a value that cannot become a tensor, or an invalid parameter; NOT_FOUND for a
+            model or input that does not exist.
     """
-    check_named(inputs)
-    request = InferRequest(
-        model,
-        {name: make_tensor(name, np.asarray(array)) for name, array in inputs.items()},
-        model_version=version,
-        id=request_id,
-        outputs=tuple(RequestedOutput(name) for name in outputs),
-    )
+    metadata = engine.model_metadata(model, version) if needs_metadata(inputs) else None
+    tensors = make_tensors(model, inputs, metadata)
+    request = InferRequest(model, tensors, model_version=version, outputs=make_outputs(outputs))
     if parameters:
         apply_parameters(request, dict(parameters))
     return request
-
-
-def make_tensor(name: str, array: Array) -> Tensor:
-    """Return an array as a tensor, with the datatype of its dtype.
-
-    Raises:
-        ServingError: INVALID_ARG for a dtype that the protocol does not have.
-    """
-    if array.dtype.kind in "OSUT":
-        elements = np.empty(array.size, object)
-        elements[:] = [e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist()]
-        return Tensor(name, DataType.BYTES, elements.reshape(array.shape))
-    datatype = BY_NUMPY.get(array.dtype.newbyteorder("<"))
-    if datatype is None:
-        raise invalid(f"input '{name}': no datatype of the protocol fits numpy dtype {array.dtype}")
-    return Tensor(name, datatype, array.astype(datatype.numpy, order="C", copy=False))
 
 
 _T = TypeVar("_T")
@@ -199,7 +179,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Server:
-    """Serves model repositories from a thread of this process.
+    """Serves models from a thread of this process.
 
     Use it as a context manager::
 
@@ -207,7 +187,7 @@ class Server:
             outputs = server.infer("add_sub", {"INPUT0": a, "INPUT1": b})
 
     Args:
-        repositories: Folder or folders that hold model folders.
+        models: What `charonia serve` serves: repositories, folders of models, files, `NAME=PATH`.
         http: Also serve HTTP, on a free port of the loopback interface (`http_url`).
         grpc: Also serve gRPC, on a free port of the loopback interface (`grpc_url`).
         control_mode: "none" loads everything, "explicit" loads the models of `load_models` and of calls to `load`.
@@ -217,7 +197,7 @@ class Server:
 
     def __init__(
         self,
-        repositories: str | Path | Sequence[str | Path],
+        models: str | Path | Sequence[str | Path],
         *,
         http: bool = False,
         grpc: bool = False,
@@ -225,13 +205,13 @@ class Server:
         load_models: Sequence[str] = (),
         options: ServerOptions | None = None,
     ) -> None:
-        folders = [repositories] if isinstance(repositories, str | Path) else list(repositories)
+        paths = [models] if isinstance(models, str | Path) else list(models)
         base = options or ServerOptions()
         self._options = replace(
             base,
             models=replace(
                 base.models,
-                repositories=tuple(str(f) for f in folders),
+                repositories=tuple(map(str, paths)),
                 control_mode=ControlMode(control_mode),
                 load=tuple(load_models),
             ),
@@ -297,18 +277,19 @@ class Server:
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, Array],
+        inputs: Inputs,
         *,
         version: str = "",
         outputs: Sequence[str] = (),
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Array]:
-        """Run a model on numpy arrays and return its outputs by name. Callable from any number of threads.
+        """Run a model and return its outputs by name. Callable from any number of threads.
 
         Args:
             model: Model name.
-            inputs: Arrays by input name, with the batch dimension where the model has one.
+            inputs: Values by input name, with the batch dimension where the model has one: arrays, whose dtype
+                determines the datatype; lists and single elements, which use the model's datatype.
             version: Model version, "" for the latest that is ready.
             outputs: Names of the outputs to return; all when empty.
             parameters: Request parameters.
@@ -318,21 +299,21 @@ class Server:
             ServingError: The request failed.
             TimeoutError: The request took longer than `timeout_s`; it is cancelled.
         """
-        request = make_request(model, inputs, version=version, outputs=outputs, parameters=parameters)
 
         async def run(parts: InferenceServer) -> InferResponse:
+            request = make_request(parts.engine, model, inputs, version=version, outputs=outputs, parameters=parameters)
             return await InProcessFrontend(parts.engine).infer(request)
 
         try:
             response = self._call(run, timeout_s)
         except TimeoutError:
             raise TimeoutError(f"model '{model}' did not answer within {timeout_s} s") from None
-        return {tensor.name: tensor.array for tensor in response.outputs}
+        return {tensor.name: readable(tensor) for tensor in response.outputs}
 
     def stream_infer(
         self,
         model: str,
-        inputs: Mapping[str, Array],
+        inputs: Inputs,
         *,
         version: str = "",
         outputs: Sequence[str] = (),
@@ -346,7 +327,7 @@ class Server:
 
         Args:
             model: Model name.
-            inputs: Arrays by input name.
+            inputs: Values by input name, as for `infer`.
             version: Model version, "" for the latest that is ready.
             outputs: Names of the outputs to return; all when empty.
             parameters: Request parameters.
@@ -356,12 +337,9 @@ class Server:
             ServingError: The request failed; raised after the responses that came before.
             TimeoutError: A response took longer than `timeout_s`; the request is cancelled.
         """
-        return self._responses(
-            make_request(model, inputs, version=version, outputs=outputs, parameters=parameters), timeout_s
-        )
 
-    def _responses(self, request: InferRequest, timeout_s: float | None) -> Iterator[dict[str, Array]]:
         async def begin(parts: InferenceServer) -> ResponseStream:
+            request = make_request(parts.engine, model, inputs, version=version, outputs=outputs, parameters=parameters)
             return InProcessFrontend(parts.engine).stream(request)
 
         stream = self._call(begin)
@@ -370,10 +348,10 @@ class Server:
                 try:
                     response = self._call(lambda _: stream.next(), timeout_s)
                 except TimeoutError:
-                    raise TimeoutError(f"model '{request.model_name}' sent no response within {timeout_s} s") from None
+                    raise TimeoutError(f"model '{model}' sent no response within {timeout_s} s") from None
                 if response is None:
                     return
-                yield {tensor.name: tensor.array for tensor in response.outputs}
+                yield {tensor.name: readable(tensor) for tensor in response.outputs}
         finally:
             with self._lock:
                 if self._parts is not None:
@@ -407,7 +385,17 @@ class Server:
         """Serve until this task is cancelled."""
         async with AsyncExitStack() as cleanup:
             try:
-                parts = InferenceServer(self._options)
+                given = sort_given(self._options.models)
+                options = self._options
+                if given.needs_repository or options.models.files.mounts:
+                    folder = cleanup.enter_context(PrivateFolder()).path
+                    repository = file_repository(given, options.models.files, folder, options.backends)
+                    await repository.make()
+                    made = replace(options.models, repositories=(*given.repositories, str(folder)))
+                    options = replace(options, models=made)
+                    if (interval_s := options.models.poll_interval_secs) and repository.has_services:
+                        cleanup.callback(asyncio.create_task(repository.follow(interval_s)).cancel)
+                parts = InferenceServer(options)
                 cleanup.push_async_callback(parts.shutdown)
                 await parts.start()
             except Exception as error:

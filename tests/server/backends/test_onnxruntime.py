@@ -593,6 +593,8 @@ def test_what_only_the_optimiser_finds_out_about_an_output_contradicts_nothing(t
     [
         (b"", "the file is empty"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "`git lfs pull`"),
+        (b"\n<!DOCTYPE html>\n<html>", "the file is an HTML page"),
+        (b"\x1f\x8b\x08", "the file is compressed with gzip"),
         (b"PK\x03\x04", "the file is not an ONNX model, or is incomplete"),
     ],
 )

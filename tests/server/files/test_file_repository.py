@@ -1,6 +1,8 @@
 """What paths of a command line are, and the repository that is made for them."""
 
 import asyncio
+import importlib.util
+import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +20,7 @@ from charonia.server.files.repository import FileRepository
 
 
 def made(
-    folder: Path, *paths: Path, options: FileOptions | None = None, models: tuple[str, ...] = ()
+    folder: Path, *paths: Path | str, options: FileOptions | None = None, models: tuple[str, ...] = ()
 ) -> dict[str, str]:
     """Return the files of the repository for paths: what a link leads to, or the text of a configuration."""
 
@@ -100,7 +102,7 @@ def test_another_python_file_is_one_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("models", "options", "reason"),
     [
-        (("f", "g"), FileOptions(name="h"), "--name: service.py has 2 models, which have names: f, g"),
+        (("f", "g"), FileOptions(name="h"), "'h': a name is for one model, and service.py has 2: f, g"),
         (("f",), FileOptions(max_batch_size=4), "--max-batch-size: service.py says it itself"),
         (("a",), FileOptions(), "two models would be called 'a'"),
     ],
@@ -165,6 +167,98 @@ def test_a_checkpoint_is_recognised_whatever_its_suffix(tmp_path: Path) -> None:
     assert "a checkpoint of PyTorch" in error.message
     assert "torch.load(" in error.lines
     assert sort([str(tmp_path / "script.pt")]).files[0][0] == tmp_path / "script.pt"
+
+
+def test_a_pickled_module_is_told_from_a_checkpoint_and_its_class_is_named(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    network = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    torch.save(network, tmp_path / "whole.pt")
+    torch.save({"epoch": 3, "model": network}, tmp_path / "inside.pth")
+    torch.save({"state_dict": network.state_dict(), "epoch": 3}, tmp_path / "weights.pt")
+
+    whole, inside, weights = (refusal(tmp_path / name) for name in ("whole.pt", "inside.pth", "weights.pt"))
+
+    for each in (whole, inside):
+        assert "is a pickled module of PyTorch, of class torch.nn.modules.container.Sequential, " in each.message
+    assert isinstance(whole, Unserveable)
+    assert "\nimport torch.nn.modules.container  # " in whole.lines
+    assert "map_location=device, weights_only=False).eval()  # runs code of the file\n" in whole.lines
+    assert "is a checkpoint of PyTorch, " in weights.message
+
+
+def test_a_module_of_a_script_needs_the_class_in_the_service_file(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "net.pt", "w") as archive:
+        archive.writestr(
+            "net/data.pkl", b"\x80\x02c__main__\nNet\n)\x81}(X\x0b\0\0\0_parametersNX\x08\0\0\0_modulesNub."
+        )
+
+    error = refusal(tmp_path / "net.pt")
+
+    assert isinstance(error, Unserveable)
+    assert "of class __main__.Net, " in error.message
+    assert "\nfrom train import Net  # the script that defines it\n__main__.Net = Net\n" in error.lines
+
+
+def test_a_folder_of_sentence_transformers_is_served_by_its_library(tmp_path: Path) -> None:
+    for name in ("modules.json", "config_sentence_transformers.json", "config.json", "model.safetensors"):
+        file(tmp_path / "mini-lm" / name)
+
+    files = made(tmp_path, tmp_path / "mini-lm", models=("Sentences",), options=FileOptions(workers=2))
+
+    service = files[".mini-lm.service/mini-lm.py"]
+    assert f"SentenceTransformer({json.dumps(str(tmp_path / 'mini-lm'))}, device=device" in service
+    has_library = importlib.util.find_spec("sentence_transformers") is not None
+    assert has_library != service.startswith('# /// script\n# dependencies = ["sentence-transformers"]\n# ///\n')
+    config = parse(files["mini-lm/config.pbtxt"])
+    assert (config.name, config.instance_group[0].count) == ("mini-lm", 2)
+    assert config.parameters["SERVICE_PATH"].endswith("/.mini-lm.service/mini-lm.py")
+
+
+def test_names_come_with_paths(tmp_path: Path) -> None:
+    one, other = file(tmp_path / "model.onnx"), file(tmp_path / "sub" / "model.onnx")
+    folder, service = file(tmp_path / "f" / "net.onnx").parent, file(tmp_path / "service.py")
+
+    files = made(*(tmp_path, f"first={one}", f"second={other}", f"third={folder}", f"fourth={service}"), models=("f",))
+
+    assert [files[f"{name}/1/{path.name}"] for name, path in (("first", one), ("second", other))] == [
+        str(one),
+        str(other),
+    ]
+    assert files["third/1/net.onnx"] == str(folder / "net.onnx")
+    assert parse(files["fourth/config.pbtxt"]).name == "fourth"
+
+
+def test_a_file_with_an_equals_sign_is_a_file(tmp_path: Path) -> None:
+    path = file(tmp_path / "lr=0.1.onnx")
+
+    assert sort([str(path)]).files[0][0] == path
+    assert not sort([str(path)]).names
+
+
+def test_a_name_is_for_one_model_that_has_no_other_name(tmp_path: Path) -> None:
+    path = file(tmp_path / "a.onnx")
+
+    assert refusal(f"x={path}", f"y={path}").message == f"'{path}' has two names, 'x' and 'y'"
+    assert refusal("x=s3://bucket/models").message == (
+        "'x=s3://bucket/models': a name is for one model, and 's3://bucket/models' is a repository"
+    )
+
+
+def test_a_folder_of_files_serves_each(tmp_path: Path) -> None:
+    paths = [file(tmp_path / "models" / name) for name in ("a.onnx", "b.pt")]
+    file(tmp_path / "models" / "notes.txt")
+    file(tmp_path / "models" / "train.py")
+
+    given = sort([str(tmp_path / "models")])
+
+    assert [path for path, _ in given.files] == paths
+    assert not given.repositories
+
+
+def test_a_file_that_is_compressed_says_how_to_unpack_it(tmp_path: Path) -> None:
+    path = file(tmp_path / "a.onnx.gz", b"\x1f\x8b\x08")
+
+    assert (refusal(path).message, refusal(path).hint) == (f"'{path}' is compressed with gzip", f"gunzip {path}")
 
 
 def test_a_hugging_face_folder_gets_the_task_of_its_configuration(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
 from charonia.server.backends.api import ModelFiles
 
-_LFS_POINTER = b"version https://git-lfs"
+_STARTS = (
+    (b"version https://git-lfs", "the file is a Git LFS pointer: `git lfs pull` fetches the model"),
+    (b"<!doctype html", "the file is an HTML page: the download needed a login, or the link leads to a page"),
+    (b"<html", "the file is an HTML page: the download needed a login, or the link leads to a page"),
+    (b"\x1f\x8b", "the file is compressed with gzip: gunzip unpacks it"),
+)
+"""What files begin with that are not models, in lower case, and the hint."""
 
 
 def model_file(files: ModelFiles, config: ModelConfig, default: str) -> Path:
@@ -41,12 +47,12 @@ def broken_file_hint(path: Path) -> str:
     """Return a hint for a file that a library does not load, "" for none. Blocks on disk I/O."""
     try:
         with path.open("rb") as file:
-            start = file.read(len(_LFS_POINTER))
+            start = file.read(64).lstrip().lower()
     except OSError:
         return ""
     if not start:
         return "the file is empty"
-    return "the file is a Git LFS pointer: `git lfs pull` fetches the model" if start == _LFS_POINTER else ""
+    return next((hint for beginning, hint in _STARTS if start.startswith(beginning)), "")
 
 
 def weights_bytes(path: Path) -> int:

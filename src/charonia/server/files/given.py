@@ -1,19 +1,21 @@
 """What the paths are that a command line gives to be served. Light to import."""
 
 import os
+import pickletools
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from charonia.archives import open_zip
+from charonia.archives import open_zip, read_entry
 from charonia.config.backends import PYTHON, Form, served
-from charonia.config.forms import CHECKPOINT, advice, form_of, is_model_folder, suffixes
+from charonia.config.forms import CHECKPOINT, advice, form_of, is_model_folder, pickled_module, suffixes
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.pbtxt import render
 from charonia.core.errors import ServingError, invalid, not_found, unsupported
+from charonia.server.options import ModelOptions
 
 ENTRIES_MAX = 10_000
 """Entries of a folder that are read to recognise it."""
@@ -25,6 +27,11 @@ CONFIG = "config.pbtxt"
 
 CONFIG_BYTES_MAX = 1024 * 1024
 """Largest `config.json` that is read."""
+
+PICKLE_BYTES_MAX = 4 * 1024 * 1024
+"""Largest pickle of a checkpoint that is searched for a module; its tensors are in other files."""
+
+GZIP = b"\x1f\x8b"
 
 
 class Unserveable(ServingError):  # noqa: N818 # an error like any other, with lines to paste
@@ -48,12 +55,14 @@ class GivenFiles:
         models: Folders of single models.
         loose: Folders with the files of one model and its configuration, without a version.
         files: Files, with the form of each.
+        names: Names of models that were given with them, `NAME=PATH`.
     """
 
     repositories: tuple[str, ...]
     models: tuple[Path, ...]
     files: tuple[tuple[Path, Form], ...]
     loose: tuple[Path, ...] = ()
+    names: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def needs_repository(self) -> bool:
@@ -68,7 +77,7 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
     """Return what each path is. Blocks on the disk.
 
     Args:
-        paths: Paths of this machine, and URIs of stores, which are repositories.
+        paths: Paths of this machine, with a name as `NAME=PATH`, and URIs of stores, which are repositories.
         is_named: Whether a model has a name of its own, so that a folder may hold its files without a version.
 
     Raises:
@@ -76,25 +85,30 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
         ServingError: A file is missing, or has no known form.
     """
     repositories, models, files = list[str](), list[Path](), list[tuple[Path, Form]]()
-    loose = list[Path]()
-    for given in dict.fromkeys(paths):
+    loose, names = list[Path](), dict[Path, str]()
+    for each in dict.fromkeys(paths):
+        name, given = named(each)
         path = Path(given).expanduser()
+        if name and names.setdefault(path.absolute(), name) != name:
+            raise invalid(f"'{given}' has two names, '{names[path.absolute()]}' and '{name}'")
         if path.is_symlink() and not path.exists():
             raise not_found(f"'{given}' is a link to '{path.readlink()}', and nothing is there")
         entries = _entries(path)
         form = form_of(path.name, entries, _start(path))
-        if form in served() and _is_checkpoint(path):
-            form = CHECKPOINT
-        if form is not None and form not in served():
+        if form in served() and (pickle := _checkpoint(path)) is not None:
+            form = pickled_module(found) if (found := _class_of(pickle)) else CHECKPOINT
+        if form is not None and not form.filename:
             raise _unserveable(path, form)
         if entries is not None and form is not None:
             files.append((path.absolute(), form))
-        elif is_named and entries is not None and (only := _only_file(path, entries)) is not None:
+        elif entries is not None and (inside := _files_in(path, entries, is_named=bool(name or is_named))):
             if CONFIG in entries:
                 loose.append(path.absolute())
             else:
-                files.append(only)
-        elif is_named and entries is not None and CONFIG in entries and is_model_folder(entries):
+                files += inside
+            if name:
+                names[inside[0][0]] = name
+        elif (name or is_named) and entries is not None and CONFIG in entries and is_model_folder(entries):
             models.append(path.absolute())
         elif "://" in given or (entries is not None and not _is_model(path, entries)):
             repositories.append(given)
@@ -102,6 +116,8 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
             models.append(path.absolute())
         elif path.is_file() and form is not None:
             files.append((path.absolute(), form))
+        elif path.is_file() and _start(path).startswith(GZIP):
+            raise invalid(f"'{given}' is compressed with gzip", hint=f"gunzip {given}")
         elif path.is_file():
             raise invalid(
                 f"'{given}' is no model that is known here: expected a folder of models, or a file that ends with "
@@ -111,17 +127,59 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
             raise not_found(f"there is no file '{given}'", hint=_near(path))
         else:
             repositories.append(given)  # that it is missing is reported with the other repositories
-    return GivenFiles(tuple(repositories), tuple(models), tuple(files), tuple(loose))
+        if name and given in repositories:
+            raise invalid(f"'{each}': a name is for one model, and '{given}' is a repository")
+    return GivenFiles(tuple(repositories), tuple(models), tuple(files), tuple(loose), names)
 
 
-def _is_checkpoint(path: Path) -> bool:
-    """Return whether a file is an archive of PyTorch with pickled objects and without code."""
+def named(text: str) -> tuple[str, str]:
+    """Return the name and the path of `NAME=PATH`; "" and the text where it is only a path. Blocks on the disk."""
+    name, separator, path = text.partition("=")
+    is_name = separator and path and name and "/" not in name and not Path(text).exists()
+    return (name, path) if is_name else ("", text)
+
+
+def sort_given(models: ModelOptions) -> GivenFiles:
+    """Classify what is given to a server. Blocks on the disk.
+
+    Raises:
+        ServingError: Something cannot be served, or an option needs a file and there is none.
+    """
+    given = sort(models.repositories, is_named=bool(models.files.model_name))
+    if models.files.given and not given.files:
+        raise invalid(
+            f"{', '.join(models.files.given)}: expected a file to serve, got repositories only",
+            hint="the configurations of models in a repository say it: max_batch_size, instance_group { count: 2 }",
+        )
+    return given
+
+
+def _checkpoint(path: Path) -> bytes | None:
+    """Return the pickle of an archive of PyTorch with objects and without code, None for any other file."""
     try:
         with open_zip(path) as archive:
-            names = {entry.rpartition("/")[2] for entry in archive.namelist()}
+            names = {entry.rpartition("/")[2]: entry for entry in archive.namelist()}
+            if "data.pkl" not in names or "constants.pkl" in names:
+                return None
+            is_small = archive.getinfo(names["data.pkl"]).file_size <= PICKLE_BYTES_MAX
+            return read_entry(archive, names["data.pkl"], PICKLE_BYTES_MAX) if is_small else b""
     except (OSError, zipfile.BadZipFile):
-        return False  # the load of the model reports it
-    return "data.pkl" in names and "constants.pkl" not in names
+        return None  # the load of the model reports it
+
+
+def _class_of(pickle: bytes) -> str:
+    """Return the class of a module in a pickle, "" for none, such as a state dict. Reads it without running it."""
+    classes, texts = list[str](), set[str]()
+    try:
+        for code, argument, _ in pickletools.genops(pickle):
+            if code.name == "GLOBAL":
+                classes.append(str(argument).replace(" ", "."))
+            elif code.name == "BINUNICODE":
+                texts.add(str(argument))
+    except ValueError:
+        return ""
+    own = [each for each in classes if not each.startswith(("collections.", "torch._utils.", "torch.storage."))]
+    return own[0] if own and {"_parameters", "_modules"} <= texts else ""
 
 
 def _unserveable(path: Path, form: Form) -> Unserveable:
@@ -159,25 +217,25 @@ def _is_model(path: Path, entries: Sequence[str]) -> bool:
     return any(own & set(_entries(version) or ()) for version in versions)
 
 
-def _only_file(path: Path, entries: Sequence[str]) -> tuple[Path, Form] | None:
-    """Return the model's file in a folder that holds one model without a version; None for a folder of another kind.
+def _files_in(path: Path, entries: Sequence[str], *, is_named: bool) -> list[tuple[Path, Form]]:
+    """Return the models' files in a folder without versions, with one model if it is named; none for a repository.
 
     Raises:
-        ServingError: There are several.
+        ServingError: The folder is named, and there are several.
     """
     inner = {entry: _entries(path / entry) for entry in entries if not entry.startswith(".")}
     if any(each is not None and (CONFIG in each or is_model_folder(each)) for each in inner.values()):
-        return None  # a repository
-    if is_model_folder(entries):
-        return None
+        return []  # a repository
+    if is_model_folder(entries) or (CONFIG in entries and not is_named):
+        return []
     forms = {entry: form_of(entry, each, _start(path / entry)) for entry, each in inner.items()}
-    found = [(path.absolute() / entry, form) for entry, form in forms.items() if form in served()]
-    if any(form.filename != "model.py" for _, form in found):
+    found = [(path.absolute() / entry, form) for entry, form in forms.items() if form is not None and form.filename]
+    if not is_named or any(form.filename != "model.py" for _, form in found):
         found = [each for each in found if each[1].filename != "model.py"]
-    if len(found) > 1:
+    if len(found) > 1 and is_named:
         names = ", ".join(sorted(each.name for each, _ in found))
         raise invalid(f"'{path}': expected the file of one model, got {names}")
-    return found[0] if found else None
+    return sorted(found, key=lambda each: each[0].name)
 
 
 def _near(path: Path) -> str:

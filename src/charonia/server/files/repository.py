@@ -1,6 +1,7 @@
 """Makes the repository that serves files: a folder of links to them, with a configuration for each model."""
 
 import asyncio
+import importlib.util
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from charonia.config.backends import PYTHON, Form, record_of
-from charonia.config.forms import model_name
+from charonia.config.forms import advice, model_name
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.onnx_file import OnnxFile
@@ -108,24 +109,28 @@ class FileRepository:
         if options.model_name and self._given.model_count != 1:
             raise invalid(f"--model_name: expected one model that it is the name of, got {self._given.model_count}")
         for path in self._given.models:
-            name = options.model_name or path.name
+            name = options.model_name or self._given.names.get(path) or path.name
             self._claim(name)
             _link(path, self._folder / name)
         for path in self._given.loose:
-            name = options.model_name
+            name = options.model_name or self._given.names[path]
             self._claim(name)
             (self._folder / name).mkdir()
             _link_config(path / CONFIG, self._folder / name)
             (self._folder / name / "1").symlink_to(path)
         for path, form in self._given.files:
             if form.filename == "model.py":
+                name = options.name or self._given.names.get(path, "")
+                if form.service:
+                    name = name or self._name_of(path)
+                    path = self._write_service(path, form, name)
                 state = _state(path)
-                self._services[path] = _Service(state, state, await self._defined(path))
-                for name in self._services[path].models:
-                    self._claim(name)
-                    self._add_service(path, name)
+                self._services[path] = _Service(state, state, name, await self._defined(path, name))
+                for model in self._services[path].models:
+                    self._claim(model)
+                    self._add_service(path, model)
                 continue
-            name = self._name or model_name(path.name)
+            name = self._name_of(path)
             self._claim(name)
             trust = record_of(form.backend).trust_parameter if options.trust else ""
             parameters = {TRY_EXAMPLE: "true"} | ({trust: "true"} if trust else {})
@@ -158,7 +163,7 @@ class FileRepository:
                     continue
                 service.acted = state
                 try:
-                    self._change(path, service, await self._defined(path))
+                    self._change(path, service, await self._defined(path, service.name))
                 except ServingError as error:
                     _log.error("'%s' has changed, but its models stay as they are: %s", path.name, error)
                 except Exception:  # a bug: it must not end the others
@@ -177,17 +182,36 @@ class FileRepository:
         service.models = models
         self._names = [*others, *models]
 
-    async def _defined(self, path: Path) -> tuple[str, ...]:
-        """Return the names of the models that a Python file defines, or of the one that it is."""
+    async def _defined(self, path: Path, name: str) -> tuple[str, ...]:
+        """Return the names of the models that a Python file defines, or of the one that it is.
+
+        Args:
+            path: The file.
+            name: The name that was given with it, "" for none.
+        """
         options = self._options
         defined = tuple(await self._describe(path, replace(self._python(path), max_batch_size=0)))
         if defined and options.max_batch_size:
             raise invalid(
                 f"--max-batch-size: {path.name} says it itself", hint="write @charonia.model(max_batch_size=...) there"
             )
-        if options.name and len(defined) > 1:
-            raise invalid(f"--name: {path.name} has {len(defined)} models, which have names: {', '.join(defined)}")
-        return defined if defined and not options.name else (self._name or model_name(path.name),)
+        if name and len(defined) > 1:
+            raise invalid(
+                f"'{name}': a name is for one model, and {path.name} has {len(defined)}: {', '.join(defined)}"
+            )
+        return defined if defined and not name else (self._name_of(path),)
+
+    def _name_of(self, path: Path) -> str:
+        return self._name or self._given.names.get(path) or model_name(path.name)
+
+    def _write_service(self, path: Path, form: Form, name: str) -> Path:
+        """Write the service file of a form that has one, in place of what it serves."""
+        file = self._folder / f".{name}.service" / f"{name}.py"
+        file.parent.mkdir()
+        is_installed = importlib.util.find_spec(form.package.replace("-", "_")) is not None
+        header = "" if is_installed else f'# /// script\n# dependencies = ["{form.package}"]\n# ///\n'
+        file.write_text(header + advice(form, str(path)), encoding="utf-8")
+        return file
 
     def _python(self, path: Path) -> ModelConfig:
         return replace(self._start, backend=PYTHON, parameters={SERVICE_PATH: str(path)})
@@ -229,6 +253,7 @@ class _Service:
     """A Python file that is served.
 
     Attributes:
+        name: The name that was given with it, "" for none.
         acted: Its state when it was last described.
         last: Its state at the last look; a file that is still being written differs between looks.
         models: Names of its models.
@@ -236,6 +261,7 @@ class _Service:
 
     acted: "_State | None"
     last: "_State | None"
+    name: str
     models: tuple[str, ...]
 
 

@@ -536,6 +536,35 @@ def test_folders_of_boundless_size_are_not_looked_through(tmp_path: Path, monkey
 # -- commands
 
 
+def test_without_a_gpu_pytorch_is_the_one_for_cpus_unless_indexes_are_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("UV_TORCH_BACKEND", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(build_module, "is_usable", lambda: False)
+    assert build_module.variables()["UV_TORCH_BACKEND"] == "cpu"
+
+    monkeypatch.setenv("UV_INDEX", "https://packages.example.com/simple")
+    assert "UV_TORCH_BACKEND" not in build_module.variables()
+    monkeypatch.delenv("UV_INDEX")
+    monkeypatch.setattr(build_module, "is_usable", lambda: True)
+    assert "UV_TORCH_BACKEND" not in build_module.variables()
+
+
+def test_where_the_index_for_cpus_cannot_be_reached_the_usual_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = with_requirements(tmp_path, "--no-index\n--find-links wheels\ntiny\n")
+    refusal = 'if [ "$2" = install ] && [ "$UV_TORCH_BACKEND" = cpu ]; then echo download.pytorch.org; exit 1; fi'
+    uv = script(tmp_path / "bin" / "uv", f'{refusal}; exec {sys.executable} -m uv "$@"')
+    for name in ("UV_TORCH_BACKEND", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(build_module, "is_usable", lambda: False)
+
+    assert "tiny" in asyncio.run(where(files, settings(tmp_path)))
+
+
 def test_only_the_end_of_a_long_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module, "OUTPUT_BYTES_MAX", 20)
 

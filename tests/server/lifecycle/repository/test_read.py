@@ -68,6 +68,14 @@ def test_a_file_that_is_no_text_is_refused(make_folder: MakeFolder) -> None:
         read_config(folder)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_file_in_utf_16_is_called_that(make_folder: MakeFolder, encoding: str) -> None:
+    folder = make_folder({"config.pbtxt": "\ufeffname: 'a'".encode(encoding)})
+
+    with pytest.raises(ServingError, match=r"config\.pbtxt: expected UTF-8, got UTF-16"):
+        read_config(folder)
+
+
 def test_a_huge_file_is_refused_before_it_is_parsed(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "CONFIG_BYTES_MAX", 8)
     folder = make_folder({"config.pbtxt": b"# 9 bytes"})

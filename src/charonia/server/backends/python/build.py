@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -16,10 +17,13 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from charonia.core.errors import invalid
+from charonia.core.errors import ServingError, invalid
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.python_command import python_code, python_module
 from charonia.server.backends.python.inline_metadata import InlineMetadata
+from charonia.server.backends.python.worker.cuda_driver import is_usable
+
+_log = logging.getLogger(__name__)
 
 BUILD_S_MAX = 1800.0
 """Time limit for one environment, downloads included."""
@@ -41,6 +45,8 @@ _COMMENT = re.compile(r"(^|\s)#.*$")
 _MADE_BY_BUILDS = re.compile(r"build|__pycache__|.*\.egg-info|\.git")
 # These belong to the server's interpreter and would mislead the new one.
 _FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "PIP_USER")
+_INDEX_VARIABLES = ("UV_TORCH_BACKEND", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
+_PYTORCH_INDEX = "download.pytorch.org"
 
 
 class CommandError(Exception):
@@ -167,14 +173,22 @@ async def build_requirements(
         install = python_module("pip", "install", "--disable-pip-version-check", "--no-input", python=interpreter)
     install += ["-r", requirements.name]
     place = requirements.parent
-    await _run(make, place, what, "check that Python's module venv is installed completely, or install uv")
-    await _run(install, place, what)
+    env = variables()
+    await _run(make, place, what, "check that Python's module venv is installed completely, or install uv", env=env)
+    try:
+        await _run(install, place, what, env=env)
+    except ServingError as error:
+        if _PYTORCH_INDEX not in error.message or env.get("UV_TORCH_BACKEND") in (None, os.getenv("UV_TORCH_BACKEND")):
+            raise
+        _log.warning("%s cannot be reached: PyTorch is installed from the usual index, for GPUs too", _PYTORCH_INDEX)
+        del env["UV_TORCH_BACKEND"]
+        await _run(install, place, what, env=env)
     try:
         imports = f"import {', '.join(needed)}"
-        await run_command(python_code(imports, interpreter), limit_s=BUILD_S_MAX, env=variables())
+        await run_command(python_code(imports, interpreter), limit_s=BUILD_S_MAX, env=env)
     except CommandError:
         names = " and ".join(needed)
-        await _run([*install, *needed], place, what, f"workers need {names}: add it to {what}")
+        await _run([*install, *needed], place, what, f"workers need {names}: add it to {what}", env=env)
 
 
 def _find_uv() -> list[str]:
@@ -185,13 +199,19 @@ def _find_uv() -> list[str]:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables of programs that build, without those of other environments."""
-    return {key: value for key, value in os.environ.items() if key not in _FOREIGN_VARIABLES}
+    """Return the environment variables of programs that build, without those of other environments.
+
+    Without a GPU, uv installs PyTorch for CPUs, a tenth of the size, unless package indexes are configured.
+    """
+    found = {key: value for key, value in os.environ.items() if key not in _FOREIGN_VARIABLES}
+    if sys.platform == "linux" and not is_usable() and not any(key in found for key in _INDEX_VARIABLES):
+        found["UV_TORCH_BACKEND"] = "cpu"
+    return found
 
 
-async def _run(command: list[str], place: Path, what: str, hint: str = "") -> None:
+async def _run(command: list[str], place: Path, what: str, hint: str = "", *, env: Mapping[str, str]) -> None:
     try:
-        await run_command(command, limit_s=BUILD_S_MAX, env=variables(), cwd=place)
+        await run_command(command, limit_s=BUILD_S_MAX, env=env, cwd=place)
     except CommandError as error:
         raise invalid(f"the environment of '{what}' cannot be built: {error}\n{error.output}", hint=hint) from error
 

@@ -3,6 +3,7 @@
 A version is a folder with a number as its name.
 """
 
+import codecs
 import os
 import re
 from collections.abc import Sequence
@@ -175,6 +176,8 @@ def read_config(folder: ModelFolder, *, config_name: str = "") -> tuple[ModelCon
         content = _read(path)
         if content is None:
             continue
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise invalid(f"{path}: expected UTF-8, got UTF-16", hint="save it as UTF-8 in the editor")
         try:
             return parse(content.decode(errors="surrogateescape")), path
         except ServingError as error:

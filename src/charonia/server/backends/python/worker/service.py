@@ -7,6 +7,7 @@ defines. What a definition means for a server is in `signature` and `functions`.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from contextvars import ContextVar
@@ -247,16 +248,17 @@ def model(
         if not callable(target):
             raise TypeError(f"@model: expected a function or a class, got {type(target).__name__}")
         options["name"] = options.get("name") or target.__name__
-        _add(Definition(target, example=example, http_method=method, **options))
+        define(Definition(target, example=example, http_method=method, **options))
         return target
 
     return decorate if target is None else decorate(target)
 
 
-def serve(target: T, /, *, example: object, method: str = "", **options: Unpack[Options]) -> T:
+def serve(target: Any, /, *, example: object, method: str = "", **options: Unpack[Options]) -> Any:
     """Make a model of an object with `predict`, such as a scikit-learn estimator, or of any callable. Returns it.
 
-    In a script that is run with Python, the server starts here, as `charonia serve SCRIPT` does.
+    In a script that is run with Python, the server starts here, as `charonia serve SCRIPT` does. In a notebook, it
+    starts in a thread, and the result has its address, `url`, and `stop()`.
 
     Args:
         target: The object.
@@ -270,9 +272,17 @@ def serve(target: T, /, *, example: object, method: str = "", **options: Unpack[
         raise TypeError(f"serve: expected an object with {method or 'predict'}(), got {type(target).__name__}")
     options.setdefault("max_batch_size", OBJECT_BATCH_SIZE)
     options["name"] = options.get("name") or type(target).__name__.lower()
-    _add(Definition(target, example=example, method=method, is_object=True, **options))
+    definition = Definition(target, example=example, method=method, is_object=True, **options)
+    define(definition)
     caller = sys._getframe(1).f_globals
-    if _collected.get() is None and caller.get("__name__") == "__main__" and "__file__" in caller:
+    if _collected.get() is None and caller.get("__name__") == "__main__":
+        if hasattr(sys, "ps1"):  # a notebook, or an interactive interpreter
+            return importlib.import_module("charonia.server.notebook").Served(definition)
+        if not os.path.isfile(caller.get("__file__", "")):
+            raise RuntimeError(
+                "charonia.serve: expected a script in a file, or a notebook; this code comes from standard input or -c "
+                "(hint: save it as service.py, and run `python service.py`)"
+            )
         os.execv(sys.executable, [sys.executable, "-P", "-m", "charonia", "serve", os.path.abspath(caller["__file__"])])
     return target
 
@@ -311,7 +321,8 @@ def collecting() -> Iterator[list[Definition]]:
         _collected.reset(token)
 
 
-def _add(definition: Definition) -> None:
+def define(definition: Definition) -> None:
+    """Add a definition to the file that is being imported, if one is."""
     found = _collected.get()
     if found is None:
         return

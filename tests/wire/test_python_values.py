@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from charonia.client.requests import make_outputs, make_tensors, needs_metadata
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelMetadata, TensorMetadata
 from charonia.core.tensor import Tensor, from_bfloat16, to_bfloat16
+from charonia.wire.python_values import make_outputs, make_tensors, needs_metadata
 
 
 def tensor(value: Any, datatype: DataType = DataType.FP32, shape: tuple[int, ...] = (-1, 2)) -> Tensor:
