@@ -90,6 +90,7 @@ def test_a_language_model_has_a_chat_and_a_base_url() -> None:
     )
 
     assert "    charonia chat smol -u localhost:9000\n" in text
+    assert "    Base URL for clients of OpenAI's API: http://localhost:9000/v1\n" in text
     assert 'OpenAI(base_url="http://localhost:9000/v1"' in text
 
 

@@ -356,6 +356,44 @@ def test_completions_have_their_own_form(client: openai.OpenAI) -> None:
     assert [choice.logprobs.tokens for choice in several.choices if choice.logprobs] == [logprobs.tokens] * 2
 
 
+def ask(server: ServeProcess, path: str, body: object = None) -> Any:
+    content = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(f"http://{server.http}{path}", content), timeout=100) as answer:
+        return json.load(answer)
+
+
+def test_tokens_of_a_text_and_the_context_are_told(server: ServeProcess) -> None:
+    found = ask(server, "/tokenize", {"model": "smol", "prompt": FRANCE, "return_token_strs": True})
+    back = ask(server, "/detokenize", {"model": "smol", "tokens": found["tokens"]})
+
+    assert (found["count"], "".join(found["token_strs"])) == (len(found["tokens"]), FRANCE)
+    assert found["max_model_len"] == ask(server, "/v1/models/smol")["max_model_len"] == 4096
+    assert ask(server, "/v1/models/calls/")["max_model_len"] == 1024
+    assert back["prompt"] == FRANCE
+    with pytest.raises(HTTPError) as refused_:
+        ask(server, "/tokenize", {"model": "smol"})
+    assert "prompt: expected a string" in refused_.value.read().decode()
+
+
+def test_messages_pass_to_llama_cpp(server: ServeProcess) -> None:
+    asked = {"model": "smol", "max_tokens": 3, "messages": user("hi")}
+    whole = ask(server, "/v1/messages", asked)
+    with urlopen(
+        Request(f"http://{server.http}/v1/messages", json.dumps({**asked, "stream": True}).encode())
+    ) as stream:
+        events = [event.partition("\ndata: ") for event in stream.read().decode().split("\n\n")[:-1]]
+
+    assert (whole["type"], whole["model"], whole["usage"]["output_tokens"]) == ("message", "smol", 3)
+    assert whole["content"][0]["type"] == "text"
+    assert (events[0][0], events[-1][0]) == ("event: message_start", "event: message_stop")
+    assert json.loads(events[0][2])["message"]["model"] == "smol"
+    for member in ({"top_kk": 5}, {"thinking": {"type": "enabled", "budget_tokens": 5}}):
+        with pytest.raises(HTTPError) as refused_:
+            ask(server, "/v1/messages", {**asked, **member})
+        assert refused_.value.code == 400
+        assert json.load(refused_.value)["error"]["param"] == next(iter(member))
+
+
 def test_a_choice_is_followed(client: openai.OpenAI) -> None:
     for given in ({"guided_choice": ["Io", "Europa"]}, {"structured_outputs": {"choice": ["Io", "Europa"]}}):
         answer = client.chat.completions.create(model="smol", messages=user("A moon?"), extra_body=given)
@@ -520,13 +558,17 @@ def test_the_configuration_says_what_the_model_takes_and_which_routes_it_answers
     assert configs["smol"]["backend"] == "llama_cpp"
     assert configs["smol"]["model_transaction_policy"] == {"decoupled": True}
     routes = {name: config["parameters"]["openai_routes"]["string_value"] for name, config in configs.items()}
-    assert routes == {"smol": "chat/completions,completions", "embeds": "embeddings"}
+    assert routes == {
+        "smol": "chat/completions,completions,messages,tokenize,detokenize",
+        "embeds": "embeddings,tokenize,detokenize",
+    }
 
 
 def test_a_broken_file_fails_alone_and_says_why(server: ServeProcess) -> None:
     with urlopen(Request(f"http://{server.http}/v2/repository/index", b"{}")) as answer:
         reasons = {model["name"]: model.get("reason", "") for model in json.load(answer)}
-    assert "data is not within the file bounds, model is corrupted or incomplete" in reasons["truncated"]
+    assert "'model.gguf' is truncated: expected at least " in reasons["truncated"]
+    assert "got 4,194,304 bytes" in reasons["truncated"]
     assert "is no GGUF file" in reasons["no_gguf"]
     assert "git lfs pull" in reasons["no_gguf"]
     assert "n_contxt: llama.cpp has no such parameter here; did you mean 'n_ctx'?" in reasons["misspelt"]

@@ -402,6 +402,20 @@ def test_the_chat_command_answers_a_pipe_and_says_what_is_wrong(server: ServePro
     assert "expected a message on standard input" in nothing.stderr
 
 
+def test_the_chat_command_takes_the_only_model(server: ServeProcess, repository: Path) -> None:
+    def chat(address: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "charonia", "chat", f"--url={address}"]
+        return subprocess.run(command, input="hello", capture_output=True, text=True, timeout=60)
+
+    with ServeProcess(repository, "--model-control-mode=explicit", "--load-model=plain") as alone:
+        only = chat(alone.http)
+    several = chat(server.http)
+
+    assert (only.stdout, only.returncode) == ("user: hello\n\nassistant:\n", 0)
+    assert several.returncode == 1
+    assert "MODEL: expected one of crowd, " in several.stderr
+
+
 def test_the_chat_command_keeps_the_conversation_in_a_terminal(server: ServeProcess) -> None:
     with Terminal("chat", "plain", f"--url={server.http}") as terminal:
         terminal.wait_for("> ")

@@ -110,6 +110,8 @@ def _first_request(config: ModelConfig, url: str) -> list[str]:
         return [
             chat,
             "",
+            f"Base URL for clients of OpenAI's API: {url}/v1",
+            "",
             "from openai import OpenAI",
             f'client = OpenAI(base_url="{url}/v1", api_key="none")',
             f'client.chat.completions.create(model="{config.name}", messages=[{{"role": "user", "content": "Hello"}}])',

@@ -10,9 +10,9 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out
@@ -49,13 +49,13 @@ class ChatOptions:
 LINE = CommandLine(
     command="charonia chat",
     intro="""\
-usage: charonia chat [OPTIONS] MODEL
+usage: charonia chat [OPTIONS] [MODEL]
 
 Talk to a language model. With a pipe, the text from it is the only message: echo 'Why?' | charonia chat MODEL
 """,
     groups={
         "Options": (
-            Option("MODEL", "model", str, "MODEL", "Name of the model, or NAME:ADAPTER"),
+            Option("--model -m MODEL", "model", str, "MODEL", "Name, or NAME:ADAPTER", default="the only one"),
             Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
             Option("--key -k", "key", str, "KEY", "API key", default=f"${KEY_VARIABLE}"),
             Option("--system -s", "system", str, "TEXT", "System message"),
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _chat(given: ChatOptions) -> int:
-    chat = Chat(given)
+    chat = Chat(given if given.model else replace(given, model=only_model(given)))
     if sys.stdin.isatty():
         _converse(chat, style_of(sys.stdout))
         return 0
@@ -150,6 +150,31 @@ def events(options: ChatOptions, request: dict[str, object]) -> Generator[dict[s
     Raises:
         ServingError: The server does not respond, refuses, or fails.
     """
+    with _response(options, "POST", ROUTE, json.dumps(request)) as response:
+        for line in response:
+            data = line.strip().removeprefix(b"data: ")
+            if data == b"[DONE]":
+                return
+            if data and line.startswith(b"data: "):
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise unavailable(_message(data, "the answer broke off"))
+                yield chunk
+
+
+def only_model(options: ChatOptions) -> str:
+    """Return the name of the only model that chats. Raises as `events`, and when there is another number of them."""
+    with _response(options, "GET", "/v1/models", None) as response:
+        names = [each["id"] for each in json.load(response)["data"]]
+    if len(names) == 1:
+        return str(names[0])
+    found = f"one of {', '.join(names[:10])}" if names else "a server with a language model"
+    raise invalid(f"MODEL: expected {found}, got nothing")
+
+
+@contextmanager
+def _response(options: ChatOptions, method: str, path: str, body: str | None) -> Iterator[http.client.HTTPResponse]:
+    """Send a request, and yield its response. Raises as `events`."""
     endpoint = parse_url(options.url)
     key = options.key or os.environ.get(KEY_VARIABLE, "")
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
@@ -160,19 +185,11 @@ def events(options: ChatOptions, request: dict[str, object]) -> Generator[dict[s
             endpoint.host, endpoint.port, timeout=options.timeout_s, context=context
         )
     try:
-        connection.request("POST", endpoint.prefix + ROUTE, json.dumps(request), headers)
+        connection.request(method, endpoint.prefix + path, body, headers)
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             raise invalid(_message(response.read(), f"status {response.status}"))
-        for line in response:
-            data = line.strip().removeprefix(b"data: ")
-            if data == b"[DONE]":
-                return
-            if data and line.startswith(b"data: "):
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise unavailable(_message(data, "the answer broke off"))
-                yield chunk
+        yield response
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise unavailable(
             f"{endpoint.authority}: {error or type(error).__name__}", hint="--url says where the server is"

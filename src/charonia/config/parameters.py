@@ -60,6 +60,9 @@ TRAFFIC = "traffic"
 OPENAI_ROUTES = "openai_routes"
 """Model parameter of an engine model: the routes of OpenAI's API that it answers itself, separated by commas."""
 
+MAX_MODEL_LEN = "max_model_len"
+"""Model parameter: tokens of prompt and answer together that a language model can take."""
+
 LORA_ADAPTERS = "lora_adapters"
 """Model parameter: names of the LoRA adapters that an engine model has, separated by commas."""
 
@@ -133,7 +136,11 @@ def _number(config: ModelConfig, parameter: str) -> int:
 
 
 _ROUTE = re.compile(r"(GET|POST|PUT|PATCH|DELETE) ((?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+)")
-_TAKEN = frozenset({"v1", "v2", "samples", "openapi.json", "page.css", "page.js"})
+_TAKEN = frozenset(
+    {
+        "v1", "v2", "samples", "openapi.json", "page.css", "page.js", "health", "version", "tokenize", "detokenize",
+    }
+)  # fmt: skip
 
 
 def is_free_path(path: str) -> bool:

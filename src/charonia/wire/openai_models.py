@@ -6,15 +6,18 @@ or the inputs of a sentence encoder, `input_ids` and `attention_mask`.
 """
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import LORA_ADAPTERS, OPENAI_ROUTES, TEXT_INPUT, is_language_model
+from charonia.config.parameters import LORA_ADAPTERS, MAX_MODEL_LEN, OPENAI_ROUTES, TEXT_INPUT, is_language_model
 from charonia.core.dtypes import DataType
-from charonia.wire.json_text import dump
 
 CHAT = "chat/completions"
 COMPLETIONS = "completions"
 EMBEDDINGS = "embeddings"
 RESPONSES = "responses"
-ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
+MESSAGES = "messages"
+TOKENIZE = "tokenize"
+DETOKENIZE = "detokenize"
+ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, "rerank", "score", TOKENIZE, DETOKENIZE)
+"""The routes; those from `MESSAGES` on pass to engines that have them."""
 
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
@@ -24,6 +27,11 @@ OWNER = "charonia"
 """Owner of each model in the list."""
 
 _IDS = (DataType.INT64, DataType.INT32)
+
+
+def path_of(route: str) -> str:
+    """Return the path of a route."""
+    return f"/{route}" if route in (TOKENIZE, DETOKENIZE) else f"/v1/{route}"
 
 
 def engine_routes(config: ModelConfig) -> tuple[str, ...]:
@@ -68,13 +76,18 @@ def model_ids(config: ModelConfig) -> list[str]:
     return [config.name, *(f"{config.name}:{adapter}" for adapter in adapters_of(config))]
 
 
-def model_object(id: str, created_s: int) -> dict[str, object]:
+def model_object(id: str, config: ModelConfig, created_s: int) -> dict[str, object]:
     """Return the object of a model, by its id and the Unix time from which it was served."""
-    return {"id": id, "object": "model", "created": created_s, "owned_by": OWNER}
+    known = config.parameters.get(MAX_MODEL_LEN, "")
+    length = {"max_model_len": int(known)} if known.isascii() and known.isdigit() else {}
+    return {"id": id, "object": "model", "created": created_s, "owned_by": OWNER, **length}
 
 
-def encode_models(ids: list[str], created_s: int) -> bytes:
-    return dump({"object": "list", "data": [model_object(each, created_s) for each in ids]})
+def models_list(configs: list[ModelConfig], created_s: int) -> dict[str, object]:
+    """Return the list of models: those of `configs` that have routes."""
+    served = [config for config in configs if routes_of(config)]
+    data = [model_object(each, config, created_s) for config in served for each in model_ids(config)]
+    return {"object": "list", "data": data}
 
 
 def _input_types(config: ModelConfig) -> dict[str, DataType | None]:

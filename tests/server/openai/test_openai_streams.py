@@ -293,6 +293,31 @@ async def test_what_a_request_lacks_is_refused_by_name_before_any_model_sees_it(
     assert not fake.tickets
 
 
+@on_loop
+async def test_routes_that_clients_probe() -> None:
+    fake = FakeEngine(models={"e": config(openai_routes="chat/completions", max_model_len="4096")}, hold=True)
+    client = connected(fake)
+
+    for path in ("/health", "/version", "/v1/models/e", "/v1/models/e/"):
+        client.send(request(path, method="GET"))
+    for path in ("/v1/chat/completions/", "/v1/messages", "/tokenize", "/v1/v1/chat/completions", "/chat/completions"):
+        client.send(request(path, body=BODY.replace(b"e:poet", b"e").replace(b"true", b"false")))
+        if fake.tickets:
+            fake.tickets.pop().answer(text(b"{}"))
+    health, version, model, same, chat, *refused = client.responses
+
+    assert [response.status for response in client.responses] == [200] * 5 + [400, 400, 404, 404]
+    assert json.loads(health.body) == {"status": "ok"}
+    assert json.loads(version.body)["version"]
+    assert json.loads(model.body)["max_model_len"] == 4096
+    assert same.body == model.body
+    assert chat.body == b"{}"
+    assert b"does not answer /v1/messages (hint: it answers /v1/chat/completions, /v1/responses)" in refused[0].body
+    assert b"does not answer /tokenize" in refused[1].body
+    assert b"ends with /v1 already: /v1/chat/completions" in refused[2].body
+    assert b"clients ends with /v1: /v1/chat/completions" in refused[3].body
+
+
 async def asked_responses(client: MemoryClient, fake: FakeEngine, content: str, **members: object) -> dict[str, Any]:
     """Return the response of an engine that answers with this content."""
     client.send(request("/v1/responses", body=json.dumps({"model": "e", **members}).encode()))

@@ -19,7 +19,7 @@ HOSTS_REMEMBERED_MAX = 64
 """Number of `Host` fields that are known to be allowed."""
 
 _REFUSED = 403
-_EXPOSED = b"Access-Control-Expose-Headers: Inference-Header-Content-Length\r\n"
+_EXPOSED = b"Access-Control-Expose-Headers: Inference-Header-Content-Length, X-Request-Id\r\n"
 
 
 def refuse_foreign(exchange: Exchange, method: bytes = b"POST") -> bool:

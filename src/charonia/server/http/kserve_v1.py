@@ -15,7 +15,7 @@ from charonia.server.http.limits import HttpLimits
 from charonia.server.http.routes import Route, RouteTarget, route_hint
 from charonia.server.single_response import SingleResponse
 from charonia.wire.json_text import dump
-from charonia.wire.openai_models import model_ids, model_object, routes_of
+from charonia.wire.openai_models import model_object, models_list, routes_of
 from charonia.wire.v1_predict import decode_predict, encode_predictions
 
 _log = logging.getLogger(__name__)
@@ -52,12 +52,11 @@ class KserveV1Handlers:
             names = list(dict.fromkeys(entry.name for entry in entries))
             document: dict[str, object] = {"models": names}
             if self._has_openai:
-                ids = list[str]()
+                configs = []
                 for name in names:
                     with suppress(ServingError):  # it has just been unloaded
-                        config = self._engine.model_config(name)
-                        ids += model_ids(config) if routes_of(config) else []
-                document |= {"object": "list", "data": [model_object(each, self._created_s) for each in ids]}
+                        configs.append(self._engine.model_config(name))
+                document |= models_list(configs, self._created_s)
             exchange.respond(200, [dump(document)])
 
         self._tasks.start(exchange, answer())
@@ -69,7 +68,7 @@ class KserveV1Handlers:
                 raise unavailable(f"model '{target.model}' is not ready")
             document: dict[str, object] = {"name": target.model, "ready": True}
             if self._has_openai and routes_of(config):
-                document |= model_object(target.model, self._created_s)
+                document |= model_object(target.model, config, self._created_s)
             exchange.respond(200, [dump(document)])
 
         self._tasks.start(exchange, answer())

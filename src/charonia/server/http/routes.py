@@ -20,6 +20,7 @@ from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.limits import JSON_SIZE
 from charonia.server.http.parser import Request
 from charonia.wire.http_status import REFUSED
+from charonia.wire.openai_answer import PATHS as OPENAI_PATHS
 from charonia.wire.orca import FORMAT_HEADER, load_header_line
 
 _log = logging.getLogger(__name__)
@@ -190,6 +191,8 @@ class Router:
             ServingError: NOT_FOUND for an unknown path, INVALID_ARG for one that is not UTF-8 or has a NUL character.
         """
         path = url.partition(b"?")[0]
+        if path.startswith(OPENAI_PATHS):  # whose clients join base URLs and paths in different ways
+            path = path.rstrip(b"/")
         if not path.startswith(b"/"):  # the form for proxies, http://host/path
             path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
         try:
@@ -302,6 +305,11 @@ _OWN = (
 _HINTS = tuple(
     (re.compile(pattern), hint)
     for pattern, hint in (
+        (r"/v1(/v1)(/.*)", "the base URL of the client ends with {0} already: {0}{1}"),
+        (
+            r"(/(?:chat/completions|completions|responses|embeddings))",
+            "the base URL of OpenAI's clients ends with /v1: /v1{0}",
+        ),
         (r"/v1/models/([^/:]+)(?:/versions/\d+)?(?::.*)?", _INFER),  # TensorFlow Serving and KServe v1
         (r"/(?:predictions|explanations)/([^/]+)(?:/.*)?", _INFER),  # TorchServe
         (r"/(?:predict|invocations|infer|generate)", _INFER),  # LitServe, BentoML, SageMaker, text-generation-inference

@@ -13,7 +13,7 @@ from charonia.core.tensor import Tensor
 from charonia.server.http.exchange import Exchange
 from charonia.server.openai.events import EventStream
 from charonia.server.single_response import SingleResponse
-from charonia.wire.openai_models import RESPONSES
+from charonia.wire.openai_models import MESSAGES, RESPONSES
 
 ROUTE_PARAMETER = "openai"
 """Request parameter with the route that was called."""
@@ -49,7 +49,7 @@ class StreamedAnswer:
     def __init__(self, stream: EventStream, route: str) -> None:
         self.exchange = stream.exchange
         self._stream = stream
-        self._last = (b"",) if route == RESPONSES else ()  # /v1/responses streams end with their own event
+        self._last = (b"",) if route in (MESSAGES, RESPONSES) else ()  # whose streams end with their own event
 
     def reply(self, outcome: Outcome, final: bool) -> None:
         """Take an outcome."""

@@ -13,7 +13,7 @@ from functools import partial
 from uuid import uuid4
 
 from charonia.config.model import ModelConfig
-from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import Ticket
 from charonia.core.statistics import TokenUsage
@@ -34,10 +34,10 @@ from charonia.wire.openai_models import (
     EMBEDDINGS,
     RESPONSES,
     ROUTES,
-    encode_models,
     engine_routes,
-    model_ids,
     model_object,
+    models_list,
+    path_of,
     routes_of,
 )
 from charonia.wire.openai_request import check_engine_request, decode_text_request
@@ -68,17 +68,26 @@ class OpenaiHandlers:
             Route("/v1/models/{model}", {b"GET": self._model, b"POST": _foreign}),
             Route("/v1/models/{model}/load", {b"POST": self._load}),
             Route("/v1/models/{model}/unload", {b"POST": self._unload}),
-            *(Route(f"/v1/{route}", {b"POST": self._handler(route)}) for route in ROUTES),
+            Route("/health", {b"GET": self._health}),
+            Route("/version", {b"GET": self._version}),
+            *(Route(path_of(route), {b"POST": self._handler(route)}) for route in ROUTES),
         ]
+
+    def _health(self, exchange: Exchange, target: RouteTarget) -> None:
+        if not self._engine.is_ready():
+            raise unavailable("the server is not ready")
+        exchange.respond(200, [dump({"status": "ok"})])
+
+    def _version(self, exchange: Exchange, target: RouteTarget) -> None:
+        exchange.respond(200, [dump({"version": self._engine.server_metadata().version})])
 
     def _models(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
-            ids: list[str] = []
+            configs = []
             for name in dict.fromkeys(entry.name for entry in await self._engine.repository_index(ready_only=True)):
                 with suppress(ServingError):  # requests could not reach it either
-                    config = self._engine.model_config(name)
-                    ids += model_ids(config) if routes_of(config) else []
-            exchange.respond(200, [encode_models(ids, self._created_s)])
+                    configs.append(self._engine.model_config(name))
+            exchange.respond(200, [dump(models_list(configs, self._created_s))])
 
         self._tasks.start(exchange, answer())
 
@@ -86,14 +95,15 @@ class OpenaiHandlers:
         config, _ = self._find(target.model)
         if not routes_of(config):
             raise not_found(f"model: '{target.model}' has no route of this API", hint=_WHICH)
-        exchange.respond(200, [dump(model_object(target.model, self._created_s))])
+        exchange.respond(200, [dump(model_object(target.model, config, self._created_s))])
 
     def _load(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             if await self._is_loaded(target.model):
                 raise invalid(f"Model '{target.model}' is already loaded")
             await self._engine.load_model(target.model)
-            exchange.respond(200, [dump(model_object(target.model, int(time.time())))])
+            config = self._engine.model_config(target.model)
+            exchange.respond(200, [dump(model_object(target.model, config, int(time.time())))])
 
         self._tasks.start(exchange, answer())
 
@@ -244,9 +254,9 @@ _WHICH = "language models have a BYTES input text_input and a BYTES output text_
 
 
 def _no_route(config: ModelConfig, route: str) -> ServingError:
-    offered = ", ".join(f"/v1/{each}" for each in routes_of(config))
+    offered = ", ".join(path_of(each) for each in routes_of(config))
     hint = f"it answers {offered}" if offered else _WHICH
-    return invalid(f"model: '{config.name}' does not answer /v1/{route}", hint=hint)
+    return invalid(f"model: '{config.name}' does not answer {path_of(route)}", hint=hint)
 
 
 async def _after(loaded: Awaitable[None], exchange: Exchange, ask: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import BackendSettings, ModelFiles
 from charonia.server.backends.vllm.backend import VllmBackend
-from charonia.server.backends.vllm.options import ROUTES, engine_options
+from charonia.server.backends.vllm.options import POOLING_ROUTES, ROUTES, engine_options
 from charonia.wire.openai_models import model_ids
 
 MODEL = '{"model": "m"}'
@@ -119,10 +119,10 @@ def test_a_configuration_is_completed_as_tritons(tmp_path: Path) -> None:
 def test_a_model_that_pools_has_the_route_of_embeddings(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.json").write_text('{"model": "m", "runner": "pooling"}')
-    assert completed(tmp_path, ModelConfig(name="lm")).parameters["openai_routes"] == "embeddings"
+    assert completed(tmp_path, ModelConfig(name="lm")).parameters["openai_routes"] == ",".join(POOLING_ROUTES)
     (tmp_path / "1" / "model.json").write_text(MODEL)
     found = completed(tmp_path, ModelConfig(name="lm", parameters={"runner": "pooling"}))
-    assert found.parameters["openai_routes"] == "embeddings"
+    assert found.parameters["openai_routes"] == ",".join(POOLING_ROUTES)
 
 
 def test_adapters_are_names_for_clients_of_openai(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from charonia.config.model import ModelConfig
+from charonia.config.parameters import MAX_MODEL_LEN
 from charonia.config.problems import Problem
 from charonia.server.backends.parameters import Kind, Param, Params
 from charonia.server.backends.python.backend import START_SECONDS
@@ -43,7 +44,7 @@ PARAMETERS = Params(
     *_each("reasoning_format", _one_of("none", "auto", "deepseek", "deepseek_legacy")),
     *_each("rope_scaling_type", _one_of("none", "linear", "yarn", "longrope")),
     *_each("split_mode", _one_of("none", "layer", "row")),
-    others=(START_SECONDS, ENVIRONMENT),
+    others=(MAX_MODEL_LEN, START_SECONDS, ENVIRONMENT),
 )
 
 

@@ -33,8 +33,12 @@ GPU_DEVICE_IDS = "GPU_DEVICE_IDS"
 VARIABLE = "VLLM_"
 """Model parameters whose names begin so are environment variables of vLLM."""
 
-ROUTES = ("chat/completions", "completions", "embeddings", "responses")
-"""OpenAI's routes that vLLM answers, as far as the model can."""
+_TOKENS = ("tokenize", "detokenize")
+ROUTES = ("chat/completions", "completions", "embeddings", "responses", "messages", *_TOKENS)
+"""Routes that vLLM answers, as far as the model can."""
+
+POOLING_ROUTES = ("embeddings", "rerank", "score", *_TOKENS)
+"""Routes of a model that generates no text."""
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
 
@@ -98,7 +102,7 @@ def enables_loras(arguments: Mapping[str, Any]) -> bool:
 
 def routes_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Return OpenAI's routes of a model with these arguments: one that pools generates no text."""
-    return ("embeddings",) if arguments.get("runner") == "pooling" else ROUTES
+    return POOLING_ROUTES if arguments.get("runner") == "pooling" else ROUTES
 
 
 def read_object(model: str, file: str, text: str) -> dict[str, Any]:

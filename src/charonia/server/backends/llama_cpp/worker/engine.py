@@ -6,6 +6,7 @@ work on its request.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,17 @@ import xllamacpp
 
 from .exchange import OK, ask
 from .openai_answers import AnswerForm
-from .openai_members import CHAT, COMPLETIONS, EMBEDDINGS, Abilities, MemberError, llama_request
+from .openai_members import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MESSAGES,
+    TOKENIZE,
+    Abilities,
+    MemberError,
+    llama_request,
+)
 from .sampling import completion_of
 from .several_choices import SeveralChoices, choices_count, streamed_request
 
@@ -35,10 +46,12 @@ SLOTS = 4
 BATCH_TOKENS = 512
 """Default of `n_batch`, llama.cpp's `n_ubatch`: between batches it looks after other requests, and those cancelled."""
 
-_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS)
+_TOKENS = (TOKENIZE, DETOKENIZE)
+_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, *_TOKENS)
 _DATA = b"data: "
 _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error":'
+_FAILED = b"event: error\ndata: "
 _NOTHING = b"data: null"
 _FIELD = re.compile(r"^Field '(\w+)': ")
 _LEAKED = re.compile(r"\[json\.exception\.[^]]*\] |Unable to generate parser.*parser generation failed: ")
@@ -71,6 +84,7 @@ class Engine:
         self._slots = asyncio.Semaphore(self._slots_count)
         self._server: Any = None
         self._abilities = Abilities()
+        self._context = 0
         self._problem = ""
 
     async def start(self) -> None:
@@ -83,6 +97,7 @@ class Engine:
             self._setup.die(f"llama.cpp cannot load '{os.path.basename(params.model.path)}': {error}")
         _, properties = await ask(self._path, "/props", b"")
         found = json.loads(properties)
+        self._context = found["default_generation_settings"]["n_ctx"]
         modalities = found.get("modalities", {})
         takes_tools = found["chat_template_caps"]["supports_tools"]
         self._abilities = Abilities(takes_tools, modalities.get("vision", False), modalities.get("audio", False))
@@ -96,8 +111,8 @@ class Engine:
         self._server = None
 
     async def answer(self, request: "LanguageRequest") -> None:
-        """Answer a request, when a slot is free."""
-        async with self._slots:
+        """Answer a request, when a slot is free if it needs one."""
+        async with contextlib.nullcontext() if request.route in _TOKENS else self._slots:
             try:
                 if request.route:
                     await self._answer_openai(request)
@@ -171,7 +186,7 @@ class Engine:
     async def _answer_openai(self, request: "LanguageRequest") -> None:
         if request.route not in _ROUTES:
             raise self._setup.invalid(f"llama.cpp has no route '{request.route}'")
-        if self._embeds != (request.route == "embeddings"):
+        if self._embeds != (request.route == EMBEDDINGS) and request.route not in _TOKENS:
             does = "gives embeddings only" if self._embeds else "gives no embeddings: its parameter embedding is false"
             raise self._setup.invalid(f"model '{self._setup.model_name}' {does}")
         try:
@@ -187,8 +202,11 @@ class Engine:
             asked = llama_request(request.route, body, self._abilities)
         except MemberError as error:
             raise self._setup.invalid(str(error)) from None
+        if request.route in _TOKENS:
+            await self._answer_tokens(request, asked)
+            return
         form = AnswerForm(request.route, self._setup.model_name, body)
-        if request.route != EMBEDDINGS and choices_count(asked) > 1:
+        if request.route in (CHAT, COMPLETIONS) and choices_count(asked) > 1:
             await self._answer_several(request, asked, form)
             return
         answer = _OpenAIAnswer(request, self._event, form)
@@ -198,6 +216,17 @@ class Engine:
             answer.finish()
         else:
             answer.send_document(await self._post(route, asked))
+
+    async def _answer_tokens(self, request: "LanguageRequest", body: dict[str, Any]) -> None:
+        answer = json.loads(await self._post(f"/{request.route}", body))
+        if request.route == DETOKENIZE:
+            answer["prompt"] = answer["content"]
+        else:
+            if body["with_pieces"]:
+                answer["token_strs"] = [token["piece"] for token in answer["tokens"]]
+                answer["tokens"] = [token["id"] for token in answer["tokens"]]
+            answer |= {"count": len(answer["tokens"]), "max_model_len": self._context}
+        request.send({"text_output": json.dumps(answer)}, final=True)
 
     async def _answer_several(self, request: "LanguageRequest", body: dict[str, Any], form: AnswerForm) -> None:
         choices = SeveralChoices(body)
@@ -290,11 +319,11 @@ class _OpenAIAnswer:
         """Hand on an event; those that have counts are held until it is known whether they are the last."""
         if event in (_DONE, _NOTHING):
             return
-        if event.startswith(_ERROR):
-            self._read(event)
+        if event.startswith((_ERROR, _FAILED)):
+            self._read(event[event.index(_DATA) :])
         self._flush()
         if b'"timings":{' in event or b'"usage":{' in event:
-            self._counted = json.loads(event[len(_DATA) :])
+            self._counted = _with_earlier(self._counted, json.loads(event[event.index(_DATA) + len(_DATA) :]))
             self._held.append(event)
         else:
             self._send(event)
@@ -302,7 +331,7 @@ class _OpenAIAnswer:
     def finish(self) -> None:
         """Send the last event with the usage."""
         last = self._held.pop() if self._held else None
-        outputs = {} if last is None else {"text_output": self._form.of(last[len(_DATA) :])}
+        outputs = {} if last is None else {"text_output": self._form.of(last.removeprefix(_DATA))}
         self._request.send(outputs, _usage(self._counted), final=True)
 
     def send_document(self, body: bytes) -> None:
@@ -314,7 +343,7 @@ class _OpenAIAnswer:
         self._held.clear()
 
     def _send(self, event: bytes) -> None:
-        self._request.send({"text_output": self._form.of(event[len(_DATA) :])})
+        self._request.send({"text_output": self._form.of(event.removeprefix(_DATA))})
 
 
 class _Logprobs:
@@ -356,11 +385,18 @@ def _usage(document: dict[str, Any]) -> dict[str, int]:
     if not usage:
         return _usage_of_timings(document)
     details = usage.get("prompt_tokens_details") or {}
+    cached = usage.get("cache_read_input_tokens", details.get("cached_tokens", 0))
     return {
-        "prompt_tokens": usage.get("prompt_tokens", 0),
-        "completion_tokens": usage.get("completion_tokens", 0),
-        "cached_tokens": details.get("cached_tokens", 0),
+        "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
+        "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
+        "cached_tokens": cached,
     }
+
+
+def _with_earlier(counted: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """Return an event with counts; the first and the last event of a message have a part of them each."""
+    first = document.get("message", document).get("usage") if "type" in document else None
+    return document if first is None else {"usage": {**counted.get("usage", {}), **first}}
 
 
 def _usage_of_timings(document: dict[str, Any]) -> dict[str, int]:
@@ -378,7 +414,7 @@ def _addresses(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for key, member in value.items():
             url = member.get("url") if isinstance(member, dict) else member
-            if key in ("image_url", "video_url", "audio_url") and isinstance(url, str):
+            if key in ("image_url", "video_url", "audio_url", "source") and isinstance(url, str):
                 if not url.startswith("data:"):
                     yield url
             else:

@@ -14,6 +14,9 @@ from .sampling import SEED_MAX
 CHAT = "chat/completions"
 COMPLETIONS = "completions"
 EMBEDDINGS = "embeddings"
+MESSAGES = "messages"
+TOKENIZE = "tokenize"
+DETOKENIZE = "detokenize"
 
 LOGPROBS_MAX = 20
 """Most tokens of which a request may have the probabilities at each place."""
@@ -72,7 +75,11 @@ def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict
             raise MemberError(f"{name}: llama.cpp does not support this member{near(name, known)}")
         if not known[name].fits(value):
             raise MemberError(f"{name}: expected {known[name].words}, got {json.dumps(value)[:100]}")
-    if route == EMBEDDINGS:
+    if route == TOKENIZE:
+        return _tokenize_request(request)
+    if route == MESSAGES and request.get("tools") and not model.tools:
+        raise MemberError(f"tools: {_NO_TOOLS}")
+    if route not in (CHAT, COMPLETIONS):
         return request
     options = request.get("stream_options", {})
     for name, value in options.items():
@@ -89,6 +96,17 @@ def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict
     _set_sampling(request)
     _set_grammar(route, request)
     return request
+
+
+def _tokenize_request(request: Mapping[str, Any]) -> dict[str, Any]:
+    given = [name for name in ("prompt", "content") if name in request]
+    if len(given) != 1:
+        raise MemberError("prompt: expected a string")
+    return {
+        "content": request[given[0]],
+        "add_special": request.get("add_special_tokens", request.get("add_special", True)),
+        "with_pieces": request.get("return_token_strs", request.get("with_pieces", False)),
+    }
 
 
 def _check_parts(messages: Iterable[Any], model: Abilities) -> None:
@@ -301,6 +319,31 @@ MEMBERS: Mapping[str, Mapping[str, Expected]] = {
         "input": _ANY,
         "encoding_format": Expected("float or base64", lambda value: value in ("float", "base64")),
         "embd_normalize": _integer(-1),
+    },
+    MESSAGES: {
+        "model": _TEXT,
+        "messages": Expected("an array", lambda value: isinstance(value, list)),
+        "system": Expected("a string or an array", lambda value: isinstance(value, str | list)),
+        "max_tokens": _integer(1),
+        "temperature": _number(0, 1),
+        "top_p": _number(0, 1),
+        "top_k": _integer(0),
+        "stop_sequences": _TEXTS,
+        "stream": _FLAG,
+        "tools": Expected("an array", lambda value: isinstance(value, list)),
+        "tool_choice": _OBJECT,
+        "metadata": _ANY,
+        "thinking": Expected("an object of type disabled", lambda value: value == {"type": "disabled"}),
+    },
+    TOKENIZE: {
+        **dict.fromkeys(("model", "prompt", "content"), _TEXT),
+        **dict.fromkeys(("add_special", "add_special_tokens", "with_pieces", "return_token_strs"), _FLAG),
+    },
+    DETOKENIZE: {
+        "model": _TEXT,
+        "tokens": Expected(
+            "an array of ids", lambda value: isinstance(value, list) and all(type(i) is int for i in value)
+        ),
     },
 }
 """Every member of each route."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _DONE = b"data: [DONE]"
 _EVENT_END = b"\n\n"
+_AT_ROOT = ("tokenize", "detokenize")
 
 
 class Application:
@@ -33,7 +34,7 @@ class Application:
             body: Its JSON document.
             error: Makes the exception that refuses it, of message and code.
         """
-        path = f"/v1/{request.route}"
+        path = f"/{request.route}" if request.route in _AT_ROOT else f"/v1/{request.route}"
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
